@@ -1,0 +1,32 @@
+"""Bestiary's library: language models with standard names and values, found by asking the built model.
+
+    from explorer import load
+
+    model = load("specimen:qwen3_next")
+    with model.trace("In the beginning"):
+        logits = model.layers[1].mlp.router_logits.save()
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+#: Public names and the module each comes from; imported on first use, so that
+#: the vocabulary can be read without torch.
+_PUBLIC = {
+    "load": "explorer.loading",
+    "Edit": "explorer.edits",
+    "ablate_expert": "explorer.edits",
+    "zero_head": "explorer.edits",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,24 @@
+"""The engine, imported in the one order that works.
+
+nnsight puts ``.save`` on ``object``; anyio's sockets module loads lazily and
+fails to build its types after that, so it is touched first. Every module of
+ours that needs nnsight, or a transformers modeling module, imports this one first.
+"""
+
+from __future__ import annotations
+
+import anyio
+
+anyio.connect_tcp  # noqa: B018  loads anyio's sockets module before nnsight changes object
+
+import nnsight  # noqa: E402
+from nnsight.intervention.envoy import Envoy  # noqa: E402
+from nnsight.intervention.eproperty import WriteBack, eproperty  # noqa: E402
+from nnsight.intervention.interleaver import Mediator, OutOfOrderError  # noqa: E402
+from nnsight.intervention.source import STATE, SourceNotAvailable, instrument  # noqa: E402
+from nnsight.modeling.transformers import TransformersModel  # noqa: E402
+
+__all__ = [
+    "Envoy", "Mediator", "OutOfOrderError", "STATE", "SourceNotAvailable", "TransformersModel",
+    "WriteBack", "eproperty", "instrument", "nnsight",
+]

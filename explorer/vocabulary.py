@@ -1,0 +1,225 @@
+"""The standard values, their layouts and their hosts, as data.
+
+Everything that names a value (the adapters, the printout, the pages, the app)
+reads this module; it imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The axes of a value, in order, by name.
+
+    ``axes`` are the names the sizes of the host answer to; ``batch``, ``seq``,
+    ``query`` and ``key`` come from the call.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    meaning: str
+
+    def __str__(self) -> str:
+        return f"{self.name} [{' '.join(self.axes)}]"
+
+
+@dataclass(frozen=True)
+class Value:
+    """One standard value on one host.
+
+    ``written`` is True where an assignment and an in-place edit reach the model;
+    ``derived`` marks a value computed from others, which is read-only.
+    ``optional`` marks a tensor that may be None.
+    """
+
+    host: str
+    name: str
+    layout: str
+    meaning: str
+    written: bool = True
+    derived: bool = False
+    optional: bool = False
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return LAYOUTS[self.layout].axes
+
+    @property
+    def typed(self) -> str:
+        """The layout as the printout shows it: name, optional mark, axes."""
+        mark = " | None" if self.optional else ""
+        return f"{self.layout}{mark} [{' '.join(self.axes)}]"
+
+
+#: Axes whose length comes from the call, not from the model.
+CALL_AXES = ("batch", "seq", "query", "key")
+
+
+def _layouts(*rows: tuple[str, str, str]) -> dict[str, Layout]:
+    return {name: Layout(name, tuple(axes.split()), meaning) for name, axes, meaning in rows}
+
+
+LAYOUTS: dict[str, Layout] = _layouts(
+    ("Residual", "batch seq hidden_size", "one vector per token, as wide as the stream"),
+    ("Logits", "batch seq vocab_size", "one score per vocabulary entry and position"),
+    ("NextTokenProbs", "batch vocab_size", "one distribution over the vocabulary per row"),
+    ("Tokens", "batch seq", "one integer per position"),
+    ("Size", "batch seq", "two integers, the shape of the call"),
+    ("Queries", "batch num_heads seq qk_head_dim", "one query per head and token"),
+    ("Keys", "batch num_kv_heads seq qk_head_dim", "one key per key/value head and token"),
+    ("Values", "batch num_kv_heads seq head_dim", "one value per key/value head and token"),
+    ("Pattern", "batch num_heads query key", "one number per head, reading position and read position"),
+    ("HeadOutputs", "batch seq num_heads head_dim", "one vector per token and head"),
+    ("Sinks", "num_heads", "one learned logit per head"),
+    ("LinearQK", "batch seq heads key_dim", "one key-sized vector per token and recurrent head"),
+    ("LinearV", "batch seq heads value_dim", "one value-sized vector per token and recurrent head"),
+    ("Gates", "batch seq heads", "one number per token and recurrent head"),
+    ("State", "batch heads key_dim value_dim", "one matrix per recurrent head"),
+    ("States", "batch seq heads key_dim value_dim", "one matrix per token and recurrent head"),
+    ("StatePattern", "batch heads query key", "one number per recurrent head, reading position and read position"),
+    ("Channels", "batch seq channels", "what a short convolution reads, one vector per token"),
+    ("Neurons", "batch seq intermediate_size", "one number per hidden unit of the MLP"),
+    ("RouterLogits", "batch seq num_experts", "one number per token and expert"),
+    ("ExpertWeights", "batch seq top_k", "one multiplier per token and routing slot"),
+    ("ExpertIndices", "batch seq top_k", "one expert number per token and routing slot"),
+    ("ExpertOutputs", "batch seq top_k hidden_size", "one stream-sized vector per token and routing slot"),
+    ("RouterMargin", "batch seq", "one number per token"),
+)
+
+
+@dataclass(frozen=True)
+class Host:
+    """A place values hang on: how pages write it and what it is."""
+
+    name: str
+    path: str
+    meaning: str
+
+
+HOSTS: dict[str, Host] = {
+    host.name: host
+    for host in (
+        Host("model", "model", "the whole model"),
+        Host("layers", "model.layers[i]", "one block of the stack"),
+        Host("linear_attn", "model.layers[i].linear_attn", "a recurrent mixer: gated DeltaNet and its kin"),
+        Host("self_attn", "model.layers[i].self_attn", "softmax attention"),
+        Host("mlp", "model.layers[i].mlp", "the MLP, dense or a mixture of experts"),
+        Host("shared_experts", "model.layers[i].mlp.shared_experts", "the expert every token runs through"),
+    )
+}
+
+
+def _values(host: str, *rows: tuple) -> tuple[Value, ...]:
+    return tuple(
+        Value(host, name, layout, meaning, **(flags[0] if flags else {}))
+        for name, layout, meaning, *flags in rows
+    )
+
+
+_READ_ONLY = {"written": False}
+_DERIVED = {"written": False, "derived": True}
+
+VALUES: tuple[Value, ...] = (
+    *_values(
+        "model",
+        ("logits", "Logits", "what the model returns, after any cap or scale past the head"),
+        ("token_embeddings", "Residual", "the embedding module's output, before anything added or scaled after it"),
+        ("final_norm_output", "Residual", "the stream after the final norm, which the head reads"),
+        ("lm_head_output", "Logits", "the head's output, before any cap or scale"),
+        ("next_token_probs", "NextTokenProbs", "softmax of the last position's logits", _DERIVED),
+        ("input_ids", "Tokens", "the token ids the call got; the model runs on what is written here"),
+        ("attention_mask", "Tokens", "the mask the call got, zero on padding", {"optional": True}),
+        ("input_size", "Size", "batch and sequence length of the call", _DERIVED),
+    ),
+    *_values(
+        "layers",
+        ("layer_input", "Residual", "the stream entering the block"),
+        ("attention_norm_output", "Residual", "what the first sublayer's norm hands on"),
+        ("layer_mid", "Residual", "the stream between the two sublayers"),
+        ("mlp_norm_output", "Residual", "what the second sublayer's norm hands on"),
+        ("mlp_input", "Residual", "what the MLP is called with"),
+        ("layer_output", "Residual", "the stream leaving the block, one tensor even where the block returns a tuple"),
+    ),
+    *_values(
+        "linear_attn",
+        ("conv_input", "Channels", "what the short convolution reads: queries, keys and values side by side"),
+        ("attention_queries", "LinearQK",
+         "the kernel's queries: after convolution and activation, before its l2 norm and scale, one per value head"),
+        ("attention_keys", "LinearQK",
+         "the kernel's keys: after convolution and activation, before its l2 norm, one per value head"),
+        ("attention_values", "LinearV", "the kernel's values"),
+        ("decays", "Gates", "log decay of the state at each token, float32, at most 0"),
+        ("betas", "Gates", "write strength of each token into the state"),
+        ("state_input", "State", "the recurrent state entering the call, None on a fresh prompt", {"optional": True}),
+        ("attention_head_outputs", "LinearV", "read-out of each head, before the gated norm and the projection"),
+        ("state_output", "State", "the recurrent state leaving the call"),
+        ("state", "State", "the state after one token; iterate it with tracer.iter", _DERIVED),
+        ("states", "States", "the state after every token of the call", _DERIVED),
+        ("state_attention", "StatePattern",
+         "the exact implied attention: the matrix M with head outputs = M · values on a fresh prompt", _DERIVED),
+        ("attention_output", "Residual", "the addend: what the mixer adds to the stream"),
+    ),
+    *_values(
+        "self_attn",
+        ("attention_queries", "Queries", "queries as the scores use them, after any norm, rotary and scale"),
+        ("attention_keys", "Keys", "keys before they are repeated for grouped queries"),
+        ("attention_values", "Values", "values before they are repeated for grouped queries"),
+        ("attention_scores", "Pattern", "masked scores entering the softmax"),
+        ("attention_probabilities", "Pattern", "the weights really multiplied with the values"),
+        ("attention_head_outputs", "HeadOutputs", "one mixed vector per head, before any gate and the output projection"),
+        ("head_gate", "HeadOutputs", "the multiplicative gate on the heads' outputs"),
+        ("attention_sinks", "Sinks", "learned sink logits of the heads"),
+        ("attention_premix", "HeadOutputs", "what the output projection takes, split into heads"),
+        ("attention_output", "Residual", "the addend: what the attention adds to the stream"),
+    ),
+    *_values(
+        "mlp",
+        ("mlp_activation", "Neurons", "the activation function's output"),
+        ("mlp_neurons", "Neurons", "what the down projection receives"),
+        ("router_logits", "RouterLogits", "the router's raw projection, before scoring"),
+        ("router_scores", "RouterLogits", "the scores the choice is made on, as the family computes them"),
+        ("router_margin", "RouterMargin", "score of the last chosen expert minus that of the first rejected one", _DERIVED),
+        ("expert_weights", "ExpertWeights", "the final multiplier of each routing slot"),
+        ("expert_indices", "ExpertIndices", "the expert of each routing slot"),
+        ("expert_outputs", "ExpertOutputs", "each slot's weighted output; the slots sum to routed_output"),
+        ("routed_output", "Residual", "the sum of the routed experts"),
+        ("shared_expert_output", "Residual", "what the shared expert adds, its gate included"),
+        ("mlp_output", "Residual", "the addend: what the MLP adds to the stream"),
+    ),
+    *_values(
+        "shared_experts",
+        ("mlp_activation", "Neurons", "the activation function's output in the shared expert"),
+        ("mlp_neurons", "Neurons", "what the shared expert's down projection receives"),
+        ("mlp_output", "Residual", "the shared expert's output, before the gate on it"),
+    ),
+)
+
+BY_HOST: dict[str, dict[str, Value]] = {host: {} for host in HOSTS}
+for _value in VALUES:
+    BY_HOST[_value.host][_value.name] = _value
+
+#: Every value name, whichever host it is on.
+NAMES: tuple[str, ...] = tuple(dict.fromkeys(value.name for value in VALUES))
+
+
+class UnknownValue(ValueError):
+    """A value name the vocabulary does not have."""
+
+
+def lookup(name: str) -> tuple[Value, ...]:
+    """The values ``name`` means: ``"router_logits"`` or, for one host, ``"mlp.router_logits"``.
+
+    Raises UnknownValue, offering the nearest names, when there is none.
+    """
+    host, _, bare = name.rpartition(".")
+    found = tuple(v for v in VALUES if v.name == bare and (not host or v.host == host))
+    if found:
+        return found
+    if host and host not in HOSTS:
+        raise UnknownValue(f"There is no host {host!r}; the hosts are {', '.join(HOSTS)}.")
+    near = difflib.get_close_matches(bare, NAMES, n=3, cutoff=0.5)
+    hint = f"the nearest are {', '.join(near)}" if near else "the values page lists every name"
+    raise UnknownValue(f"There is no value {name!r}; {hint}.")
