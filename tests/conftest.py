@@ -1,0 +1,13 @@
+"""What every test shares: no network, two threads at most, and the browser fixtures."""
+
+from __future__ import annotations
+
+import os
+
+# Before anything imports a library that reads them.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("PYTHONUNBUFFERED", "1")
+
+from tests.browser import chromium, serve, visit  # noqa: E402,F401  fixtures, found by name
