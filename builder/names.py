@@ -106,7 +106,7 @@ def _own_names() -> set[str]:
     names = {*vocabulary.NAMES, *vocabulary.HOSTS, *keyword.kwlist, *dir(builtins)}
     for layout in vocabulary.LAYOUTS.values():
         names.update(layout.axes)
-    for owner in (torch, torch.Tensor, torch.nn.functional):
+    for owner in (torch, torch.Tensor, torch.nn.functional, torch.testing):
         names.update(dir(owner))
     for name, module in list(sys.modules.items()):
         if name == "explorer" or name.startswith("explorer."):

@@ -10,8 +10,8 @@ that the prose may use, see below). A fence's first line says what happens to it
     ```text                  shown only (any other language too)
 
 The executed blocks of one file run in order in one namespace. A family's notes find
-there ``model`` (the family's specimen, loaded), ``prompt`` (an English sentence that
-it can read), ``torch`` and ``load``; everything else they define themselves. A block
+there ``model`` (the family's specimen, loaded), ``prompt`` (the specimen's own English
+sentence), ``torch`` and ``load``; everything else they define themselves. A block
 that raises, and an assertion that fails, is a `SnippetError` naming file and line.
 
 Names are checked as well as code. ``{value:mlp.router_logits}`` must be a standard
@@ -118,17 +118,17 @@ def run_notes(path: Path | str, namespace: Mapping[str, Any]) -> list[Block]:
 
 
 def family_namespace(family: str) -> dict[str, Any]:
-    """What the notes of ``family`` find: its specimen loaded, a prompt, ``torch`` and ``load``."""
+    """What the notes of ``family`` find: its specimen loaded, its prompt, ``torch`` and ``load``.
+
+    Raises UnknownFamily for a family without a specimen.
+    """
     import torch
 
     from explorer import load
+    from explorer.specimens.recipes import recipe
 
-    model = load(f"specimen:{family}")
-    return {"model": model, "prompt": PROMPT, "torch": torch, "load": load}
-
-
-#: The sentence notes are run on: long enough to spread over the experts, short enough to be quick.
-PROMPT = "In the beginning was the word, and the word was read by a small model of its own kind."
+    prompt = recipe(family).prompt
+    return {"model": load(f"specimen:{family}"), "prompt": prompt, "torch": torch, "load": load}
 
 
 def _front_matter(path: Path, lines: list[str]) -> tuple[dict[str, str], int]:
