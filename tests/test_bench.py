@@ -1,0 +1,56 @@
+"""The measurements: they run, they are what they say, and one that fails is named."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from builder import bench, timing
+from builder.weights import gguf_path
+
+
+def figure(**changes):
+    return bench.Figure(**{"section": "facts", "name": "facts of x", "value": 1.5, "unit": "x", "aim": 2.0, "detail": "why"} | changes)
+
+
+def test_a_ratio_is_of_medians():
+    ratio = timing.against(lambda: time.sleep(0.02), lambda: time.sleep(0.01), repeats=3)
+    assert ratio.repeats == 3 and ratio.ours >= 0.02 and ratio.theirs >= 0.01
+    assert ratio.value == ratio.ours / ratio.theirs
+
+
+def test_peak_memory_sees_what_is_gone_again():
+    size = 64 * 1024 * 1024
+    assert timing.peak_above_start(lambda: len(bytearray(b"\1") * size)) > size * 0.8
+
+
+def test_the_sampled_peak_agrees_with_the_kernels():
+    size = 64 * 1024 * 1024
+    start = timing.resident()
+    assert timing._sampled(lambda: (bytearray(b"\1") * size, time.sleep(0.05))) - start > size * 0.8
+
+
+def test_the_table_says_whether_an_aim_is_met():
+    text = bench.table([figure(), figure(name="slow", value=3.0), figure(name="free", aim=None, unit="MB", value=120)])
+    assert [line.split()[-1] for line in text.splitlines() if "<=" in line] == ["met", "missed"]
+    assert "120 MB" in text and text.count("why") == 3
+
+
+def test_a_section_that_fails_is_named_and_leaves_the_others(monkeypatch):
+    def broken(settings):
+        yield figure()
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(bench, "SECTIONS", {"broken": broken, "fine": lambda settings: iter([figure(name="other")])})
+    figures, failed = bench.measure(["broken", "fine"], bench.Settings(), lambda text: None)
+    assert [f.name for f in figures] == ["facts of x", "other"] and failed == {"broken": "RuntimeError: no luck"}
+
+
+def test_an_unknown_family_is_refused(capsys):
+    assert bench.main(["--family", "qwen9"]) == 2
+    assert "qwen9" in capsys.readouterr().err
+
+
+def test_the_real_weights_are_found():
+    assert gguf_path() is not None and gguf_path().stat().st_size > 50_000_000
