@@ -1,0 +1,1 @@
+"""Finding where a built model computes each standard value, by following its data."""

@@ -1,0 +1,195 @@
+"""Discovery: run a shape-only twin of a model once and say where each of its standard values is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from explorer import vocabulary
+from explorer.finding.block import BlockFinds, CannotFollow, Sublayer, find_block
+from explorer.finding.flow import recorded
+from explorer.finding.spots import Finds
+from explorer.finding.structure import Frame, frame, kinds
+from explorer.places import Place
+
+#: Lengths tried for the probe's batch and sequence, so that no size of the model equals one of them.
+_LENGTHS = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+
+#: Values of the mixture that go with the recurrent kernel's one call.
+DERIVED_FROM = {
+    "state": "state_output",
+    "states": "state_output",
+    "state_attention": "attention_head_outputs",
+    "router_margin": "router_scores",
+}
+
+ABSENT = {
+    "self_attn": "this block is a recurrent mixer (linear_attn): it has no softmax attention",
+    "linear_attn": "this block is softmax attention (self_attn): it has no recurrent state",
+    "shared_experts": "this block's MLP has no shared expert",
+    "mlp": "this block has no MLP",
+}
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host of one kind of block: its module (relative to the block), sizes, and its values.
+
+    ``places`` holds one place per way the forward can reach the value (a prompt,
+    a decoding step); ``missing`` one sentence for each value that is not there.
+    """
+
+    name: str
+    module: str
+    sizes: dict[str, int]
+    places: dict[str, tuple[Place, ...]]
+    missing: dict[str, str]
+    traits: dict
+
+
+@dataclass(frozen=True)
+class Block:
+    """One kind of block: the blocks that are so, their hosts, what they add, and the order of reading."""
+
+    layers: tuple[int, ...]
+    hosts: dict[str, Host]
+    sublayers: tuple[Sublayer, ...]
+    order: tuple[tuple[str, str], ...]
+    unplaced: tuple[str, ...] = ()
+
+
+@dataclass
+class Anatomy:
+    """What discovery found out about a model."""
+
+    frame: Frame
+    norm: str
+    blocks: list[Block]
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    def block(self, layer: int) -> Block:
+        return next(block for block in self.blocks if layer in block.layers)
+
+
+def discover(twin: torch.nn.Module) -> Anatomy:
+    """Find the standard values of ``twin``, a model of its own on the meta device in bfloat16.
+
+    The twin is shortened to the blocks that differ; it must not be used for anything else.
+    """
+    base = frame(twin)
+    blocks = twin.get_submodule(base.blocks)
+    groups = kinds(blocks)
+    depth = max(group[0] for group in groups) + 1
+    _shorten(twin, base.blocks, depth)
+    paths = [f"{base.blocks}.{group[0]}" for group in groups]
+    batch, seq = _lengths(twin)
+    ids = torch.zeros(batch, seq, dtype=torch.long, device="meta")
+    with torch.no_grad():
+        with recorded(twin, paths) as prompt:
+            out = twin(ids, use_cache=True)
+        first = [find_block(prompt, path) for path in paths]
+        norm = _final_norm(twin, base)
+        second: list[BlockFinds | None] = [None] * len(paths)
+        if any("linear_attn" in finds.hosts for finds in first):
+            with recorded(twin, paths) as step:
+                twin(ids[:, :1], past_key_values=out.past_key_values, use_cache=True)
+            second = [find_block(step, path) for path in paths]
+    sizes = {"batch": batch, "seq": seq}
+    return Anatomy(base, norm, [
+        _block(group, path, a, b, sizes) for group, path, a, b in zip(groups, paths, first, second)
+    ])
+
+
+def _shorten(twin: torch.nn.Module, path: str, depth: int) -> None:
+    owner, _, name = path.rpartition(".")
+    setattr(twin.get_submodule(owner), name, twin.get_submodule(path)[:depth])
+
+
+def _lengths(model: torch.nn.Module) -> tuple[int, int]:
+    """A batch and a sequence length that no dimension of the model's parameters equals, alone or multiplied."""
+    taken = {extent for parameter in model.parameters() for extent in parameter.shape}
+    config = model.config.get_text_config()
+    taken |= {value for value in config.to_dict().values() if isinstance(value, int)}
+    free = [n for n in _LENGTHS if n not in taken]
+    return next((b, s) for b in free for s in free if s > b and b * s not in taken)
+
+
+def _final_norm(twin: torch.nn.Module, base: Frame) -> str:
+    """The norm next to the block list: the last module of the decoder that is not the list itself."""
+    owner = base.blocks.rpartition(".")[0]
+    siblings = [name for name, module in twin.get_submodule(owner).named_children()
+                if not isinstance(module, torch.nn.ModuleList) and any(True for _ in module.parameters())]
+    names = [f"{owner}.{name}" for name in siblings if f"{owner}.{name}" != base.embedding]
+    widths = [n for n in names if all(p.dim() == 1 for p in twin.get_submodule(n).parameters())]
+    return widths[-1]
+
+
+def _block(layers: tuple[int, ...], path: str, prompt: BlockFinds, step: BlockFinds | None, call: dict[str, int]) -> Block:
+    hosts = {}
+    order: list[tuple[int, str, str]] = []
+    for name, finds in prompt.hosts.items():
+        again = step.hosts.get(name) if step is not None else None
+        hosts[name] = _host(name, path, finds, again, call)
+        order += [(spot.when, name, value) for value, spot in finds.spots.items() if value in hosts[name].places]
+    for name in vocabulary.HOSTS:
+        if name != "model" and name not in hosts:
+            missing = dict.fromkeys(vocabulary.BY_HOST[name], ABSENT[name])
+            hosts[name] = Host(name, "", {}, {}, missing, {})
+    return Block(layers, hosts, tuple(prompt.sublayers), tuple((h, v) for _, h, v in sorted(order)), tuple(prompt.unplaced))
+
+
+def _host(name: str, path: str, finds: Finds, again: Finds | None, call: dict[str, int]) -> Host:
+    sizes = {**call, **finds.sizes}
+    places: dict[str, tuple[Place, ...]] = {}
+    missing = dict(finds.missing)
+    for value in vocabulary.BY_HOST[name].values():
+        if value.derived:
+            continue
+        spot = finds.spots.get(value.name)
+        place = spot.place(value.axes, sizes) if spot is not None else None
+        if place is None:
+            missing.setdefault(value.name, "it was found, but its axes are not the layout's" if spot else "nothing was found that plays this part")
+            continue
+        found = [place]
+        if again is not None and (other := again.spots.get(value.name)) is not None:
+            found.append(Place(other.call.module, other.side, other.element, place.arrangement, other.says, other.call.labels, place.repeat))
+        unique = {(p.point, p.element): _relative(p, path) for p in found}
+        places[value.name] = tuple(unique.values())
+    for derived, source in DERIVED_FROM.items():
+        if derived in vocabulary.BY_HOST[name] and source not in places:
+            missing[derived] = missing.get(source, ABSENT.get(name, ""))
+    lengths = ("query", "key")
+    own = {axis: extent for axis, extent in finds.sizes.items() if axis not in lengths}
+    return Host(name, finds.module.removeprefix(path).lstrip("."), own, places, missing, _relative_traits(finds.traits, path))
+
+
+def _relative(place: Place, path: str) -> Place:
+    """The place with its module named from the block, so that one finding serves every equal block."""
+    return replace(place, module=place.module.removeprefix(path).lstrip("."))
+
+
+def _relative_traits(traits: dict, path: str) -> dict:
+    return {k: v.removeprefix(path).lstrip(".") if isinstance(v, str) else v for k, v in traits.items()}
+
+
+def twin_of(config, attn_implementation: str, experts_implementation: str | None) -> torch.nn.Module:
+    """A model of ``config`` on the meta device in bfloat16, to be run for its shapes only."""
+    from transformers import AutoModelForCausalLM
+
+    config = copy.deepcopy(config)
+    with torch.device("meta"):
+        twin = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=attn_implementation)
+    if experts_implementation is not None:
+        twin.set_experts_implementation(experts_implementation)
+    return twin.eval()
+
+
+def rows(block: Block) -> Iterable[tuple[Host, vocabulary.Value]]:
+    """Every value the vocabulary has, on this kind of block."""
+    for host in block.hosts.values():
+        for value in vocabulary.BY_HOST[host.name].values():
+            yield host, value

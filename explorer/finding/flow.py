@@ -1,0 +1,270 @@
+"""One forward of a model, recorded: every tensor operation and every call that led to it.
+
+Two views of the same run are kept side by side. *Operations* are what the
+dispatcher ran, with the tensors they read and made: the data's own history.
+*Calls* are the modules and the function calls in the modeling code, each
+spanning a range of operations: the places where a value can be handed over.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from explorer.engine import SourceNotAvailable, bind, instrument
+
+#: Operations that hand their one tensor on with the same numbers, perhaps laid out differently.
+PASSING = frozenset(
+    "view _unsafe_view reshape clone contiguous _to_copy to transpose permute t unsqueeze squeeze expand "
+    "slice alias detach lift_fresh".split()
+)
+
+#: Code whose calls are not worth following: bookkeeping, not the forward's arithmetic.
+NOT_FOLLOWED = ("transformers.cache_utils", "transformers.masking_utils", "transformers.utils")
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation the dispatcher ran: its name and the ids of the tensors it read and made."""
+
+    name: str
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+
+
+@dataclass
+class Call:
+    """One call in the modeling code: a module, a function, or an assignment (``fn`` is None).
+
+    ``labels`` lead to it inside the module's forward, outermost first, and are
+    empty for the module itself. ``start`` and ``stop`` bound the operations it
+    ran; ``began`` and ``ended`` order it among all calls.
+    """
+
+    module: str
+    labels: tuple[str, ...]
+    fn: Any
+    args: tuple
+    kwargs: dict
+    start: int
+    output: Any = None
+    stop: int = 0
+    parent: "Call | None" = None
+    began: int = 0
+    ended: int = 0
+
+    @property
+    def name(self) -> str:
+        return getattr(self.fn, "__name__", type(self.fn).__name__) if self.fn is not None else self.labels[-1]
+
+    def arguments(self) -> Iterator[tuple[int | str, Any]]:
+        """Every argument with its position or keyword."""
+        yield from enumerate(self.args)
+        yield from self.kwargs.items()
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in a nest of tuples, lists and dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors(item)
+
+
+@dataclass
+class Flow:
+    """The recorded run. Tensors are kept, so that an id always names one tensor."""
+
+    ops: list[Op] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    tensors: dict[int, torch.Tensor] = field(default_factory=dict)
+    makers: dict[int, list[int]] = field(default_factory=dict)
+    readers: dict[int, list[int]] = field(default_factory=dict)
+
+    def add(self, name: str, reads: Iterable[torch.Tensor], makes: Iterable[torch.Tensor]) -> None:
+        reads, makes = tuple(reads), tuple(makes)
+        index = len(self.ops)
+        self.ops.append(Op(name, tuple(map(id, reads)), tuple(map(id, makes))))
+        for tensor in reads:
+            self.tensors[id(tensor)] = tensor
+            self.readers.setdefault(id(tensor), []).append(index)
+        for tensor in makes:
+            self.tensors[id(tensor)] = tensor
+            self.makers.setdefault(id(tensor), []).append(index)
+
+    def maker(self, key: int, before: int | None = None) -> int | None:
+        """The last operation that made (or changed in place) tensor ``key``, before an operation."""
+        made = [i for i in self.makers.get(key, ()) if before is None or i < before]
+        return made[-1] if made else None
+
+    def back(self, key: int, before: int | None = None) -> list[int]:
+        """Tensor ``key`` and what it is a copy or view of, nearest first."""
+        chain = [key]
+        while (index := self.maker(key, before)) is not None and self.ops[index].name in PASSING:
+            key, before = self.ops[index].reads[0], index
+            chain.append(key)
+        return chain
+
+    def onward(self, key: int) -> set[int]:
+        """Tensor ``key`` and every copy or view made of it."""
+        found, todo = {key}, [key]
+        while todo:
+            for index in self.readers.get(todo.pop(), ()):
+                if self.ops[index].name in PASSING:
+                    new = [made for made in self.ops[index].makes if made not in found]
+                    found.update(new)
+                    todo.extend(new)
+        return found
+
+    def indices(self, call: Call, name: str) -> list[int]:
+        """The operations called ``name`` that ran within ``call``."""
+        return [i for i in range(call.start, call.stop) if self.ops[i].name == name]
+
+    def module(self, path: str) -> Call | None:
+        """The call of the module at ``path``, or None when it did not run exactly once."""
+        found = [c for c in self.calls if c.module == path and not c.labels]
+        return found[0] if len(found) == 1 else None
+
+    def inside(self, call: Call) -> list[Call]:
+        """Calls made while ``call`` ran, that ran once, so that their label names one moment."""
+        within = [c for c in self.calls if c is not call and call.start <= c.start and c.stop <= call.stop and _below(c, call)]
+        counts: dict[tuple, int] = {}
+        for c in within:
+            counts[c.module, c.labels] = counts.get((c.module, c.labels), 0) + 1
+        return [c for c in within if counts[c.module, c.labels] == 1]
+
+
+def _below(call: Call, ancestor: Call) -> bool:
+    while (call := call.parent) is not None:
+        if call is ancestor:
+            return True
+    return False
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self, flow: Flow) -> None:
+        super().__init__()
+        self.flow = flow
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.flow.add(func._schema.name.split("::")[-1], tensors((args, kwargs or {})), tensors(out))
+        return out
+
+
+def _followed(fn: Any) -> bool:
+    """Whether a call's own operations are worth seeing: a Python function of the modeling code."""
+    inner = inspect.unwrap(fn) if callable(fn) else fn
+    home = getattr(inner, "__module__", None) or ""
+    return (
+        isinstance(fn, (types.FunctionType, types.MethodType))
+        and home.startswith("transformers.")
+        and not home.startswith(NOT_FOLLOWED)
+    )
+
+
+class _Calls:
+    """Rewrites the forwards of the recorded modules so that each call reports itself."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.current: Call | None = None
+        self.clock = 0
+
+    def tick(self) -> int:
+        self.clock += 1
+        return self.clock
+
+    def run(self, call: Call, fn: Callable) -> Any:
+        call.parent, self.current = self.current, call
+        self.flow.calls.append(call)
+        call.began = self.tick()
+        try:
+            call.output = fn(*call.args, **call.kwargs)
+        finally:
+            self.current = call.parent
+        call.stop, call.ended = len(self.flow.ops), self.tick()
+        for tensor in tensors((call.args, call.kwargs, call.output)):
+            self.flow.tensors[id(tensor)] = tensor
+        return call.output
+
+    def op(self, module: str, labels: tuple[str, ...]) -> Callable:
+        """The callback an instrumented function makes at each of its operations."""
+        followed: dict[tuple, Callable] = {}
+
+        def operation(location: str, fn: Callable, *args: Any, **kwargs: Any) -> Any:
+            own = (*labels, location.removeprefix("source."))
+            start = len(self.flow.ops)
+            if fn is bind:
+                return self.run(Call(module, own, None, args, {}, start), bind)
+            if isinstance(fn, torch.nn.Module):  # reports itself, by its own path
+                return fn(*args, **kwargs)
+            target = fn
+            if _followed(fn):
+                if (own, fn) not in followed:
+                    followed[own, fn] = _instrumented(fn, self.op(module, own))
+                target = followed[own, fn]
+            return self.run(Call(module, own, fn, args, kwargs, start), target)
+
+        return operation
+
+    def forward(self, module: torch.nn.Module, path: str) -> Callable:
+        own = module.forward
+        if type(module).__module__.startswith("transformers."):
+            own = _instrumented(own, self.op(path, ()))
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self.run(Call(path, (), module, args, kwargs, len(self.flow.ops)), own)
+
+        return forward
+
+
+def _instrumented(fn: Callable, op: Callable) -> Callable:
+    try:
+        return instrument(fn, op)[0]
+    except SourceNotAvailable:
+        return fn
+
+
+@contextmanager
+def recorded(root: torch.nn.Module, paths: Iterable[str]) -> Iterator[Flow]:
+    """Record what happens inside the modules at ``paths`` (and all below them) of ``root``.
+
+    The model must not be wrapped by the engine and is left as it was found.
+    """
+    flow = Flow()
+    calls = _Calls(flow)
+    operations = _Operations(flow)
+    chosen: dict[str, torch.nn.Module] = {}
+    for path in paths:
+        top = root.get_submodule(path)
+        for name, module in top.named_modules():
+            chosen.setdefault(f"{path}.{name}" if name else path, module)
+    tops = [root.get_submodule(path) for path in paths]
+
+    handles = []
+    for top in tops:
+        handles.append(top.register_forward_pre_hook(lambda *_: operations.__enter__() and None))
+        handles.append(
+            top.register_forward_hook(lambda *_: operations.__exit__(None, None, None), always_call=True)
+        )
+    try:
+        for path, module in chosen.items():
+            module.__dict__["forward"] = calls.forward(module, path)
+        yield flow
+    finally:
+        for module in chosen.values():
+            module.__dict__.pop("forward", None)
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,149 @@
+"""Finding the values of an MLP: dense, or a mixture with a router, experts and perhaps a shared expert."""
+
+from __future__ import annotations
+
+import torch
+
+from explorer.finding.flow import Call, Flow
+from explorer.finding.spots import Finds, Spot, argument, innermost, maker_spot, result
+
+ROUTED = ("router_logits", "router_scores", "expert_weights", "expert_indices", "expert_outputs", "routed_output",
+          "shared_expert_output")
+DENSE = ("mlp_activation", "mlp_neurons")
+
+
+def experts_call(flow: Flow, module: Call) -> Call | None:
+    """The child module that is called with expert numbers and, in the same shape, their weights."""
+    for call in flow.inside(module):
+        if call.labels or call.module.rpartition(".")[0] != module.module:
+            continue
+        numbers = [a for _, a in call.arguments() if isinstance(a, torch.Tensor) and not a.is_floating_point()]
+        if any(a.shape == n.shape for n in numbers for _, a in call.arguments()
+               if isinstance(a, torch.Tensor) and a.is_floating_point()):
+            return call
+    return None
+
+
+def find_dense(flow: Flow, module: Call) -> Finds:
+    """Spots of a dense MLP: the down projection makes its output, the activation is a module before it."""
+    finds = Finds(module.module)
+    finds.missing = dict.fromkeys(ROUTED, "this MLP is dense: it has no router")
+    chain = flow.back(id(module.output)) if isinstance(module.output, torch.Tensor) else []
+    children = [c for c in flow.inside(module) if not c.labels]
+    down = next((c for c in children if result(c, chain) is not None), None)
+    if down is None:
+        finds.missing |= dict.fromkeys(DENSE, "no module makes the MLP's output")
+        return finds
+    neurons = down.args[0]
+    finds.spots["mlp_neurons"] = Spot(neurons, down, "input", 0)
+    finds.sizes["intermediate_size"] = neurons.shape[-1]
+    activation = next((c for c in children if c.ended < down.began and not any(True for _ in c.fn.parameters())
+                       and isinstance(c.output, torch.Tensor) and c.output.shape[-1] == neurons.shape[-1]), None)
+    if activation is None:
+        finds.missing["mlp_activation"] = "the activation is no module of its own"
+    else:
+        finds.spots["mlp_activation"] = Spot(activation.output, activation, "output", None)
+    return finds
+
+
+def find_mixture(flow: Flow, module: Call, experts: Call) -> Finds:
+    """Spots of a mixture whose experts are one module."""
+    finds = Finds(module.module)
+    finds.missing = dict.fromkeys(
+        DENSE, "this MLP is a mixture: every expert has neurons of its own, and the shared expert's are on shared_experts"
+    )
+    indices = next((p, a) for p, a in experts.arguments() if isinstance(a, torch.Tensor) and not a.is_floating_point())
+    weights = next((p, a) for p, a in experts.arguments()
+                   if isinstance(a, torch.Tensor) and a.is_floating_point() and a.shape == indices[1].shape)
+    finds.spots["expert_indices"] = Spot(indices[1], experts, "input", indices[0])
+    finds.spots["expert_weights"] = Spot(weights[1], experts, "input", weights[0])
+    finds.spots["routed_output"] = Spot(experts.output, experts, "output", None)
+    finds.sizes["top_k"] = indices[1].shape[-1]
+    finds.traits["experts"] = experts.module
+    inner = [c for c in flow.inside(experts) if not c.labels and isinstance(c.output, torch.Tensor)]
+    if inner:
+        finds.sizes["intermediate_size"] = inner[0].output.shape[-1]
+    _router(finds, flow, module, id(indices[1]))
+    _slots(finds, flow, experts)
+    _shared(finds, flow, module, experts)
+    return finds
+
+
+def _router(finds: Finds, flow: Flow, module: Call, indices: int) -> None:
+    """The choice is the top-k that makes the indices; the logits are the projection before it."""
+    chain = set(flow.back(indices))
+    choices = [i for i in flow.indices(module, "topk") if chain & set(flow.ops[i].makes)]
+    if not choices:
+        finds.missing |= dict.fromkeys(("router_logits", "router_scores"), "no top-k makes the expert numbers")
+        return
+    choice, inside = choices[-1], flow.inside(module)
+    entering = flow.back(flow.ops[choice].reads[0], choice)
+    scores = next((s for c in innermost(inside, choice) if (s := argument(c, entering))), None)
+    finds.sizes["num_experts"] = flow.tensors[flow.ops[choice].reads[0]].shape[-1]
+    owner = next(c for c in innermost(inside, choice) if c.labels).module
+    if owner != module.module:
+        finds.traits["router"] = owner
+    if scores is not None:
+        finds.spots["router_scores"] = scores
+    else:
+        finds.missing["router_scores"] = "the scores are passed to no call of their own"
+    projections = [i for name in ("mm", "addmm", "bmm") for i in flow.indices(module, name)
+                   if i < choice and flow.tensors[flow.ops[i].makes[0]].shape[-1] == finds.sizes["num_experts"]]
+    for index in projections[-1:]:
+        onward = flow.onward(flow.ops[index].makes[0])
+        for call in innermost(inside, index):
+            if call.fn is not None and (spot := result(call, onward)):
+                finds.spots["router_logits"] = spot
+                break
+    if "router_logits" not in finds.spots:
+        finds.missing["router_logits"] = "the router's projection is the result of no call"
+    finds.traits["scoring"] = _scoring(flow, projections[-1] if projections else module.start, choice, module)
+
+
+def _scoring(flow: Flow, start: int, choice: int, module: Call) -> dict:
+    """How logits become weights, read off the operations between them."""
+    names = [flow.ops[i].name for i in range(start, choice)]
+    function = next((n for n in ("softmax", "sigmoid") if any(n in name for name in names)), "none")
+    after = [flow.ops[i].name for i in range(choice, module.stop)][:4]
+    return {"function": function, "renormalised": "sum" in after and any(name.startswith("div") for name in after)}
+
+
+def _slots(finds: Finds, flow: Flow, experts: Call) -> None:
+    """The slots are what is summed, over a dimension of top_k, into the routed output."""
+    out = experts.output
+    shape = (*out.shape[:-1], finds.sizes["top_k"], out.shape[-1])
+    chain = set(flow.back(id(out)))
+    for index in flow.indices(experts, "sum"):
+        slots = flow.ops[index].reads[0]
+        if chain & set(flow.ops[index].makes) and tuple(flow.tensors[slots].shape) == shape:
+            if spot := maker_spot(flow, [c for c in flow.inside(experts) if c.labels and c.stop <= index], slots):
+                finds.spots["expert_outputs"] = spot
+                return
+    finds.missing["expert_outputs"] = (
+        "this experts implementation adds each expert's output up at once; "
+        "load the model with experts_implementation=\"grouped_mm\" or \"batched_mm\""
+    )
+
+
+def _shared(finds: Finds, flow: Flow, module: Call, experts: Call) -> None:
+    """The shared expert's part is what is added to the routed output inside the mixture."""
+    routed = flow.onward(id(experts.output))
+    adds = [i for name in ("add", "add_") for i in flow.indices(module, name)
+            if i >= experts.stop and routed & set(flow.ops[i].reads) and len(flow.ops[i].reads) == 2]
+    if not adds:
+        finds.missing["shared_expert_output"] = "this mixture has no shared expert"
+        return
+    key = next(k for k in flow.ops[adds[0]].reads if k not in routed)
+    own = [c for c in flow.inside(module) if c.module == module.module and len(c.labels) == 1]
+    children = [c for c in flow.inside(module) if not c.labels and c.module.rpartition(".")[0] == module.module]
+    spot = maker_spot(flow, own, key) or maker_spot(flow, children, key)
+    if spot is None:
+        finds.missing["shared_expert_output"] = "what the shared expert adds is the result of no call"
+        return
+    finds.spots["shared_expert_output"] = spot
+    width = experts.output.shape[-1]
+    shared = [c for c in children if isinstance(c.output, torch.Tensor) and c.output.shape[-1] == width
+              and c is not experts and any(True for _ in c.fn.children())]
+    if shared:
+        finds.traits["shared"] = shared[0].module
+        finds.traits["shared_gated"] = id(shared[0].output) != key

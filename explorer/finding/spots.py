@@ -1,0 +1,132 @@
+"""Spots: values recognised in one recorded run, before their axes are worked out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from explorer.finding.flow import Call, Flow
+from explorer.places import Place, arrange
+
+
+@dataclass(frozen=True)
+class Spot:
+    """One tensor, and where in the run it is handed over.
+
+    ``repeat`` names an axis that what comes after repeats, and how often.
+    """
+
+    tensor: torch.Tensor | None
+    call: Call
+    side: str
+    element: int | str | None
+    repeat: tuple[str, int] | None = None
+
+    @property
+    def when(self) -> int:
+        return self.call.began if self.side == "input" else self.call.ended
+
+    @property
+    def says(self) -> str:
+        """The place in words, from the names the modeling code gives its calls."""
+        module = self.call.module.rsplit(".", 1)[-1]
+        if not self.call.labels:
+            owner = "the block" if module.isdigit() else f"the module {module}"
+            return f"{self._what} of {owner}"
+        owner = self.call.parent
+        within = f"in {owner.name}" if owner is not None and owner.labels else f"in the forward of {module}"
+        if self.call.fn is None:
+            variable = self.call.labels[-1].rsplit("_", 1)[0]
+            return f"what {variable} is assigned, {within}"
+        return f"{self._what} of {self.call.name}, {within}"
+
+    @property
+    def _what(self) -> str:
+        """The side and element in words, an argument by the name the called function gives it."""
+        if self.side == "output":
+            return "the output" if self.element is None else f"output {self.element}"
+        name = self.element
+        fn = getattr(self.call.fn, "forward", self.call.fn) if not self.call.labels else self.call.fn
+        if isinstance(name, int) and (parameters := _parameters(fn)) and name < len(parameters):
+            name = parameters[name]
+        return f"argument {name}"
+
+    def place(self, axes: tuple[str, ...], sizes: dict[str, int]) -> Place | None:
+        """This spot as a place, or None when its tensor does not have the layout's axes."""
+        shape = tuple(self.tensor.shape) if self.tensor is not None else tuple(sizes[a] for a in axes)
+        if self.repeat is not None:
+            axis, times = self.repeat
+            sizes = {**sizes, axis: sizes[axis] // times}
+        arrangement = arrange(shape, axes, sizes)
+        if arrangement is None:
+            return None
+        says = self.says
+        if self.repeat is not None:
+            says += f", each of its heads repeated {self.repeat[1]} times as it does next"
+        return Place(self.call.module, self.side, self.element, arrangement, says, self.call.labels, self.repeat)
+
+
+def _parameters(fn: Any) -> list[str]:
+    """The positional parameters of a Python function by name; empty for what has no signature."""
+    try:
+        return list(inspect.signature(inspect.unwrap(fn)).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+@dataclass
+class Finds:
+    """What was found on one host of one block: spots by value name, sizes, and why the rest is missing."""
+
+    module: str
+    spots: dict[str, Spot] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    traits: dict[str, Any] = field(default_factory=dict)
+
+
+def result(call: Call, keys: Iterable[int]) -> Spot | None:
+    """The element of what ``call`` returned that is one of the tensors ``keys``."""
+    keys = set(keys)
+    if isinstance(call.output, torch.Tensor):
+        return Spot(call.output, call, "output", None) if id(call.output) in keys else None
+    if isinstance(call.output, (tuple, list)):
+        for index, item in enumerate(call.output):
+            if isinstance(item, torch.Tensor) and id(item) in keys:
+                return Spot(item, call, "output", index)
+    return None
+
+
+def argument(call: Call, keys: Iterable[int]) -> Spot | None:
+    """The argument of ``call`` that is one of the tensors ``keys``."""
+    keys = set(keys)
+    for position, item in call.arguments():
+        if isinstance(item, torch.Tensor) and id(item) in keys:
+            return Spot(item, call, "input", position)
+    return None
+
+
+def innermost(calls: Iterable[Call], index: int) -> list[Call]:
+    """The calls during which operation ``index`` ran, innermost first."""
+    return sorted((c for c in calls if c.start <= index < c.stop), key=lambda c: c.stop - c.start)
+
+
+def bound(call: Call, name: str) -> Spot | None:
+    """The argument of a function call by the name its signature gives it."""
+    signature = inspect.signature(inspect.unwrap(call.fn))
+    if name in call.kwargs:
+        return Spot(call.kwargs[name], call, "input", name)
+    position = list(signature.parameters).index(name)
+    if position < len(call.args):
+        return Spot(call.args[position], call, "input", position)
+    return None
+
+
+def maker_spot(flow: Flow, within: list[Call], key: int) -> Spot | None:
+    """The last call or assignment, as seen from one forward, whose result is tensor ``key``."""
+    made = [spot for call in within if (spot := result(call, {key})) is not None]
+    return max(made, key=lambda spot: spot.when) if made else None

@@ -1,0 +1,63 @@
+"""The frame of a decoder: embedding, block list, final norm and head, found in the built model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+class NotADecoder(ValueError):
+    """The model has no single list of blocks to hang standard names on."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Paths, from the root of the model, of what every decoder has."""
+
+    blocks: str
+    embedding: str
+    head: str
+    num_layers: int
+
+
+def path_of(root: torch.nn.Module, wanted: torch.nn.Module | None) -> str | None:
+    """The path of a module within ``root``, or None."""
+    return next((name for name, module in root.named_modules() if module is wanted), None)
+
+
+def frame(root: torch.nn.Module) -> Frame:
+    """Find the frame of ``root``, a transformers causal language model.
+
+    The block list is the module list with the most parameters whose entries hold
+    further modules; raises NotADecoder when there is none, or no embedding or head.
+    """
+    lists = [
+        (sum(p.numel() for p in module.parameters()), name)
+        for name, module in root.named_modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module) and any(True for _ in module[0].children())
+    ]
+    embedding, head = path_of(root, root.get_input_embeddings()), path_of(root, root.get_output_embeddings())
+    if not lists or embedding is None or head is None:
+        raise NotADecoder(
+            f"{type(root).__name__} has no list of blocks between an embedding and a head, "
+            "so there is nothing to give standard names to."
+        )
+    # The outermost of equally large lists: a list nested in a block never outweighs the block's.
+    blocks = max(lists, key=lambda entry: (entry[0], -entry[1].count(".")))[1]
+    return Frame(blocks, embedding, head, len(root.get_submodule(blocks)))
+
+
+def signature(block: torch.nn.Module) -> tuple:
+    """What tells one kind of block from another: its modules' classes and its parameters' shapes."""
+    modules = tuple((name, type(module).__qualname__) for name, module in block.named_modules())
+    shapes = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
+    return modules, shapes
+
+
+def kinds(blocks: torch.nn.ModuleList) -> list[tuple[int, ...]]:
+    """Indices of equal blocks, grouped, in order of first appearance."""
+    groups: dict[tuple, list[int]] = {}
+    for index, block in enumerate(blocks):
+        groups.setdefault(signature(block), []).append(index)
+    return [tuple(indices) for indices in groups.values()]

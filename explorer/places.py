@@ -1,0 +1,136 @@
+"""Places: where in a forward a value is, and how it is laid out there.
+
+A place is *what it is* (which module, which call inside its forward, which
+argument or result) together with the arrangement of the value's axes in the
+tensor found there. The engine's labels in it are looked up anew each time a
+model is loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import permutations
+from math import prod
+from typing import Any
+
+import torch
+
+#: One entry per dimension of the native tensor: the axes merged into it, in order.
+Arrangement = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one value is handed over.
+
+    module: path of the module from the root of the model, ``"model.layers.0.mlp"``.
+    operation: labels of the calls inside that module's forward leading to the
+        place, outermost first; empty for the module's own boundary.
+    side: ``"input"`` or ``"output"`` of the module or the operation.
+    element: argument position or keyword, or element of a returned tuple; None
+        for an output that is the tensor itself.
+    arrangement: how the value's axes lie in the native tensor.
+    says: the place in words, for pages and errors.
+    repeat: an axis that the code after the place repeats, and how often; the
+        value is served repeated already, which that code takes as well.
+    """
+
+    module: str
+    side: str
+    element: int | str | None
+    arrangement: Arrangement
+    says: str
+    operation: tuple[str, ...] = ()
+    repeat: tuple[str, int] | None = None
+
+    @property
+    def point(self) -> tuple[str, tuple[str, ...], str]:
+        """What values handed over at the same moment share."""
+        return (self.module, self.operation, self.side)
+
+
+def arrange(shape: tuple[int, ...], axes: tuple[str, ...], sizes: dict[str, int]) -> Arrangement | None:
+    """How ``axes`` lie in a tensor of ``shape``, or None when they do not.
+
+    Each native dimension is one axis or several neighbouring ones merged. The
+    order asked for is tried first, so sizes that happen to be equal do not
+    suggest a transposition.
+    """
+    if any(axis not in sizes for axis in axes) or prod(shape) != prod(sizes[a] for a in axes):
+        return None
+    for order in permutations(axes):
+        groups: list[tuple[str, ...]] = []
+        rest = list(order)
+        for extent in shape:
+            group: list[str] = []
+            while rest and (not group or prod(sizes[a] for a in group) < extent):
+                group.append(rest.pop(0))
+            if prod(sizes[a] for a in group) != extent:
+                break
+            groups.append(tuple(group))
+        else:
+            if not rest:
+                return tuple(groups)
+    return None
+
+
+def plain(arrangement: Arrangement, axes: tuple[str, ...]) -> bool:
+    """True where the native tensor already has the layout's axes in order."""
+    return arrangement == tuple((axis,) for axis in axes)
+
+
+def to_layout(tensor: torch.Tensor, arrangement: Arrangement, axes: tuple[str, ...], sizes: dict[str, int]) -> torch.Tensor:
+    """The native ``tensor`` with the layout's ``axes``; a view wherever one exists."""
+    if plain(arrangement, axes):
+        return tensor
+    flat = [axis for group in arrangement for axis in group]
+    return tensor.reshape([sizes[axis] for axis in flat]).permute([flat.index(axis) for axis in axes])
+
+
+def from_layout(tensor: torch.Tensor, arrangement: Arrangement, axes: tuple[str, ...]) -> torch.Tensor:
+    """Undo `to_layout`: the tensor in the layout's axes, arranged as the model has it."""
+    if plain(arrangement, axes):
+        return tensor
+    sizes = dict(zip(axes, tensor.shape, strict=True))
+    flat = [axis for group in arrangement for axis in group]
+    spread = tensor.permute([axes.index(axis) for axis in flat])
+    return spread.reshape([prod(sizes[axis] for axis in group) for group in arrangement])
+
+
+def serve(tensor: torch.Tensor, place: Place, axes: tuple[str, ...], sizes: dict[str, int]) -> torch.Tensor:
+    """The tensor found at ``place`` as the value: in the layout's axes, with repeats made."""
+    if place.repeat is None:
+        return to_layout(tensor, place.arrangement, axes, sizes)
+    axis, times = place.repeat
+    narrow = to_layout(tensor, place.arrangement, axes, {**sizes, axis: sizes[axis] // times})
+    return narrow.repeat_interleave(times, dim=axes.index(axis))
+
+
+def take(container: Any, place: Place) -> Any:
+    """The value at ``place`` in what the call got (``(args, kwargs)``) or returned."""
+    if place.side == "input":
+        args, kwargs = container
+        if isinstance(place.element, str):
+            return kwargs.get(place.element)
+        return args[place.element] if place.element < len(args) else None
+    if place.element is None:
+        return container
+    return container[place.element]
+
+
+def put(container: Any, place: Place, value: Any) -> Any:
+    """``container`` with ``value`` at ``place``, the original left as it was."""
+    if place.side == "input":
+        args, kwargs = container
+        if isinstance(place.element, str):
+            return args, {**kwargs, place.element: value}
+        return (*args[: place.element], value, *args[place.element + 1 :]), kwargs
+    if place.element is None:
+        return value
+    if isinstance(place.element, str):
+        changed = type(container)(**container)
+        changed[place.element] = value
+        return changed
+    changed = list(container)
+    changed[place.element] = value
+    return type(container)(*changed) if hasattr(container, "_fields") else type(container)(changed)
