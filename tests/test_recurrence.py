@@ -100,7 +100,8 @@ def test_states_hold_every_step_and_every_head():
     states = recurrence.delta_rule_states(*args, state=state_of())
     assert states.shape == (2, 13, 3, 8, 5)
     for token in (0, 5, 12):
-        close(states[:, token], kernel(torch_recurrent_gated_delta_rule, tuple(x[:, : token + 1] for x in args), state_of())[1])
+        start = tuple(x[:, : token + 1] for x in args)
+        close(states[:, token], kernel(torch_recurrent_gated_delta_rule, start, state_of())[1])
     close(recurrence.delta_rule_states(*args, state=state_of(), heads=2), states[:, :, 2:3])
     close(recurrence.delta_rule_states(*args, state=state_of(), heads=[2, 0]), states[:, :, [2, 0]])
     close(recurrence.delta_rule_states(*args, state=state_of(), heads=-1), states[:, :, 2:3])
@@ -163,7 +164,8 @@ def test_decays_per_channel():
     spread = g.unsqueeze(-1).expand(*g.shape, k.shape[-1])
     close(recurrence.delta_rule(q, k, v, spread, b)[0], recurrence.delta_rule(q, k, v, g, b)[0])
     per_channel = spread * torch.linspace(0.1, 2, k.shape[-1])
-    state, (_, last) = state_of(), recurrence.delta_rule(*(x[:, :1] for x in (q, k, v, per_channel, b)), state=state_of())
+    state = state_of()
+    _, last = recurrence.delta_rule(*(x[:, :1] for x in (q, k, v, per_channel, b)), state=state)
     key = recurrence._unit(k[:, 0])
     faded = state * per_channel[:, 0].exp().unsqueeze(-1)
     wrote = (v[:, 0] - torch.einsum("bhkv,bhk->bhv", faded, key)) * b[:, 0, :, None]
@@ -173,7 +175,8 @@ def test_decays_per_channel():
 
 
 def test_gradients():
-    args = tuple(x.requires_grad_() for x in arguments(batch=1, seq=5, heads=2, key_dim=3, value_dim=2, dtype=torch.float64))
+    small = arguments(batch=1, seq=5, heads=2, key_dim=3, value_dim=2, dtype=torch.float64)
+    args = tuple(x.requires_grad_() for x in small)
     assert torch.autograd.gradcheck(lambda *a: recurrence.delta_rule(*a), args)
     assert torch.autograd.gradcheck(lambda *a: recurrence.state_norms(*a), args)
     q, k, _, g, b = args
