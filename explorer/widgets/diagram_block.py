@@ -1,0 +1,146 @@
+"""One block of a facts record, as the diagram's layouts ask for it: rows, types, texts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+Record = Mapping[str, Any]
+
+#: Dimensions of the call, and how a type writes them.
+_CALL = {"batch": "B", "seq": "S", "query": "Query", "key": "Key"}
+_DTYPES = {
+    "bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int64": "i64", "int32": "i32", "bool": "bool",
+}
+
+
+def host_key(path: str) -> str:
+    """The short name of a host: ``model.layers[i].mlp`` is ``mlp``, ``model.layers[i]`` is ``layers``."""
+    return path.rpartition(".")[2].partition("[")[0]
+
+
+def axis_name(axis: str) -> str:
+    """An axis as types write it: ``batch`` is B, ``num_kv_heads`` is KvHeads, ``hidden_size`` is Hidden."""
+    if axis in _CALL:
+        return _CALL[axis]
+    words = axis.removeprefix("num_").removesuffix("_size").split("_")
+    return "".join(word[:1].upper() + word[1:] for word in words)
+
+
+@dataclass(frozen=True)
+class Type:
+    """A tensor type in two notations: by the names of its sizes and by their numbers."""
+
+    names: str
+    numbers: str
+
+    @property
+    def longest(self) -> int:
+        return max(len(self.names), len(self.numbers))
+
+
+def type_of(row: Record, usual_dtype: str | None = None) -> Type:
+    """The type of a value row; the dtype stands in it where it is not the model's usual one."""
+    shape = row.get("shape") or {}
+    axes = shape.get("symbols") or row["dims"]
+    numbers = shape.get("numbers") or axes
+    dtype = row.get("dtype")
+    suffix = f"; {_DTYPES.get(dtype, dtype)}" if dtype and dtype != usual_dtype else ""
+    named = ", ".join(axis_name(axis) for axis in axes)
+    counted = ", ".join(axis_name(str(number)) for number in numbers)
+    return Type(f"[{named}{suffix}]", f"[{counted}{suffix}]")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One readable value of the block: where it hangs and its row in the record."""
+
+    host: str
+    name: str
+    row: Record
+
+    @property
+    def derived(self) -> bool:
+        return not self.row.get("writable", True)
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}: {self.row['layout']} [{' '.join(self.row['dims'])}]"
+
+
+class Block:
+    """A distinct block shape of a record.
+
+    ``sublayers`` are the record's, in order; ``part(host, name)`` is a value this
+    block has, or None.
+    """
+
+    def __init__(self, record: Record, index: int) -> None:
+        self.record = record
+        self.facts: Record = record["blocks"][index]
+        self.sublayers: Sequence[Record] = self.facts["sublayers"]
+
+    @property
+    def first(self) -> int:
+        return self.facts["layers"][0]
+
+    @cached_property
+    def rows(self) -> dict[tuple[str, str], Record]:
+        return {
+            (host_key(row["host"]), row["name"]): row
+            for row in self.record["values"]
+            if row["layers"] is None or self.first in row["layers"]
+        }
+
+    @cached_property
+    def usual_dtype(self) -> str | None:
+        stream = self.rows.get(("layers", "layer_output"))
+        return stream.get("dtype") if stream else None
+
+    def part(self, host: str, name: str) -> Part | None:
+        row = self.rows.get((host, name))
+        return Part(host, name, row) if row else None
+
+    def parts(self, host: str, names: Iterable[str]) -> list[Part]:
+        found = (self.part(host, name) for name in names)
+        return [part for part in found if part]
+
+    def type(self, part: Part, with_dtype: bool = False) -> Type:
+        """The part's type; its dtype is written when it is unusual, or when ``with_dtype``."""
+        return type_of(part.row, None if with_dtype else self.usual_dtype)
+
+    def title(self) -> str:
+        """The block in words: its sublayers' titles."""
+        return ", then ".join(sub["title"] for sub in self.sublayers)
+
+
+def shapes(record: Record) -> list[Block]:
+    """The distinct block shapes of a record, by their first block."""
+    order = sorted(range(len(record["blocks"])), key=lambda i: record["blocks"][i]["layers"][0])
+    return [Block(record, index) for index in order]
+
+
+def rule_of(sub: Record) -> tuple[str, tuple[str, ...]]:
+    """What the recurrence is called and its step, in two lines.
+
+    A record may say (``rule: {title, lines}``); the gated delta rule is what ``linear_attn`` hosts.
+    """
+    rule = sub.get("rule")
+    if rule:
+        return rule["title"], tuple(rule["lines"])
+    if sub["host"] == "linear_attn":
+        return "delta rule", ("Sₜ = eᵍ Sₜ₋₁ + k uᵀ", "oₜ = Sₜᵀ q")
+    return "recurrence", ("Sₜ from Sₜ₋₁ and token t", "oₜ read from Sₜ")
+
+
+def types_line(block: Block, groups: Iterable[tuple[str, Part | None]]) -> list[tuple[str, Type]]:
+    """Captions with types, for one line under several pills: ``("q, k", type)``; parts that are missing are left out."""
+    return [(caption, block.type(part)) for caption, part in groups if part]
+
+
+def lit_cells(count: int, chosen: int) -> list[int]:
+    """Which cells of the field stand for the chosen experts where no token is selected: scattered, always the same."""
+    return sorted(random.Random(count).sample(range(count), min(chosen, count)))

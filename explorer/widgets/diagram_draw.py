@@ -1,0 +1,246 @@
+"""What the block diagram is made of: boxes, pills, edges, types, as SVG text.
+
+Colours come from classes (``role-attention``) and custom properties, so one drawing
+serves both themes; nothing carries an id, so many drawings live in one page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from explorer.widgets.diagram_block import Part, Type, lit_cells
+from explorer.widgets.palette import role_of
+
+PILL = 23.0
+NAME = 11.5
+TYPE = 10.0
+#: Width of one character of a monospaced face, in units of its size; the widest in use.
+MONO = 0.606
+#: An average character of the proportional face, for wrapping.
+SANS = 0.53
+
+
+def mono_width(text: str, size: float = NAME) -> float:
+    return len(text) * size * MONO
+
+
+def wrap(text: str, width: float, size: float = 11.5) -> list[str]:
+    """``text`` in lines that fit ``width``, broken at spaces."""
+    room = max(int(width / (size * SANS)), 8)
+    lines: list[str] = []
+    for word in text.split():
+        if lines and len(lines[-1]) + 1 + len(word) <= room:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def number(value: float) -> str:
+    return f"{value:.1f}".rstrip("0").rstrip(".")
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle in the drawing."""
+
+    x: float
+    y: float
+    w: float
+    h: float
+
+    @property
+    def right(self) -> float:
+        return self.x + self.w
+
+    @property
+    def bottom(self) -> float:
+        return self.y + self.h
+
+    @property
+    def cx(self) -> float:
+        return self.x + self.w / 2
+
+    @property
+    def cy(self) -> float:
+        return self.y + self.h / 2
+
+
+@dataclass
+class Canvas:
+    """SVG elements in drawing order. Edges go beneath, so that boxes and pills cover their ends."""
+
+    under: list[str] = field(default_factory=list)
+    over: list[str] = field(default_factory=list)
+
+    def svg(self, width: float, height: float, label: str, layout: str) -> str:
+        """The whole drawing as one SVG element."""
+        return (
+            f'<svg class="bd-svg bd-{layout}" viewBox="0 0 {number(width)} {number(height)}" role="group"'
+            f' aria-label="{escape(label)}">{"".join(self.under)}{"".join(self.over)}</svg>'
+        )
+
+    def box(self, box: Box, role: str, kind: str = "box", rx: float = 13) -> Box:
+        """A rounded box; ``kind`` is box, inner, dashed, norm or rule."""
+        self.over.append(
+            f'<rect class="bd-{kind} role-{role}" x="{number(box.x)}" y="{number(box.y)}"'
+            f' width="{number(box.w)}" height="{number(box.h)}" rx="{number(rx)}"/>'
+        )
+        return box
+
+    def text(self, x: float, y: float, text: str, kind: str, role: str = "", anchor: str = "start") -> None:
+        """A line of text; ``kind`` is title, module, note, caption or formula."""
+        classes = f"bd-{kind}" + (f" role-{role}" if role else "")
+        place = "" if anchor == "start" else f' text-anchor="{anchor}"'
+        self.over.append(f'<text class="{classes}" x="{number(x)}" y="{number(y)}"{place}>{escape(text)}</text>')
+
+    def title(self, x: float, y: float, title: str, module: str, role: str) -> None:
+        """A sublayer's title and, after it, the module it is."""
+        self.over.append(
+            f'<text class="role-{role}" x="{number(x)}" y="{number(y)}"><tspan class="bd-title">{escape(title)}</tspan>'
+            f'<tspan class="bd-module" dx="10">{escape(module)}</tspan></text>'
+        )
+
+    def lines(self, x: float, y: float, lines: Sequence[str], kind: str, pitch: float = 16) -> float:
+        for index, line in enumerate(lines):
+            self.text(x, y + index * pitch, line, kind)
+        return y + len(lines) * pitch
+
+    def type(self, x: float, y: float, *types: Type | tuple[str, Type], anchor: str = "start") -> None:
+        """Types under an edge, each optionally with a caption before it."""
+        pairs = [item if isinstance(item, tuple) else ("", item) for item in types]
+        spans = []
+        for index, (caption, kind) in enumerate(pairs):
+            lead = ("  " if index else "") + (f"{caption} " if caption else "")
+            spans.append(
+                escape(lead)
+                + f'<tspan class="bd-names">{escape(kind.names)}</tspan>'
+                + f'<tspan class="bd-numbers">{escape(kind.numbers)}</tspan>'
+            )
+        place = "" if anchor == "start" else f' text-anchor="{anchor}"'
+        self.over.append(f'<text class="bd-type" x="{number(x)}" y="{number(y)}"{place}>{"".join(spans)}</text>')
+
+    def pill(self, part: Part, x: float, y: float, w: float | None = None, *, bare: bool = False, size: float = NAME) -> Box:
+        """A readable value. ``bare`` leaves the outline away until it is pointed at or focused."""
+        width = w or mono_width(part.name, size) + 20
+        role = role_of(part.host, part.name)
+        classes = f"bd-part role-{role}" + (" bd-bare" if bare else "") + (" bd-derived" if part.derived else "")
+        small = f' font-size="{number(size)}"' if size != NAME else ""
+        self.over.append(
+            f'<g class="{classes}" tabindex="0" role="button" data-value="{escape(part.name)}" data-host="{escape(part.host)}"'
+            f' aria-label="{escape(part.label)}">'
+            f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(PILL)}" rx="{number(PILL / 2)}"/>'
+            f'<text x="{number(x + width / 2)}" y="{number(y + 15.5)}"{small}>{escape(part.name)}</text></g>'
+        )
+        return Box(x, y, width, PILL)
+
+    def pair(self, parts: Sequence[Part], x: float, y: float, w: float, gap: float = 6) -> list[Box]:
+        """Pills side by side, sharing the width ``w`` by the lengths of their names."""
+        letters = sum(len(part.name) + 3 for part in parts) or 1
+        room = w - gap * (len(parts) - 1)
+        boxes = []
+        for part in parts:
+            share = room * (len(part.name) + 3) / letters
+            boxes.append(self.pill(part, x, y, share))
+            x += share + gap
+        return boxes
+
+    def path(self, d: str, kind: str = "edge", role: str = "", attrs: str = "") -> None:
+        classes = f"bd-{kind}" + (f" role-{role}" if role else "")
+        self.under.append(f'<path class="{classes}" d="{d}"{attrs}/>')
+
+    def edge(self, *points: tuple[float, float], arrow: bool = True, kind: str = "edge", role: str = "", attrs: str = "") -> None:
+        """A line through right angles, with rounded corners and an arrow head at its end."""
+        self.path(rounded(points), kind, role, attrs)
+        if arrow:
+            self.head(points[-2], points[-1], role)
+
+    def curve(self, start: tuple[float, float], end: tuple[float, float], arrow: bool = False) -> None:
+        """A soft curve from left to right, or from top to bottom where that is the longer way."""
+        (x0, y0), (x1, y1) = start, end
+        if abs(x1 - x0) >= 8 and abs(x1 - x0) * 3 >= abs(y1 - y0):
+            bend = (x1 - x0) * 0.62
+            controls = f"{number(x0 + bend)} {number(y0)} {number(x1 - bend)} {number(y1)}"
+            before = (x1 - 1, y1)
+        else:
+            bend = (y1 - y0) * 0.62
+            controls = f"{number(x0)} {number(y0 + bend)} {number(x1)} {number(y1 - bend)}"
+            before = (x1, y1 - 1)
+        self.path(f"M{number(x0)} {number(y0)}C{controls} {number(x1)} {number(y1)}")
+        if arrow:
+            self.head(before, end)
+
+    def head(self, before: tuple[float, float], tip: tuple[float, float], role: str = "") -> None:
+        (x0, y0), (x, y) = before, tip
+        across, down = (x > x0) - (x < x0), (y > y0) - (y < y0)
+        if across:
+            corners = f"M{number(x)} {number(y)}l{-7 * across} -3.6v7.2z"
+        else:
+            corners = f"M{number(x)} {number(y)}l-3.6 {-7 * down}h7.2z"
+        classes = "bd-head" + (f" role-{role}" if role else "")
+        self.under.append(f'<path class="{classes}" d="{corners}"/>')
+
+    def node(self, x: float, y: float, sign: str, r: float = 10, role: str = "stream") -> None:
+        """A circle where two tensors meet: ``+`` or ``×``."""
+        a = r * 0.45
+        if sign == "+":
+            strokes = f"M{number(x - a)} {number(y)}h{number(2 * a)}M{number(x)} {number(y - a)}v{number(2 * a)}"
+        else:
+            b = a * 0.8
+            strokes = (
+                f"M{number(x - b)} {number(y - b)}l{number(2 * b)} {number(2 * b)}"
+                f"M{number(x + b)} {number(y - b)}l{number(-2 * b)} {number(2 * b)}"
+            )
+        self.over.append(
+            f'<g class="bd-node role-{role}"><circle cx="{number(x)}" cy="{number(y)}" r="{number(r)}"/><path d="{strokes}"/></g>'
+        )
+
+    def dot(self, x: float, y: float, r: float = 4.5) -> None:
+        self.over.append(f'<circle class="bd-dot role-stream" cx="{number(x)}" cy="{number(y)}" r="{number(r)}"/>')
+
+    def cells(self, area: Box, count: int, chosen: int) -> float:
+        """The experts as a field of cells; returns the y under its last row.
+
+        Each cell carries ``data-expert``; which are lit is an illustration until a token is selected.
+        """
+        pitch = min(area.w, area.h, 13.0)
+        while (area.w // pitch) * (area.h // pitch) < count and pitch > 2:
+            pitch -= 0.05
+        columns = int(area.w // pitch)
+        side, lit = pitch * 0.76, set(lit_cells(count, chosen))
+        left = area.x + (area.w - columns * pitch + pitch - side) / 2
+        cells = []
+        for index in range(count):
+            row, column = divmod(index, columns)
+            mark = ' class="lit"' if index in lit else ""
+            cells.append(f'<rect{mark} data-expert="{index}" x="{number(left + column * pitch)}" y="{number(area.y + row * pitch)}"/>')
+        size = f"--side:{side:.2f}px;--corner:{side * 0.24:.2f}px"
+        self.over.append(
+            f'<g class="bd-cells role-mlp" role="img" data-count="{count}" style="{size}"'
+            f' aria-label="{count} experts, {chosen} chosen for each token">{"".join(cells)}</g>'
+        )
+        return area.y + -(-count // columns) * pitch
+
+
+def rounded(points: Sequence[tuple[float, float]], radius: float = 7) -> str:
+    """A path through ``points`` (axis-parallel legs) with its corners rounded."""
+    d = [f"M{number(points[0][0])} {number(points[0][1])}"]
+    for before, corner, after in zip(points, points[1:], points[2:]):
+        reach = min(radius, leg(before, corner) / 2, leg(corner, after) / 2)
+        x0, y0 = toward(corner, before, reach)
+        x1, y1 = toward(corner, after, reach)
+        d.append(f"L{number(x0)} {number(y0)}Q{number(corner[0])} {number(corner[1])} {number(x1)} {number(y1)}")
+    d.append(f"L{number(points[-1][0])} {number(points[-1][1])}")
+    return "".join(d)
+
+
+def leg(one: tuple[float, float], other: tuple[float, float]) -> float:
+    return abs(one[0] - other[0]) + abs(one[1] - other[1])
+
+
+def toward(start: tuple[float, float], end: tuple[float, float], distance: float) -> tuple[float, float]:
+    whole = leg(start, end) or 1.0
+    share = distance / whole
+    return start[0] + (end[0] - start[0]) * share, start[1] + (end[1] - start[1]) * share

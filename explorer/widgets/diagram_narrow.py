@@ -1,0 +1,262 @@
+"""The block diagram at phone width: the boxes stack, the stream stays at the left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from explorer.widgets.diagram_block import Block, Part, Record, rule_of
+from explorer.widgets.diagram_draw import PILL, Box, Canvas, mono_width, wrap
+from explorer.widgets.diagram_wide import funnel
+from explorer.widgets.palette import ROLE_OF_SUBLAYER
+
+WIDTH, STREAM = 400.0, 13.0
+LEFT, RIGHT = 32.0, 396.0
+X0, X1 = LEFT + 11, RIGHT - 11
+MIDDLE = (X0 + X1) / 2
+
+
+def draw(canvas: Canvas, block: Block) -> tuple[float, float]:
+    """The whole block; returns the drawing's size."""
+    y = mark(canvas, block, "layer_input", 14, with_type=True)
+    for index, sub in enumerate(block.sublayers):
+        y = enter(canvas, block, sub, y)
+        bottom = sublayer(canvas, block, sub, y)
+        y = join(canvas, block, sub, bottom)
+        last = index + 1 == len(block.sublayers)
+        y = mark(canvas, block, "layer_output" if last else "layer_mid", y)
+    canvas.under.insert(0, f'<path class="bd-stream role-stream" d="M{STREAM} 14V{y:.1f}"/>')
+    return WIDTH, y + 4
+
+
+def mark(canvas: Canvas, block: Block, name: str, y: float, with_type: bool = False) -> float:
+    """A named point of the stream; returns where the next thing starts."""
+    canvas.dot(STREAM, y)
+    part = block.part("layers", name)
+    if part:
+        pill = canvas.pill(part, STREAM + 12, y - PILL / 2, mono_width(name, 12) + 14, bare=True, size=12)
+        if with_type:
+            canvas.type(pill.right + 6, y + 4, block.type(part, with_dtype=True))
+    return y + 24
+
+
+def enter(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
+    """The norm, and the way into the sublayer's box; returns the box's top."""
+    norm = sub.get("norm")
+    called_with = block.part("layers", "mlp_input") if sub["host"] == "mlp" else None
+    if not norm:
+        canvas.edge((STREAM, y + 8), (MIDDLE, y + 8), (MIDDLE, y + 25))
+        return y + 26
+    part = block.part("layers", norm["value"]) if norm.get("value") else None
+    box = canvas.box(Box(LEFT, y, RIGHT - LEFT, 36), "norm", "norm", 10)
+    canvas.edge((STREAM, box.cy), (box.x - 1, box.cy))
+    canvas.text(X0, box.cy + 4, norm["module"], "normname", "norm")
+    if part:
+        canvas.pill(part, X1 - 150, box.cy - PILL / 2, 150, size=10.5)
+    top = box.bottom
+    if called_with:
+        pill = canvas.pill(called_with, X0 + 12, top + 18, 96)
+        canvas.edge((pill.cx, top), (pill.cx, pill.y - 1))
+        canvas.type(pill.right + 8, pill.cy + 3.5, block.type(called_with))
+        canvas.edge((pill.cx, pill.bottom), (pill.cx, pill.bottom + 17))
+        return pill.bottom + 18
+    canvas.edge((X0 + 60, top), (X0 + 60, top + 21))
+    if part:
+        canvas.type(X0 + 72, top + 14, block.type(part))
+    return top + 22
+
+
+def join(canvas: Canvas, block: Block, sub: Record, bottom: float) -> float:
+    """The addend, back to the stream; returns where the next mark stands."""
+    y, name = bottom + 20, sub["output"]
+    canvas.edge((X1 - 16, bottom), (X1 - 16, y), (STREAM + 11, y), kind="addend", attrs=f' data-addend="{name}"')
+    part = block.part(sub["host"], name)
+    if part:
+        pill = canvas.pill(part, LEFT + 2, y + 4, mono_width(name, 12) + 14, bare=True, size=12)
+        canvas.type(pill.right + 8, y + 19, block.type(part, with_dtype=True))
+    canvas.node(STREAM, y, "+", 10)
+    return y + 50
+
+
+def sublayer(canvas: Canvas, block: Block, sub: Record, top: float) -> float:
+    """Title, content, steps and the box around them; returns the box's bottom."""
+    role = ROLE_OF_SUBLAYER.get(sub["role"], "ink")
+    canvas.title(X0, top + 25, sub["title"], sub["host"], role)
+    y = canvas.lines(X0, top + 44, wrap(sub.get("summary") or "", X1 - X0), "note")
+    y = DRAW.get(sub["role"], draw_mlp)(canvas, block, sub, y - 4)
+    lines = wrap(" · ".join(sub.get("steps") or ()), X1 - X0 - 30)
+    bottom = canvas.lines(X0, y + 16, lines, "note") if lines else y + 6
+    at = len(canvas.over)
+    canvas.box(Box(LEFT, top, RIGHT - LEFT, bottom - top), role)
+    canvas.over.insert(0, canvas.over.pop(at))
+    return bottom
+
+
+def row(canvas: Canvas, block: Block, parts: Sequence[Part], y: float, typed: bool = True, x: float = X0, w: float = X1 - X0) -> list[Box]:
+    """Pills of equal width side by side, each with its type below."""
+    gap = 10.0
+    width = (w - gap * (len(parts) - 1)) / max(len(parts), 1)
+    boxes = []
+    for index, part in enumerate(parts):
+        box = canvas.pill(part, x + index * (width + gap), y, width)
+        if typed:
+            canvas.type(box.x + 4, box.bottom + 12, block.type(part))
+        boxes.append(box)
+    return boxes
+
+
+def draw_attention(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
+    host = sub["host"]
+    asks = row(canvas, block, block.parts(host, ("attention_queries", "attention_keys")), y)
+    y += 56
+    scores = row(canvas, block, block.parts(host, ("attention_scores",)), y, w=190)
+    for box in asks:
+        side = box.right if box.cx < MIDDLE else box.x
+        canvas.edge((side, box.cy), (MIDDLE, box.cy), (MIDDLE, y - 1), arrow=bool(scores) and box is asks[0])
+    sinks = block.part(host, "attention_sinks")
+    if sinks:
+        pill = canvas.pill(sinks, X0 + 206, y + 29, 124)
+        canvas.edge((pill.x, pill.cy), (X0 + 155, pill.cy))
+    y += 58
+    mix = row(canvas, block, block.parts(host, ("attention_probabilities",)), y, w=172)
+    meet = (X0 + 190, y + PILL / 2)
+    values = block.part(host, "attention_values")
+    for score, weights in zip(scores, mix):
+        canvas.edge((X0 + 154, score.bottom), (X0 + 154, weights.y - 1))
+        canvas.text(X0 + 146, weights.y - 7, "softmax", "note", anchor="end")
+        canvas.edge((weights.right, weights.cy), (meet[0] - 8, meet[1]))
+    if values:
+        pill = canvas.pill(values, X0 + 212, y, X1 - X0 - 212)
+        canvas.type(X1 - 2, y + PILL + 12, block.type(values), anchor="end")
+        canvas.edge((pill.x, pill.cy), (meet[0] + 8, meet[1]))
+    canvas.node(*meet, "×", 8, "attention")
+    return heads_out(canvas, block, host, meet, y + 50)
+
+
+def heads_out(canvas: Canvas, block: Block, host: str, meet: tuple[float, float], y: float) -> float:
+    """From where weights meet values, through a gate where there is one, to the projection's input."""
+    heads = row(canvas, block, block.parts(host, ("attention_head_outputs",)), y, w=172)
+    gate, premix = block.part(host, "head_gate"), block.part(host, "attention_premix")
+    canvas.edge((meet[0], meet[1] + 8), (meet[0], y + PILL / 2), (X0 + 173, y + PILL / 2))
+    y += PILL + 28
+    if gate and heads:
+        pill = canvas.pill(gate, X0 + 212, y - 20, 96)
+        canvas.edge((pill.x, pill.cy), (X0 + 154 + 7, pill.cy))
+        canvas.edge((X0 + 154, heads[0].bottom), (X0 + 154, pill.cy - 7))
+        canvas.node(X0 + 154, pill.cy, "×", 7, "attention")
+        canvas.edge((X0 + 154, pill.cy + 7), (X0 + 154, y + 15))
+        y += 16
+    elif heads:
+        canvas.edge((X0 + 154, heads[0].bottom), (X0 + 154, y - 5))
+        y -= 4
+    if premix:
+        row(canvas, block, [premix], y, w=172)
+        y += PILL + 16
+    return y
+
+
+def draw_recurrent(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
+    host = sub["host"]
+    before = block.parts(host, ("conv_input",))
+    if before:
+        pill = canvas.pill(before[0], X0, y, 165)
+        canvas.type(X0 + 28, y + PILL + 12, block.type(before[0]))
+        canvas.edge((X0 + 16, pill.bottom), (X0 + 16, y + 41))
+        y += 42
+    for names in (("attention_queries", "attention_keys"), ("attention_values", "decays", "betas")):
+        parts = block.parts(host, names)
+        if len(parts) == 3:
+            row(canvas, block, parts[:1], y, w=(X1 - X0 - 10) / 2)
+            canvas.pair(parts[1:], X0 + (X1 - X0 + 10) / 2, y, (X1 - X0 - 10) / 2)
+            canvas.type(X0 + (X1 - X0 + 10) / 2 + 4, y + PILL + 12, block.type(parts[1]))
+        else:
+            row(canvas, block, parts, y)
+        y += 42
+    y = rule(canvas, block, sub, y)
+    state = block.parts(host, ("state_output", "state", "states"))
+    if state:
+        canvas.edge((MIDDLE, y), (MIDDLE, y + 17))
+        canvas.pair(state, X0, y + 18, X1 - X0)
+        canvas.type(X0 + 4, y + 53, block.type(state[0]))
+        y += 46
+    heads = block.parts(host, ("attention_head_outputs",))
+    if heads:
+        row(canvas, block, heads, y + 18, w=190)
+        y += 56
+    return y
+
+
+def rule(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
+    """The recurrence, with the state that enters and its loop at the right."""
+    title, lines = rule_of(sub)
+    canvas.edge((X0 + 78, y - 2), (X0 + 78, y + 17))
+    box = canvas.box(Box(X0, y + 18, X1 - X0 - 40, 74), "recurrent", "rule", 9)
+    canvas.text(box.x + 14, box.y + 22, title, "operation")
+    for index, line in enumerate(lines):
+        canvas.text(box.x + 14, box.y + 43 + 18 * index, line, "formula")
+    inside = block.parts(sub["host"], ("state_input", "state_attention"))
+    for index, part in enumerate(inside):
+        canvas.pill(part, box.right - 142, box.y + 12 + 28 * index, 130)
+    x = box.right
+    canvas.path(f"M{x} {box.y + 20}C{x + 34} {box.y + 20} {x + 34} {box.bottom - 20} {x + 7} {box.bottom - 20}", "loop", "recurrent")
+    canvas.head((x + 8, box.bottom - 20), (x + 1, box.bottom - 20), "recurrent")
+    return box.bottom
+
+
+def draw_experts(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
+    host, experts, shared = sub["host"], sub["experts"], sub.get("shared")
+    router = block.parts(host, ("router_logits", "router_scores", "expert_weights", "expert_indices", "router_margin"))
+    y = grid(canvas, block, router, y, "router", "router", (sub.get("router") or {}).get("module", ""))
+    canvas.edge((MIDDLE, y), (MIDDLE, y + 19))
+    if router:
+        canvas.type(MIDDLE + 10, y + 14, *((name, block.type(part)) for name, part in (("weights", block.part(host, "expert_weights")),) if part))
+    field = Box(X0, y + 20, X1 - X0, 0)
+    canvas.text(field.x + 12, field.y + 20, "experts", "operation", "mlp")
+    width = f", {experts['width']} wide" if experts.get("width") else ""
+    canvas.text(field.right - 12, field.y + 20, f"{experts['chosen']} of {experts['count']}{width}", "caption", anchor="end")
+    below = canvas.cells(Box(field.x + 12, field.y + 31, field.w - 24, 64), experts["count"], experts["chosen"])
+    row(canvas, block, block.parts(host, ("expert_outputs", "routed_output")), below + 8, x=field.x + 10, w=field.w - 20)
+    y = below + 8 + PILL + 22
+    under(canvas, Box(field.x, field.y, field.w, y - field.y), "mlp", "inner")
+    if shared:
+        inside = block.parts("shared_experts", ("mlp_activation", "mlp_neurons", "mlp_output")) + block.parts(host, ("shared_expert_output",))
+        gate = f"× {shared['gate']}" if shared.get("gate") else ""
+        y = grid(canvas, block, inside, y + 12, "mlp", "shared expert", gate, "dashed")
+    return y + 2
+
+
+def grid(canvas: Canvas, block: Block, parts: Sequence[Part], y: float, role: str, title: str, aside: str, kind: str = "inner") -> float:
+    """A titled inner box with its pills two to a row; returns its bottom."""
+    canvas.text(X0 + 12, y + 20, title, "operation", role)
+    canvas.text(X1 - 12, y + 20, aside, "caption", anchor="end")
+    rows = [parts[i : i + 2] for i in range(0, len(parts), 2)]
+    for index, pair in enumerate(rows):
+        full = X1 - X0 - 20
+        row(canvas, block, pair, y + 30 + 29 * index, typed=False, x=X0 + 10, w=full if len(pair) == 2 else (full - 10) / 2)
+    bottom = y + 30 + 29 * len(rows) + 4
+    under(canvas, Box(X0, y, X1 - X0, bottom - y), role, kind)
+    return bottom
+
+
+def under(canvas: Canvas, box: Box, role: str, kind: str) -> None:
+    """A box put beneath what has been drawn so far."""
+    at = len(canvas.over)
+    canvas.box(box, role, kind, 9)
+    canvas.over.insert(0, canvas.over.pop(at))
+
+
+def draw_mlp(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
+    up, down = Box(X0, y, 62, 56), Box(X1 - 62, y, 62, 56)
+    canvas.under.append(funnel(up, wide="right") + funnel(down, wide="left"))
+    neurons = block.parts(sub["host"], ("mlp_activation", "mlp_neurons"))
+    for index, part in enumerate(neurons):
+        canvas.pill(part, MIDDLE - 78, y + 2 + 29 * index, 156)
+    canvas.edge((up.right, up.cy), (MIDDLE - 79, up.cy))
+    canvas.edge((MIDDLE + 78, up.cy), (down.x - 1, up.cy))
+    if neurons:
+        canvas.type(MIDDLE, y + 72, block.type(neurons[-1]), anchor="middle")
+    return y + 76
+
+
+DRAW: dict[str, Callable[[Canvas, Block, Record, float], float]] = {
+    "attention": draw_attention, "recurrent": draw_recurrent, "experts": draw_experts, "mlp": draw_mlp,
+}
