@@ -1,0 +1,287 @@
+"""The Bokeh figures of the explorer: each made once, then only its data is replaced.
+
+A figure of cells has one image glyph over bytes that index one palette; the
+palette's mapper is shared by all figures of a page and changes with the theme alone.
+Cell ``k`` spans ``k - 0.5`` to ``k + 0.5`` on its axis, so that ticks at whole numbers
+stand at the middles of cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from bokeh.events import MouseLeave, MouseMove, RangesUpdate, Reset, Tap
+from bokeh.models import (
+    BasicTicker, BoxAnnotation, ColumnDataSource, CustomJS, LinearColorMapper, NoOverlap, Range1d, Span,
+)
+from bokeh.plotting import figure
+
+from explorer.widgets import palette
+from explorer.widgets.drawing import Axis, Curves, Heatmap, MosaicPicture, Picture
+from explorer.widgets.reduction import DIVERGING, SEQUENTIAL, Window
+
+FONT = "Inter, system-ui, sans-serif"
+#: Ticks wanted on an axis; those that would overlap are left out by the axis itself.
+_TICKS = 48
+
+#: Runs in the browser: tells the page which cell is under the pointer, without asking the server.
+_POINT = """
+const detail = {figure: name, inside: cb_obj.event_name === "mousemove", x: cb_obj.x, y: cb_obj.y}
+if (detail.inside && source !== null) {
+  const {image, x, y, dw, dh} = source.data
+  const cells = image[0], [rows, columns] = cells.shape
+  const column = Math.floor((cb_obj.x - x[0]) / dw[0] * columns), row = Math.floor((cb_obj.y - y[0]) / dh[0] * rows)
+  detail.inside = column >= 0 && row >= 0 && column < columns && row < rows
+  if (detail.inside) detail.index = cells[row * columns + column]
+}
+document.dispatchEvent(new CustomEvent("bestiary-point", {detail}))
+"""
+
+
+def colours(theme: str) -> list[str]:
+    """The one palette: 0 see-through, 1 to 127 sequential, 128 to 254 centred on zero, 255 spare."""
+    ends = [
+        [ramp[round(step * (len(ramp) - 1) / (last - first))] for step in range(last - first + 1)]
+        for (first, last), ramp in ((SEQUENTIAL, palette.sequential()), (DIVERGING, palette.diverging(theme)))
+    ]
+    return ["rgba(0, 0, 0, 0)", *ends[0], *ends[1], palette.ROLES["ink"].on(theme)]
+
+
+class Ink:
+    """The colours of one page: the shared mapper, and every figure that follows the theme."""
+
+    def __init__(self, theme: str = "light") -> None:
+        self.theme = theme
+        self.mapper = LinearColorMapper(low=0, high=255, palette=colours(theme))
+        self.figures: list[_Figure] = []
+
+    def role(self, name: str) -> str:
+        return palette.ROLES[name].on(self.theme)
+
+    def change(self, theme: str) -> None:
+        """Redraw everything in the other theme."""
+        if theme == self.theme:
+            return
+        self.theme = theme
+        self.mapper.palette = colours(theme)
+        for one in self.figures:
+            one.colour()
+
+
+class _Figure:
+    """What figures of cells and of lines share: axes, tools, colours, the pointer."""
+
+    def __init__(self, ink: Ink, name: str, tools: str, **options: object) -> None:
+        self.ink, self.name = ink, name
+        self.figure = figure(
+            name=name, sizing_mode="stretch_both", tools=tools, toolbar_location="above" if tools else None,
+            output_backend="canvas", min_border=2, background_fill_alpha=0, border_fill_alpha=0, **options,
+        )
+        self.figure.toolbar.logo = None
+        self.figure.toolbar.autohide = True
+        for axis in self.figure.axis:
+            axis.major_label_text_font = axis.axis_label_text_font = FONT
+            axis.major_label_text_font_size = axis.axis_label_text_font_size = "11px"
+            axis.axis_label_text_font_style = "normal"
+            axis.minor_tick_line_color = None
+        self.figure.grid.visible = False
+        ink.figures.append(self)
+
+    def colour(self) -> None:
+        muted = self.ink.role("muted")
+        self.figure.outline_line_color = muted
+        self.figure.outline_line_alpha = 0.4
+        for axis in self.figure.axis:
+            axis.major_label_text_color = axis.axis_label_text_color = muted
+            axis.axis_line_color = axis.major_tick_line_color = muted
+            axis.axis_line_alpha = axis.major_tick_line_alpha = 0.4
+
+    def _point_at(self, source: ColumnDataSource | None) -> None:
+        code = CustomJS(args={"name": self.name, "source": source}, code=_POINT)
+        self.figure.js_on_event(MouseMove, code)
+        self.figure.js_on_event(MouseLeave, code)
+
+    def on_tap(self, do: Callable[[float, float], None]) -> None:
+        self.figure.on_event(Tap, lambda event: do(event.x, event.y))
+
+
+def _nothing() -> dict[str, list]:
+    return {"image": [np.zeros((1, 1), dtype=np.uint8)], "x": [0], "y": [0], "dw": [1], "dh": [1]}
+
+
+class CellFigure(_Figure):
+    """A heatmap: one image glyph, outlines of marked cells, the selected row and column.
+
+    ``window_changed`` is called after a zoom or a reset: whoever draws then sends the
+    cells of `window_for`.
+    """
+
+    def __init__(self, ink: Ink, name: str) -> None:
+        super().__init__(
+            ink, name, "box_zoom,pan,wheel_zoom,reset,save", active_drag="box_zoom",
+            x_range=Range1d(-0.5, 0.5), y_range=Range1d(0.5, -0.5),
+        )
+        self.window_changed: Callable[[], None] = lambda: None
+        self._shape: tuple[int, ...] = ()
+        self._axes: dict[str, Axis] = {}
+        self.source = ColumnDataSource(_nothing())
+        self.marks = ColumnDataSource({"x": np.zeros(0), "y": np.zeros(0)})
+        self.figure.image("image", x="x", y="y", dw="dw", dh="dh", source=self.source, color_mapper=ink.mapper)
+        self._outlines = [
+            self.figure.rect("x", "y", 1, 1, source=self.marks, fill_color=None, line_width=width, line_color=colour)
+            for width, colour in ((3, "#10141b"), (1.3, "#ffffff"))
+        ]
+        self._spans = {side: Span(dimension=side, visible=False, line_width=1, line_dash=[4, 3]) for side in ("width", "height")}
+        self.figure.renderers.extend(self._spans.values())
+        for axis in self.figure.axis:
+            axis.ticker = BasicTicker(min_interval=1, desired_num_ticks=_TICKS, num_minor_ticks=0)
+            axis.major_label_policy = NoOverlap(min_distance=4)
+        for event in (RangesUpdate, Reset):
+            self.figure.on_event(event, lambda event: self.window_changed())
+        self._point_at(self.source)
+        self.colour()
+
+    def colour(self) -> None:
+        super().colour()
+        for span in self._spans.values():
+            span.line_color = self.ink.role("ink")
+
+    def window_for(self, heatmap: Heatmap) -> Window | None:
+        """The cells in view, None for all of them: the zoom is kept while the matrix keeps its size."""
+        if self._shape != heatmap.values.shape:
+            return None
+        rows, columns = self._shape
+        x, y = self.figure.x_range, self.figure.y_range
+        if x.start <= -0.5 and y.end <= -0.5 and x.end >= columns - 0.5 and y.start >= rows - 0.5:
+            return None
+        return Window(x.start + 0.5, y.end + 0.5, x.end + 0.5, y.start + 0.5)
+
+    def draw(self, heatmap: Heatmap, drawn: Picture) -> None:
+        """Show a picture of ``heatmap`` (whole or a window of it), in one assignment."""
+        if self._shape != heatmap.values.shape:
+            self._shape = heatmap.values.shape
+            self._frame(*self._shape)
+        self._label("x", heatmap.x)
+        self._label("y", heatmap.y)
+        if len(heatmap.marks) or len(self.marks.data["x"]):
+            self.marks.data = {axis: heatmap.marks[:, n].astype(np.float32) for n, axis in enumerate("xy")}
+        self.source.data = {
+            "image": [drawn.indexes], "x": [drawn.left - 0.5], "y": [drawn.top - 0.5],
+            "dw": [drawn.wide], "dh": [drawn.high],
+        }
+
+    def select(self, *, row: int | None = None, column: int | None = None) -> None:
+        """Put the dashed lines of the selected token on a row, a column, both or none."""
+        for side, place in (("width", row), ("height", column)):
+            span = self._spans[side]
+            if place is None:
+                span.visible = False
+            else:
+                span.update(location=place, visible=True)
+
+    def _frame(self, rows: int, columns: int) -> None:
+        plot = self.figure
+        plot.x_range.update(start=-0.5, end=columns - 0.5, bounds=(-0.5, columns - 0.5))
+        plot.x_range.update(reset_start=-0.5, reset_end=columns - 0.5)
+        plot.y_range.update(start=rows - 0.5, end=-0.5, bounds=(-0.5, rows - 0.5))
+        plot.y_range.update(reset_start=rows - 0.5, reset_end=-0.5)
+
+    def _label(self, side: str, axis: Axis) -> None:
+        if self._axes.get(side) == axis:
+            return
+        self._axes[side] = axis
+        drawn = getattr(self.figure, f"{side}axis")[0]
+        numbered = all(label == str(place) for place, label in enumerate(axis.labels))
+        drawn.update(
+            axis_label=axis.title,
+            major_label_overrides={} if numbered else dict(enumerate(axis.labels)),
+            major_label_orientation="vertical" if side == "x" and not numbered else "horizontal",
+        )
+
+
+class MosaicFigure(_Figure):
+    """All heads small: one image of all tiles, their numbers as text, the chosen one framed."""
+
+    def __init__(self, ink: Ink, name: str) -> None:
+        super().__init__(ink, name, "", x_range=Range1d(0, 1), y_range=Range1d(1, 0))
+        self.source = ColumnDataSource(_nothing())
+        self.labels = ColumnDataSource({"x": [], "y": [], "text": []})
+        self.drawn: MosaicPicture | None = None
+        self.figure.image("image", x="x", y="y", dw="dw", dh="dh", source=self.source, color_mapper=ink.mapper)
+        self._text = self.figure.text(
+            "x", "y", "text", source=self.labels, text_font=FONT, text_font_size="11px", text_baseline="bottom",
+        )
+        self._frame = BoxAnnotation(left=0, right=0, top=0, bottom=0, fill_alpha=0, line_width=2.5, visible=False)
+        self.figure.add_layout(self._frame)
+        self.figure.axis.visible = False
+        self._point_at(None)
+        self.colour()
+
+    def colour(self) -> None:
+        super().colour()
+        self.figure.outline_line_color = None
+        self._text.glyph.text_color = self.ink.role("muted")
+        self._frame.line_color = self.ink.role("attention")
+
+    def draw(self, drawn: MosaicPicture, labels: list[str]) -> None:
+        self.drawn = drawn
+        rows, columns = drawn.indexes.shape
+        self.source.data = {"image": [drawn.indexes], "x": [0], "y": [0], "dw": [columns], "dh": [rows]}
+        self.labels.data = {
+            "x": np.array([box.left for box in drawn.boxes], dtype=np.float32),
+            "y": np.array([box.top - 1 for box in drawn.boxes], dtype=np.float32), "text": labels,
+        }
+        self.figure.x_range.update(start=-2, end=columns + 2)
+        self.figure.y_range.update(start=rows, end=-2)
+
+    def frame(self, tile: int) -> None:
+        """Frame one tile."""
+        box = self.drawn.boxes[min(tile, len(self.drawn.boxes) - 1)]
+        self._frame.update(
+            left=box.left - 1, right=box.right + 1, top=box.top - 1, bottom=box.bottom + 1, visible=True
+        )
+
+
+class CurveFigure(_Figure):
+    """Lines over the tokens, with a dashed line at the selected one."""
+
+    def __init__(self, ink: Ink, name: str) -> None:
+        super().__init__(ink, name, "box_zoom,pan,reset,save", active_drag="box_zoom", x_range=Range1d(-0.5, 0.5))
+        self.source = ColumnDataSource({"xs": [], "ys": [], "colour": [], "width": []})
+        self.figure.multi_line("xs", "ys", line_color="colour", line_width="width", source=self.source)
+        self._span = Span(dimension="height", visible=False, line_width=1, line_dash=[4, 3])
+        self.figure.renderers.append(self._span)
+        self.figure.xaxis.ticker = BasicTicker(min_interval=1, desired_num_ticks=_TICKS, num_minor_ticks=0)
+        self.figure.xaxis.major_label_policy = NoOverlap(min_distance=4)
+        self.figure.xaxis.major_label_orientation = "vertical"
+        self._shown: Curves | None = None
+        self._point_at(None)
+        self.colour()
+
+    def colour(self) -> None:
+        super().colour()
+        self._span.line_color = self.ink.role("ink")
+        if getattr(self, "_shown", None) is not None:
+            self.draw(self._shown)
+
+    def draw(self, curves: Curves) -> None:
+        x_changed = self._shown is None or self._shown.x != curves.x
+        self._shown = curves
+        places = np.arange(curves.x.size, dtype=np.float32)
+        self.source.data = {
+            "xs": [places for _ in curves.lines], "ys": [line.values.astype(np.float32) for line in curves.lines],
+            "colour": [self.ink.role(line.role) for line in curves.lines],
+            "width": [0.8 if line.role == "muted" else 2.0 for line in curves.lines],
+        }
+        if x_changed:
+            ends = (-0.5, curves.x.size - 0.5)
+            self.figure.x_range.update(start=ends[0], end=ends[1], bounds=ends)
+            self.figure.x_range.update(reset_start=ends[0], reset_end=ends[1])
+            self.figure.xaxis[0].update(
+                axis_label=curves.x.title, major_label_overrides=dict(enumerate(curves.x.labels))
+            )
+        self.figure.yaxis[0].axis_label = curves.unit
+
+    def select(self, token: int) -> None:
+        self._span.update(location=token, visible=True)

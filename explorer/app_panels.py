@@ -1,0 +1,178 @@
+"""The cards of the explorer: which view each shows, in which figure, and the words beside it.
+
+``CARDS`` is the plan, as data. ``look`` is pure and may run in any thread: it turns a
+card, a run and a selection into a view and its picture. `Board` holds the figures of
+one page and puts what was looked up on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from explorer.app_figures import CellFigure, CurveFigure, Ink, MosaicFigure
+from explorer.app_runs import Run
+from explorer.widgets import snippets, views_attention, views_next, views_part, views_router, views_state, views_stream
+from explorer.widgets.drawing import (
+    Curves, Heatmap, Mosaic, MosaicPicture, Picture, Refusal, mosaic_picture, picture,
+)
+from explorer.widgets.reduction import Scale, Window
+from explorer.widgets.selection import Selection
+from explorer.widgets.text import number
+
+View = Heatmap | Mosaic | Curves | Refusal
+
+
+@dataclass(frozen=True)
+class Card:
+    """One card: its figure, its view, the parts of the selection the view depends on.
+
+    ``token`` says which dashed lines follow the selected token: "row", "column", "both" or "".
+    """
+
+    name: str
+    tab: str
+    kind: type
+    view: Callable[[Run, Selection], View]
+    depends: tuple[str, ...]
+    token: str = ""
+    code: Callable[[snippets.Origin, Selection], str] | None = None
+    compares: bool = False
+
+
+CARDS: tuple[Card, ...] = (
+    Card("router_grid", "router", CellFigure, views_router.token_by_expert, ("block", "router"), "row", snippets.router_grid),
+    Card("router_margin", "router", CurveFigure, views_router.margins, ("block",), "column", snippets.router_margin),
+    Card("router_load", "router", CellFigure, lambda run, chosen: views_router.layer_by_expert(run), (), "", snippets.router_load),
+    Card("attention_all", "attention", MosaicFigure, views_attention.all_heads, ("block", "pattern"), "", snippets.attention_all),
+    Card("attention_one", "attention", CellFigure, views_attention.one_head, ("block", "head", "pattern"), "both", snippets.attention_one),
+    Card("state_kept", "state", CellFigure, views_state.kept, ("block",), "column", snippets.state_kept),
+    Card("state_written", "state", CellFigure, views_state.written, ("block",), "column", snippets.state_written),
+    Card("state_norm", "state", CurveFigure,
+         lambda run, chosen: views_state.norm_over_time(run, chosen, run.norms.get(chosen.block)),
+         ("block", "head"), "column", snippets.state_norm),
+    Card("state_all", "state", MosaicFigure, views_state.all_implied, ("block",), "", snippets.state_all),
+    Card("state_one", "state", CellFigure, views_state.implied, ("block", "head"), "both", snippets.state_one),
+    Card("state_matrix", "state", CellFigure, views_state.matrix, ("block", "head", "token"), "", snippets.state_matrix),
+    Card("stream_addends", "stream", CellFigure, lambda run, chosen: views_stream.addend_norms(run), (), "column", snippets.stream_addends),
+    Card("stream_norms", "stream", CellFigure, lambda run, chosen: views_stream.stream_norms(run), (), "column", snippets.stream_norms),
+    Card("compare_kl", "compare", CurveFigure,
+         lambda run, chosen: views_next.divergence_by_position(run.baseline, run if run.baseline is not run else None),
+         (), "column", lambda origin, chosen: snippets.compare(origin, chosen.token), compares=True),
+    Card("part", "part", CellFigure, views_part.part, ("block", "head", "token", "part"), "row"),
+)
+
+TABS = ("router", "attention", "state", "stream", "compare")
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A view and its picture, ready to be put on a figure."""
+
+    card: Card
+    view: View
+    drawn: Picture | MosaicPicture | None
+    key: tuple
+
+
+def key_of(card: Card, run: Run, chosen: Selection) -> tuple:
+    """What a card's picture depends on: equal keys, equal pictures."""
+    return (run.number, *(getattr(chosen, name) for name in card.depends))
+
+
+def look(card: Card, run: Run, chosen: Selection, window: Callable[[Heatmap], Window | None]) -> Looked:
+    """The view of one card and its bytes. Pure; ``window`` gives the cells in view of a heatmap."""
+    view = card.view(run, chosen)
+    drawn: Picture | MosaicPicture | None = None
+    if isinstance(view, Heatmap):
+        drawn = picture(view, window(view))
+    elif isinstance(view, Mosaic):
+        drawn = mosaic_picture(view)
+    return Looked(card, view, drawn, key_of(card, run, chosen))
+
+
+@dataclass
+class Board:
+    """The figures of one page, what is on them, and the words beside them."""
+
+    ink: Ink
+    figures: dict[str, Any] = field(default_factory=dict)
+    on_them: dict[str, tuple] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.figures = {card.name: card.kind(self.ink, card.name) for card in CARDS}
+
+    def stale(self, tab: str, run: Run, chosen: Selection) -> list[Card]:
+        """The cards in view whose picture is no longer the one asked for."""
+        return [
+            card for card in CARDS
+            if card.tab in (tab, "part") and self.on_them.get(card.name) != key_of(card, run, chosen)
+            and (card.name != "part" or chosen.part)
+        ]
+
+    def window_of(self, card: Card) -> Callable[[Heatmap], Window | None]:
+        figure = self.figures[card.name]
+        return figure.window_for if isinstance(figure, CellFigure) else (lambda heatmap: None)
+
+    def put(self, looked: Looked, run: Run, chosen: Selection) -> dict[str, Any]:
+        """Put a picture on its figure; returns the words of the card."""
+        card, view, figure = looked.card, looked.view, self.figures[looked.card.name]
+        self.on_them[card.name] = looked.key
+        if isinstance(view, Refusal):
+            return {"refusal": view.reason, "title": None}
+        if isinstance(view, Heatmap):
+            figure.draw(view, looked.drawn)
+        elif isinstance(view, Mosaic):
+            figure.draw(looked.drawn, tile_labels(view))
+        else:
+            figure.draw(view)
+        return words(looked, code=card.code(run.origin, chosen) if card.code else None)
+
+    def follow(self, tab: str, chosen: Selection) -> None:
+        """Move the dashed lines and the frame to the selected token and head."""
+        for card in CARDS:
+            figure = self.figures[card.name]
+            if card.tab not in (tab, "part") or card.name not in self.on_them:
+                continue
+            if isinstance(figure, MosaicFigure) and figure.drawn is not None:
+                figure.frame(chosen.head)
+            elif isinstance(figure, CurveFigure):
+                figure.select(chosen.token)
+            elif isinstance(figure, CellFigure):
+                figure.select(
+                    row=chosen.token if card.token in ("row", "both") else None,
+                    column=chosen.token if card.token in ("column", "both") else None,
+                )
+
+
+def tile_labels(mosaic: Mosaic) -> list[str]:
+    return [f"{tile.label} · {tile.group}" if tile.group else tile.label for tile in mosaic.tiles]
+
+
+def words(looked: Looked, code: str | None) -> dict[str, Any]:
+    """The words of a card, for the page: title, note, reduction, scale and axes."""
+    view, drawn = looked.view, looked.drawn
+    said: dict[str, Any] = {"refusal": None, "title": view.title, "note": view.note, "code": code}
+    if drawn is not None:
+        said |= {"reduction": drawn.reduction, "scale": scale_words(drawn.scale)}
+    if isinstance(view, Heatmap):
+        said["axes"] = {side: _axis_words(getattr(view, side)) for side in "xy"}
+    elif isinstance(view, Curves):
+        said["axes"] = {"x": _axis_words(view.x)}
+    return said
+
+
+def _axis_words(axis: Any) -> dict[str, Any]:
+    """How the page names a step of an axis: tokens it knows, other labels only where they are not numbers."""
+    if axis.title.startswith("token"):
+        return {"title": axis.title, "tokens": True}
+    plain = all(label == str(place) for place, label in enumerate(axis.labels))
+    return {"title": axis.title} if plain else {"title": axis.title, "labels": list(axis.labels)}
+
+
+def scale_words(scale: Scale) -> dict[str, Any]:
+    return {
+        "low": scale.low, "high": scale.high, "signed": scale.signed,
+        "texts": [number(scale.low), number((scale.low + scale.high) / 2), number(scale.high)],
+    }

@@ -1,0 +1,150 @@
+"""Runs: what one forward of a prompt left behind, and what of it is worth recording.
+
+A `Run` is a recording with what was asked for later (one value of one block at a
+time) beside it; views read it like a recording.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from explorer import vocabulary
+from explorer.widgets.snippets import Origin
+
+#: What one run may hold, in bytes. Patterns of many blocks over a long prompt would
+#: be far above it; those are then recorded one block at a time, when looked at.
+BUDGET = 1_500_000_000
+
+#: Never recorded with a run: one matrix per token, or wide and rarely looked at.
+_ON_DEMAND = {"state", "states", "expert_outputs"}
+_SQUARE = {"Pattern", "StatePattern"}
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to record: value names for all blocks, and those left to be asked for block by block."""
+
+    names: tuple[str, ...]
+    later: tuple[str, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One value a model can give: its qualified name, whether it grows with the square of the prompt, its size."""
+
+    name: str
+    square: bool
+    bytes: int
+
+
+def wanted(model: Any, tokens: int) -> list[Wanted]:
+    """Everything the model can give for a prompt of ``tokens`` tokens, with what it would take in float32."""
+    found = []
+    for row in model.support():
+        layers = [None] if row.host == "model" and row.layers else list(row.layers)
+        if not layers or row.host == "shared_experts" or row.name in _ON_DEMAND:
+            continue
+        square = row.value.layout in _SQUARE
+        count = sum(_elements(model, row.value, layer, tokens) for layer in layers)
+        found.append(Wanted(f"{row.host}.{row.name}", square, 4 * count))
+    return found
+
+
+def _elements(model: Any, value: vocabulary.Value, layer: int | None, tokens: int) -> int:
+    """About how many numbers a value holds; an axis whose size nothing states counts as the stream's width."""
+    host = model if layer is None else model.layers[layer]
+    if value.host not in ("model", "layers"):
+        host = getattr(host, value.host)
+    count = 1
+    for axis in value.axes:
+        if axis in vocabulary.CALL_AXES:
+            count *= 1 if axis == "batch" else tokens
+        else:
+            count *= _size(host, axis) or _size(model, axis) or model.hidden_size
+    return count
+
+
+def _size(host: Any, axis: str) -> int | None:
+    size = getattr(host, axis, None)
+    return size if isinstance(size, int) else None
+
+
+def plan(values: Iterable[Wanted], budget: int = BUDGET) -> Plan:
+    """Record everything where it fits; else what grows with the square of the prompt only when looked at."""
+    rows = list(values)
+    total = sum(row.bytes for row in rows)
+    now = [row for row in rows if total <= budget or not row.square]
+    return Plan(
+        tuple(row.name for row in now), tuple(row.name for row in rows if row not in now),
+        sum(row.bytes for row in now),
+    )
+
+
+@dataclass
+class Run:
+    """One recorded forward. ``baseline`` is the run without interventions (itself where there are none)."""
+
+    origin: Origin
+    recording: Any
+    later: tuple[str, ...] = ()
+    norms: dict[int, np.ndarray] = field(default_factory=dict)
+    parts: dict[tuple[str, int | None], torch.Tensor] = field(default_factory=dict)
+    baseline: "Run" = None  # type: ignore[assignment]  set below
+    number: int = field(default_factory=lambda: next(_numbers))
+
+    def __post_init__(self) -> None:
+        self.baseline = self.baseline or self
+
+    @property
+    def tokens(self) -> list[str]:
+        return self.recording.tokens
+
+    @property
+    def kinds(self) -> list[str]:
+        return self.recording.kinds
+
+    @property
+    def num_layers(self) -> int:
+        return self.recording.num_layers
+
+    @property
+    def bytes(self) -> int:
+        """What the run holds beside its baseline."""
+        return self.recording.bytes + sum(part.numel() * part.element_size() for part in self.parts.values())
+
+    def __contains__(self, key: Any) -> bool:
+        return key in self.recording or _pair(key) in self.parts
+
+    def __getitem__(self, key: Any) -> torch.Tensor:
+        return self.parts[_pair(key)] if _pair(key) in self.parts else self.recording[key]
+
+    def why(self, name: str, layer: int | None = None) -> str:
+        return self.recording.why(name.rpartition(".")[2], layer)
+
+    def add(self, key: str, layer: int | None, tensor: torch.Tensor, keep: int = 4) -> None:
+        """Keep a value asked for later; the oldest of more than ``keep`` go."""
+        self.parts[key, layer] = tensor
+        while len(self.parts) > keep:
+            self.parts.pop(next(iter(self.parts)))
+
+    def askable(self, name: str, layer: int | None) -> bool:
+        """Whether a value that is not here was left to be asked for (rather than unavailable)."""
+        if (name, layer) in self:
+            return False
+        bare = name.rpartition(".")[2]
+        return name.startswith("shared_experts.") or bare in _ON_DEMAND - {"state"} or any(
+            later.rpartition(".")[2] == bare for later in self.later
+        )
+
+
+def _pair(key: Any) -> tuple[str, int | None]:
+    return key if isinstance(key, tuple) else (key, None)

@@ -1,0 +1,394 @@
+"""One session: what a page is showing, what it asked for, what it is told.
+
+The page sends small messages (``{"do": "select", "block": 3, "seq": 7}``) and gets
+messages back; a message says ``seq`` of the request it answers, so the page knows when
+what it asked for is on the screen. Nothing here draws and nothing waits: models run in
+the worker's thread, pictures are made in a thread of the session, and both come back to
+the event loop through ``post``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from explorer.app_panels import TABS, Board, Looked, look
+from explorer.app_runs import Run
+from explorer.app_store import Store
+from explorer.app_texts import compare_words, diagram_words, part_words, router_words, attention_words, run_words
+from explorer.app_worker import Job, Worker
+from explorer.widgets import views_attention, views_router, views_state
+from explorer.widgets.selection import Selection, is_recurrent
+from explorer.widgets.snippets import Intervention
+
+log = logging.getLogger(__name__)
+
+_PATTERNS = tuple(views_attention.CHOICES)
+_ROUTERS = tuple(views_router.CHOICES)
+
+
+@dataclass(frozen=True)
+class Services:
+    """What all sessions share."""
+
+    worker: Worker
+    store: Store
+    diagrams: Callable[[Any], dict[str, Any]]
+    default_source: str
+    default_prompt: str | None
+
+
+class Session:
+    """The controller of one page."""
+
+    def __init__(
+        self, services: Services, board: Board, send: Callable[[dict], None],
+        post: Callable[[Callable[[], None]], None], together: Callable[[], Any],
+    ) -> None:
+        self.services, self.board = services, board
+        self._send, self._post, self._together = send, post, together
+        self.chosen = Selection()
+        self.tab = "router"
+        self.run: Run | None = None
+        self.other: Run | None = None
+        self.interventions: list[tuple[Intervention, bool]] = []
+        self.source = ""
+        self.job: Job | None = None
+        self._pictures = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pictures")
+        self._newest = 0
+        self._closed = False
+        for card_name, figure in board.figures.items():
+            if hasattr(figure, "window_changed"):
+                figure.window_changed = lambda name=card_name: self._redraw(name)
+            if hasattr(figure, "drawn"):
+                figure.on_tap(lambda x, y, name=card_name: self._tapped_tile(name, x, y))
+            elif hasattr(figure, "marks"):
+                figure.on_tap(lambda x, y, name=card_name: self._tapped_cell(name, x, y))
+
+    # -- messages from the page --------------------------------------------
+
+    def receive(self, message: dict[str, Any]) -> None:
+        """Act on one message of the page; what it does not understand it ignores."""
+        handler = getattr(self, f"_do_{message.get('do')}", None)
+        if handler is not None:
+            handler(message)
+
+    def _do_hello(self, message: dict[str, Any]) -> None:
+        self.board.ink.change("dark" if message.get("theme") == "dark" else "light")
+        wish = message.get("wish") or {}
+        self.tab = wish.get("tab") if wish.get("tab") in TABS else "router"
+        self.chosen = Selection(**{name: _whole(wish.get(name), 0) for name in ("block", "token", "head")})
+        if "token" not in wish:
+            self.chosen = self.chosen.moved(token=-1)
+        self._start(wish.get("model") or self.services.default_source, wish.get("prompt") or self.services.default_prompt)
+
+    def _do_theme(self, message: dict[str, Any]) -> None:
+        with self._together():
+            self.board.ink.change("dark" if message.get("theme") == "dark" else "light")
+
+    def _do_run(self, message: dict[str, Any]) -> None:
+        source, prompt = str(message.get("model") or ""), str(message.get("prompt") or "")
+        if source != self.source:
+            self.interventions = []
+            self.chosen = Selection()
+        self.chosen = self.chosen.moved(token=-1)
+        self._start(source, prompt)
+
+    def _do_cancel(self, message: dict[str, Any]) -> None:
+        if self.job is not None:
+            self.job.cancel()
+
+    def _do_select(self, message: dict[str, Any]) -> None:
+        changes: dict[str, Any] = {
+            name: _whole(message[name], getattr(self.chosen, name)) for name in ("block", "token", "head") if name in message
+        }
+        for name, allowed in (("pattern", _PATTERNS), ("router", _ROUTERS)):
+            if message.get(name) in allowed:
+                changes[name] = message[name]
+        if "part" in message:
+            changes["part"] = str(message["part"] or "")
+        if message.get("tab") in TABS:
+            self.tab = message["tab"]
+        self.chosen = self.chosen.moved(**changes)
+        self._show(message.get("seq"))
+
+    def _do_intervene(self, message: dict[str, Any]) -> None:
+        """Take over the page's list of switches, then run what is switched on."""
+        listed = []
+        for row in message.get("list") or []:
+            one = Intervention(str(row.get("kind")), _whole(row.get("layer"), -1), _whole(row.get("index"), -1))
+            if (problem := self._impossible(one)) is not None:
+                return self._tell({"notice": problem})
+            listed.append((one, bool(row.get("on"))))
+        self.interventions = listed
+        self._tell({"interventions": self._intervention_words()})
+        self._intervene()
+
+    def _do_shown(self, message: dict[str, Any]) -> None:
+        """Let the panels show the run with or without the interventions."""
+        if self.run is not None and self.other is not None:
+            wanted = self.other if message.get("shown") == "after" else self.other.baseline
+            if wanted is not self.run:
+                self.run = wanted
+                self._show(message.get("seq"))
+
+    # -- running models -----------------------------------------------------
+
+    def _start(self, source: str, prompt: str | None) -> None:
+        """Load and run; a missing prompt is the specimen's own."""
+        self.source = source
+        edits = ()
+
+        def work(job: Job) -> tuple[Any, Run, dict[str, Any]]:
+            store = self.services.store
+            job.stage("Loading the model")
+            model = store.model(source)
+            text = default_prompt(model) if prompt is None else prompt
+            run = store.run(source, text, edits, job)
+            return model, run, self.services.diagrams(model)
+
+        self._submit("Waiting for the worker", work, self._ran)
+
+    def _ran(self, result: tuple[Any, Run, dict[str, Any]]) -> None:
+        model, run, diagrams = result
+        self.run, self.other = run, None
+        self._decode = lambda token: model.tokenizer.decode([token])
+        self.board.on_them.clear()
+        self._tell({
+            "run": run_words(model, run), "diagram": diagrams, "notice": None,
+            "interventions": self._intervention_words(),
+        })
+        if any(on for _, on in self.interventions):
+            self._intervene()
+        self._show(None)
+
+    def _intervene(self) -> None:
+        """Run what is switched on; with nothing on, show the plain run again."""
+        active = tuple(one for one, on in self.interventions if on)
+        if self.run is None:
+            return
+        base = self.run.baseline
+        if not active:
+            self.run, self.other = base, None
+            return self._show(None)
+        origin = base.origin
+        self._submit(
+            "Waiting for the worker",
+            lambda job: self.services.store.run(origin.source, origin.prompt, active, job), self._intervened,
+        )
+
+    def _intervened(self, run: Run) -> None:
+        self.other = run
+        self._show(None)
+
+    def _impossible(self, one: Intervention) -> str | None:
+        """Why an intervention cannot be made on this model, in one sentence."""
+        if self.run is None:
+            return "Run a prompt first: an intervention changes a run."
+        if one.kind not in ("expert", "head") or not 0 <= one.layer < self.run.num_layers:
+            return f"There is no block {one.layer}: this model has blocks 0 to {self.run.num_layers - 1}."
+        if one.kind == "expert":
+            if (reason := views_router.refusal(self.run, one.layer)) is not None:
+                return f"Block {one.layer} has no expert to ablate: {reason.reason}"
+            count, what = views_router.num_experts(self.run, one.layer), "experts"
+        else:
+            count, what = head_count(self.run, one.layer), "heads"
+        if not 0 <= one.index < count:
+            return f"Block {one.layer} has {what} 0 to {count - 1}, not {one.index}."
+        return None
+
+    def _submit(self, title: str, work: Callable[[Job], Any], then: Callable[[Any], None]) -> None:
+        """Queue a job for this session; an earlier one that is not done is cancelled."""
+        if self.job is not None:
+            self.job.cancel()
+        job = Job(title, work, lambda job: self._post(lambda: self._finished(job, then)), self._moved)
+        self.job = job
+        self._moved(job)
+        self.services.worker.submit(job)
+
+    def _moved(self, job: Job) -> None:
+        self._post(lambda: self._tell({"job": {"title": job.title, "share": job.share}}) if job is self.job else None)
+
+    def _finished(self, job: Job, then: Callable[[Any], None]) -> None:
+        if job is not self.job or self._closed:
+            return
+        self.job = None
+        said: dict[str, Any] = {"job": None}
+        if job.error is not None:
+            said["notice"] = sentence(job.error)
+        elif job.cancelled:
+            said["notice"] = "Cancelled; what is shown is the last finished run."
+        self._tell(said)
+        if job.error is None and not job.cancelled:
+            then(job.result)
+
+    # -- showing ------------------------------------------------------------
+
+    def _show(self, seq: int | None) -> None:
+        """Bring the page to the current selection: pictures first made aside, then put up in one go."""
+        if self.run is None:
+            return
+        self.chosen = clamped(self.run, self.chosen)
+        self._newest += 1
+        turn, run, chosen, tab = self._newest, self.run, self.chosen, self.tab
+        cards = self.board.stale(tab, self._seen(run), chosen)
+        windows = {card.name: self.board.window_of(card) for card in cards}
+
+        def prepare() -> None:
+            if turn != self._newest:
+                return  # a newer selection is waiting behind this one
+            looked = [look(card, self._seen(run), chosen, windows[card.name]) for card in cards]
+            texts = self._texts(run, chosen, tab)
+            self._post(lambda: self._put(turn, seq, run, chosen, tab, looked, texts))
+
+        self._aside(prepare)
+
+    def _seen(self, run: Run) -> Run:
+        """The run that comparisons are made with: the one with interventions where there is one."""
+        return run
+
+    def _put(
+        self, turn: int, seq: int | None, run: Run, chosen: Selection, tab: str, looked: list[Looked], texts: dict[str, Any],
+    ) -> None:
+        if self._closed or turn != self._newest:
+            return
+        with self._together():
+            cards = {one.card.name: self.board.put(one, run, chosen) for one in looked}
+            self.board.follow(tab, chosen)
+            self._send({
+                "seq": seq, "cards": cards, **texts, "tab": tab,
+                "selection": {name: getattr(chosen, name) for name in ("block", "token", "head", "pattern", "router", "part")},
+            })
+        self._fetch_missing(run, chosen)
+
+    def _redraw(self, name: str) -> None:
+        """After a zoom: the exact cells of the window that is now in view."""
+        self.board.on_them.pop(name, None)
+        self._show(None)
+
+    def _texts(self, run: Run, chosen: Selection, tab: str) -> dict[str, Any]:
+        """The words of the page that follow the selection."""
+        texts = {
+            "compare": compare_words(run.baseline, self.other, chosen, self._decode),
+            "diagram_marks": diagram_words(run, chosen),
+            "shown": "after" if run is self.other else "before",
+        }
+        if tab == "router":
+            texts["router"] = router_words(run, chosen)
+        if tab == "attention":
+            texts["attention"] = attention_words(run, chosen)
+        if chosen.part:
+            texts["part"] = part_words(run, chosen)
+        return texts
+
+    def _fetch_missing(self, run: Run, chosen: Selection) -> None:
+        """Record what is looked at and was left out of the run."""
+        layer = chosen.block
+        keys = [chosen.part] if chosen.part else []
+        if self.tab == "attention" and not is_recurrent(run, layer):
+            keys.append(f"attention_{chosen.pattern}")
+        if self.tab == "state" and is_recurrent(run, layer):
+            keys.append("state_attention")
+        missing = next((key for key in keys if run.askable(key, layer)), None)
+        if missing is None or self.job is not None:
+            return
+
+        def done(_: Run) -> None:
+            self.board.on_them.clear()
+            self._show(None)
+
+        self._submit(f"Recording {missing}", lambda job: self.services.store.part(run, missing, layer, job), done)
+
+    def _aside(self, work: Callable[[], None]) -> None:
+        """Run pure work in the session's own thread, logging what goes wrong."""
+
+        def guarded() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001  shown to the person, and logged
+                log.exception("making a picture failed")
+                text = sentence(error)
+                self._post(lambda: self._tell({"notice": text}))
+
+        if not self._closed:
+            self._pictures.submit(guarded)
+
+    # -- the figures --------------------------------------------------------
+
+    def _tapped_tile(self, name: str, x: float, y: float) -> None:
+        drawn = self.board.figures[name].drawn
+        tile = drawn.tile_at(x, y) if drawn is not None else None
+        if tile is not None:
+            self._do_select({"head": tile})
+
+    def _tapped_cell(self, name: str, x: float, y: float) -> None:
+        """A click on a cell selects its token (of the rows where both axes are tokens), and its block or head."""
+        column, row = round(x), round(y)
+        changes = {
+            "router_grid": {"token": row}, "attention_one": {"token": row}, "state_one": {"token": row},
+            "router_load": {"block": row}, "state_kept": {"token": column, "head": row},
+            "state_written": {"token": column, "head": row}, "stream_addends": {"token": column},
+            "stream_norms": {"token": column},
+        }.get(name)
+        if changes is not None:
+            self._do_select(changes)
+
+    def _intervention_words(self) -> list[dict[str, Any]]:
+        return [
+            {"kind": one.kind, "layer": one.layer, "index": one.index, "on": on, "words": one.words}
+            for one, on in self.interventions
+        ]
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        if not self._closed:
+            self._send(message)
+
+    def close(self) -> None:
+        """The page is gone: stop what runs for it."""
+        self._closed = True
+        if self.job is not None:
+            self.job.cancel()
+        self._pictures.shutdown(wait=False, cancel_futures=True)
+
+
+def default_prompt(model: Any) -> str:
+    """A prompt that suits a model nobody gave one for."""
+    return getattr(model, "prompt", None) or "The Eiffel Tower is in the city of"
+
+
+def head_count(run: Run, layer: int) -> int:
+    """How many heads the mixer of a block has, softmax or recurrent."""
+    outputs = ("attention_head_outputs", layer)
+    return run[outputs].shape[2] if outputs in run else 1
+
+
+def clamped(run: Run, chosen: Selection) -> Selection:
+    """``chosen`` with everything in range; token -1 is the last."""
+    tokens = len(run.tokens)
+    block = min(max(chosen.block, 0), run.num_layers - 1)
+    token = tokens - 1 if chosen.token < 0 else min(chosen.token, tokens - 1)
+    head = min(max(chosen.head, 0), head_count(run, block) - 1)
+    return chosen.moved(block=block, token=token, head=head)
+
+
+def sentence(error: BaseException) -> str:
+    """What went wrong, for people: our own errors speak for themselves."""
+    text = str(error).strip()
+    if isinstance(error, (ValueError, OSError)) and text:
+        return text
+    log.error("a job failed", exc_info=error)
+    return f"That did not work: {type(error).__name__}: {text or 'no message'}."
+
+
+def _whole(value: Any, otherwise: int) -> int:
+    """A whole number from the page, or ``otherwise``."""
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return otherwise
+
+
+__all__ = ["Services", "Session", "clamped", "default_prompt", "sentence", "views_state"]

@@ -1,0 +1,159 @@
+"""Models and runs of all sessions, bounded by bytes. Everything here runs in the model worker's thread."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from explorer.app_runs import Run, plan, wanted
+from explorer.app_worker import Cancelled, Job
+from explorer.widgets import views_state
+from explorer.widgets.selection import is_recurrent
+from explorer.widgets.snippets import Intervention, Origin
+
+MODEL_BYTES = 8_000_000_000
+RUN_BYTES = 3_000_000_000
+
+
+class BadPrompt(ValueError):
+    """A prompt that cannot be run; the message is for the person who wrote it."""
+
+
+class Bounded:
+    """A cache that forgets the least recently used until its sizes fit."""
+
+    def __init__(self, limit: int, size: Callable[[Any], int]) -> None:
+        self.limit, self.size = limit, size
+        self._kept: OrderedDict[Any, Any] = OrderedDict()
+
+    def get(self, key: Any) -> Any:
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        return None
+
+    def put(self, key: Any, value: Any) -> None:
+        """Keep ``value``, however large; older ones make room for it."""
+        self._kept[key] = value
+        self._kept.move_to_end(key)
+        while len(self._kept) > 1 and self.bytes > self.limit:
+            self._kept.popitem(last=False)
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.size(value) for value in self._kept.values())
+
+
+def weight_bytes(model: Any) -> int:
+    """What a model's parameters and buffers take; shapes alone take nothing."""
+    return sum(
+        tensor.numel() * tensor.element_size()
+        for tensors in (model._module.parameters(), model._module.buffers())
+        for tensor in tensors if tensor.device.type != "meta"
+    )
+
+
+class Store:
+    """Loads models and makes runs, once each."""
+
+    def __init__(self, load: Callable[[str], Any]) -> None:
+        self._load = load
+        self.models = Bounded(MODEL_BYTES, weight_bytes)
+        self.runs = Bounded(RUN_BYTES, lambda run: run.bytes)
+
+    def model(self, source: str) -> Any:
+        """The model of ``source``, loaded if need be. Raises what loading raises."""
+        model = self.models.get(source)
+        if model is None:
+            model = self._load(source)
+            self.models.put(source, model)
+        return model
+
+    def run(self, source: str, prompt: str, interventions: tuple[Intervention, ...], job: Job) -> Run:
+        """The run of a prompt, recorded if need be, its baseline first where there are interventions.
+
+        Raises BadPrompt for a prompt that cannot be run, Cancelled when the job is to stop.
+        """
+        key = (source, prompt, interventions)
+        if (run := self.runs.get(key)) is not None:
+            return run
+        job.stage(f"Loading {shown_source(source)}")
+        model = self.model(source)
+        ids = token_ids(model, prompt)
+        baseline = self.run(source, prompt, (), job) if interventions else None
+        job.stage(f"Running {len(ids)} tokens" + (" with interventions" if interventions else ""))
+        recorded = plan(wanted(model, len(ids)))
+        recording = self._record(model, prompt, job, values=recorded.names, edits=[_edit(one) for one in interventions])
+        run = Run(Origin(source, prompt, interventions), recording, recorded.later, baseline=baseline)
+        job.stage("Replaying the recurrent state")
+        replay(run, job)
+        self.runs.put(key, run)
+        return run
+
+    def part(self, run: Run, key: str, layer: int | None, job: Job) -> Run:
+        """One more value of a run, recorded now. Raises Unavailable with the reason."""
+        model = self.model(run.origin.source)
+        job.stage(f"Recording {key}")
+        recording = self._record(
+            model, run.origin.prompt, job, values=[key], layers=None if layer is None else [layer],
+            edits=[_edit(one) for one in run.origin.interventions],
+        )
+        bare = key.rpartition(".")[2]
+        run.add(key, layer, recording[bare] if layer is None else recording[bare, layer])
+        return run
+
+    def _record(self, model: Any, prompt: str, job: Job, **options: Any) -> Any:
+        from explorer.recording import Cancelled as RecordingCancelled
+
+        try:
+            return model.record(prompt, progress=job.progress, cancel=job.stopping, **options)
+        except RecordingCancelled:
+            raise Cancelled from None
+
+
+def replay(run: Run, job: Job) -> None:
+    """The state norms of every recurrent block of a run."""
+    for layer in range(run.num_layers):
+        if is_recurrent(run, layer) and views_state.refusal(run, layer) is None:
+            job.check()
+            run.norms[layer] = views_state.norms(run, layer)
+            job.progress(layer + 1, run.num_layers)
+
+
+def _edit(one: Intervention) -> Any:
+    from explorer import edits
+
+    return {"expert": edits.ablate_expert, "head": edits.zero_head}[one.kind](one.layer, one.index)
+
+
+def token_ids(model: Any, prompt: str) -> list[int]:
+    """The token ids of a prompt. Raises BadPrompt when there are none, or more than the model takes."""
+    if not prompt.strip():
+        raise BadPrompt("The prompt is empty: write some text to run the model on.")
+    ids = list(model.tokenizer(prompt)["input_ids"])
+    if not ids:
+        raise BadPrompt("The prompt has no tokens: write some text to run the model on.")
+    limit = token_limit(model)
+    if limit is not None and len(ids) > limit:
+        raise BadPrompt(f"The prompt is {len(ids)} tokens long and this model takes at most {limit}: shorten it.")
+    return ids
+
+
+def token_limit(model: Any) -> int | None:
+    """The most positions the model was built for, where its configuration says."""
+    limit = getattr(model.config, "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def shown_source(source: str) -> str:
+    """A model's name for people: a path by its last part."""
+    return Path(source).name if ("/" in source or "\\" in source) and Path(source).exists() else source
+
+
+def source_choices() -> list[dict[str, str]]:
+    """What the model picker offers: the shipped specimens."""
+    from explorer import specimens
+
+    return [{"source": f"specimen:{family}", "name": family} for family in specimens.FAMILIES]

@@ -1,0 +1,104 @@
+"""One thread that runs models: jobs wait in a queue, report progress, and can be cancelled.
+
+A loaded model serves one thread at a time, and the server's event loop must never
+wait for one, so everything that touches a model is a job here.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class Cancelled(Exception):
+    """The job was cancelled before it was done."""
+
+
+@dataclass
+class Job:
+    """One piece of work: ``work(job)`` runs in the worker's thread, then ``done(job)``.
+
+    ``done`` and ``moved`` are called in the worker's thread; hand on to the event loop
+    from there. Afterwards exactly one of ``result``, ``error`` and ``cancelled`` tells how it ended.
+    """
+
+    title: str
+    work: Callable[["Job"], Any]
+    done: Callable[["Job"], None]
+    moved: Callable[["Job"], None] = lambda job: None
+    share: float | None = None
+    result: Any = None
+    error: BaseException | None = None
+    cancelled: bool = False
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def cancel(self) -> None:
+        """Ask the job to stop at the next place where it can."""
+        self._stop.set()
+
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    def stage(self, title: str) -> None:
+        """Name what the job is doing now; raises `Cancelled` when it should stop instead."""
+        self.check()
+        self.title, self.share = title, None
+        self.moved(self)
+
+    def progress(self, finished: int, total: int) -> None:
+        """How far it is; raises nothing, so that a model may call it from anywhere."""
+        self.share = finished / total if total else None
+        self.moved(self)
+
+    def check(self) -> None:
+        if self.stopping():
+            raise Cancelled
+
+
+class Worker:
+    """The thread and its queue."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.Queue[Job | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._run, name="model worker", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> Job:
+        """Put a job at the end of the queue."""
+        self._jobs.put(job)
+        return job
+
+    @property
+    def waiting(self) -> int:
+        """About how many jobs are queued."""
+        return self._jobs.qsize()
+
+    def close(self) -> None:
+        """Stop after the jobs already queued."""
+        self._jobs.put(None)
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._one(job)
+
+    def _one(self, job: Job) -> None:
+        try:
+            job.check()
+            job.result = job.work(job)
+        except Cancelled:
+            job.cancelled = True
+        except Exception as error:  # noqa: BLE001  a job may fail in any way; the thread lives on
+            # A model told to stop may raise what it likes: the wish to stop decides what it means.
+            job.cancelled = job.stopping()
+            job.error = None if job.cancelled else error
+        try:
+            job.done(job)
+        except Exception:  # noqa: BLE001  the page that asked may be gone
+            log.exception("handing on the result of %r failed", job.title)

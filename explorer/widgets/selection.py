@@ -1,0 +1,70 @@
+"""What is being looked at, and what a view needs of a recording."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from explorer.widgets.drawing import Axis, Refusal
+from explorer.widgets.text import axis_labels
+
+
+class Recorded(Protocol):
+    """The part of a recording that views read."""
+
+    tokens: list[str]
+    kinds: tuple[str, ...]
+    num_layers: int
+
+    def __getitem__(self, key: Any) -> torch.Tensor: ...
+    def __contains__(self, key: Any) -> bool: ...
+    def why(self, name: str, layer: int | None) -> str: ...
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Block, token and head under the eye, and what each panel is set to show."""
+
+    block: int = 0
+    token: int = 0
+    head: int = 0
+    pattern: str = "probabilities"
+    router: str = "scores"
+    part: str = ""
+
+    def moved(self, **changes: Any) -> "Selection":
+        return replace(self, **changes)
+
+
+def array(rec: Recorded, name: str, layer: int | None) -> np.ndarray:
+    """A recorded value as float32 (integers stay integers), first row of the batch.
+
+    Values with a batch axis lose it: ``[batch seq num_experts]`` gives ``[seq num_experts]``.
+    """
+    tensor = rec[name, layer] if layer is not None else rec[name]
+    return plain(tensor[0])
+
+
+def plain(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor as a numpy array that pictures are made of."""
+    return (tensor.float() if tensor.is_floating_point() else tensor).detach().cpu().numpy()
+
+
+def missing(rec: Recorded, name: str, layer: int) -> Refusal:
+    """The recording's own reason why ``name`` is not there on ``layer``."""
+    return Refusal(rec.why(name, layer))
+
+
+def token_axis(rec: Recorded, title: str = "token") -> Axis:
+    return Axis(title, axis_labels(rec.tokens))
+
+
+def numbered_axis(title: str, count: int) -> Axis:
+    return Axis(title, tuple(str(number) for number in range(count)))
+
+
+def is_recurrent(rec: Recorded, layer: int) -> bool:
+    return rec.kinds[layer] == "linear_attn"

@@ -1,0 +1,67 @@
+"""The stream as pictures: how much each sublayer adds, block by block, and what it says so far."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from explorer.widgets.drawing import Axis, Heatmap, Refusal
+from explorer.widgets.selection import Recorded, Selection, token_axis
+
+#: The rows a block contributes, in the order the stream meets them, and their words.
+ADDENDS = (
+    ("attention_output", {"linear_attn": "recurrent mixer", "self_attn": "attention"}),
+    ("mlp_output", {}),
+)
+
+
+def norm(tensor: torch.Tensor) -> np.ndarray:
+    """Euclidean norm of every token's vector: ``[seq]`` of ``[batch seq hidden_size]``."""
+    return tensor[0].float().norm(dim=-1).numpy()
+
+
+def addend_norms(rec: Recorded) -> Heatmap | Refusal:
+    """Tokens across; down, per block, the norm of each addend over that of the stream it joins."""
+    rows, labels = [], []
+    for layer in range(rec.num_layers):
+        if ("layer_input", layer) not in rec:
+            continue
+        stream = np.maximum(norm(rec["layer_input", layer]), 1e-12)
+        for name, words in ADDENDS:
+            if (name, layer) in rec:
+                rows.append(norm(rec[name, layer]) / stream)
+                labels.append(f"{layer} {words.get(rec.kinds[layer], 'MLP')}")
+    if not rows:
+        return Refusal(rec.why("layer_input", 0))
+    return Heatmap(
+        title="addends: norm over that of the stream entering the block",
+        x=token_axis(rec), y=Axis("block and sublayer", tuple(labels)), values=np.stack(rows), low=0.0,
+        note="1 means the sublayer adds a vector as long as the stream it was added to.",
+    )
+
+
+def stream_norms(rec: Recorded) -> Heatmap | Refusal:
+    """Tokens across, blocks down: the norm of the stream entering each block, and leaving the last."""
+    layers = [layer for layer in range(rec.num_layers) if ("layer_input", layer) in rec]
+    if not layers:
+        return Refusal(rec.why("layer_input", 0))
+    rows = [norm(rec["layer_input", layer]) for layer in layers]
+    labels = [f"into {layer}" for layer in layers]
+    if ("layer_output", layers[-1]) in rec:
+        rows.append(norm(rec["layer_output", layers[-1]]))
+        labels.append(f"out of {layers[-1]}")
+    return Heatmap(
+        title="stream: norm of every token's vector", x=token_axis(rec),
+        y=Axis("place", tuple(labels)), values=np.stack(rows), low=0.0,
+    )
+
+
+def line_weights(rec: Recorded, chosen: Selection) -> dict[str, float]:
+    """For the diagram: each addend's norm at the chosen token over the stream's, by value name."""
+    if ("layer_input", chosen.block) not in rec:
+        return {}
+    stream = float(norm(rec["layer_input", chosen.block])[chosen.token]) or 1.0
+    return {
+        name: float(norm(rec[name, chosen.block])[chosen.token]) / stream
+        for name, _ in ADDENDS if (name, chosen.block) in rec
+    }
