@@ -15,10 +15,10 @@ import nnsight  # noqa: E402
 from nnsight.intervention.envoy import Envoy  # noqa: E402
 from nnsight.intervention.eproperty import WriteBack, eproperty  # noqa: E402
 from nnsight.intervention.interleaver import Mediator, OutOfOrderError  # noqa: E402
-from nnsight.intervention.source import STATE, SourceNotAvailable, bind, instrument  # noqa: E402
+from nnsight.intervention.source import STATE, SourceNotAvailable, bind, instrument, make_op  # noqa: E402
 from nnsight.modeling.transformers import TransformersModel  # noqa: E402
 
 __all__ = [
     "Envoy", "Mediator", "OutOfOrderError", "STATE", "SourceNotAvailable", "TransformersModel",
-    "WriteBack", "bind", "eproperty", "instrument", "nnsight",
+    "WriteBack", "bind", "eproperty", "instrument", "make_op", "nnsight",
 ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from explorer import vocabulary
-from explorer.finding.block import BlockFinds, CannotFollow, Sublayer, find_block
+from explorer.finding.block import BlockFinds, Sublayer, find_block
 from explorer.finding.flow import recorded
 from explorer.finding.spots import Finds
 from explorer.finding.structure import Frame, frame, kinds
@@ -96,7 +96,7 @@ def discover(twin: torch.nn.Module) -> Anatomy:
         second: list[BlockFinds | None] = [None] * len(paths)
         if any("linear_attn" in finds.hosts for finds in first):
             with recorded(twin, paths) as step:
-                twin(ids[:, :1], past_key_values=out.past_key_values, use_cache=True)
+                twin(ids[:, :1], cache=out.cache, use_cache=True)
             second = [find_block(step, path) for path in paths]
     sizes = {"batch": batch, "seq": seq}
     return Anatomy(base, norm, [

@@ -1,0 +1,57 @@
+"""Edits: changes to values, made in the same forward that is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Change ``value`` of block ``layer`` (None for the model's own values) by ``change``.
+
+    ``change`` gets the tensor in the vocabulary's layout and returns the one to go on with.
+    """
+
+    value: str
+    layer: int | None
+    change: Callable[[torch.Tensor], torch.Tensor]
+    says: str = ""
+
+
+@dataclass(frozen=True)
+class JointEdit(Edit):
+    """An edit whose ``change`` also gets the other values of the same moment, by name."""
+
+    joint: bool = True
+
+
+def ablate_expert(layer: int, expert: int) -> Edit:
+    """Zero the weight of every routing slot of block ``layer`` that goes to ``expert``.
+
+    The token's other weights stay as they are: they are not renormalised.
+    """
+
+    def change(weights: torch.Tensor, others: dict[str, torch.Tensor]) -> torch.Tensor:
+        return weights.masked_fill(others["expert_indices"] == expert, 0)
+
+    return JointEdit("expert_weights", layer, change, f"expert {expert} of block {layer} off")
+
+
+def zero_head(layer: int, head: int) -> Edit:
+    """Zero what one head of block ``layer`` hands to the rest of its mixer.
+
+    Works on softmax attention and on recurrent heads: ``attention_head_outputs``
+    is [batch seq heads width] on both.
+    """
+
+    def change(outputs: torch.Tensor) -> torch.Tensor:
+        if not 0 <= head < outputs.shape[2]:
+            raise ValueError(f"Block {layer} has heads 0 to {outputs.shape[2] - 1}, not {head}.")
+        outputs = outputs.clone()
+        outputs[:, :, head] = 0
+        return outputs
+
+    return Edit("attention_head_outputs", layer, change, f"head {head} of block {layer} zeroed")

@@ -1,0 +1,248 @@
+"""The standard values as attributes of the engine's envoys.
+
+Reading one inside a trace waits for the forward to reach its place and hands out
+a copy: what the model does to its tensor later does not show in it. When the block
+moves on, what it made of the copy (an in-place edit, an assignment) goes back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from explorer import vocabulary
+from explorer.engine import Envoy, Mediator, OutOfOrderError, WriteBack, eproperty
+from explorer.places import put, take
+from explorer.taps import HostTaps, Reach, Replay
+
+if TYPE_CHECKING:
+    from explorer.model import LanguageModel
+
+
+class Unavailable(ValueError):
+    """The value cannot be had here; the message says why and what would change that."""
+
+
+class OutsideTrace(ValueError):
+    """A value of the forward pass was asked for with no forward running."""
+
+
+class PassedBy(OutOfOrderError):
+    """The forward had already gone past a value when it was asked for."""
+
+
+class Visit:
+    """One moment of the forward as a trace block holds it: what came, and the copies handed out."""
+
+    def __init__(self, raw: Any, reach: Reach) -> None:
+        self.raw = raw
+        self.native = reach.native
+        self.views: dict[str, tuple[Any, int, Reach]] = {}
+
+    def view(self, name: str, reach: Reach) -> Any:
+        """The copy of one value; the same object however often it is read at this moment."""
+        if name not in self.views:
+            tensor = take(self.raw, reach.place) if self.native else self.raw[name]
+            copied = tensor.clone() if isinstance(tensor, torch.Tensor) else tensor
+            self.views[name] = (copied, getattr(copied, "_version", 0), reach)
+        return self.views[name][0]
+
+    def assign(self, name: str, reach: Reach, value: Any) -> None:
+        self.views[name] = (value, -1, reach)
+
+    def back(self) -> Any:
+        """What the model goes on with: the original where a copy was only looked at."""
+        changed = self.raw
+        for name, (value, version, reach) in self.views.items():
+            if not isinstance(value, torch.Tensor):
+                if version == -1:
+                    changed = self._put(changed, name, reach, value)
+            elif value._version != version or value.requires_grad:
+                # The model gets a copy in turn, so that neither sees the other's later edits.
+                changed = self._put(changed, name, reach, value.clone())
+        return changed
+
+    def _put(self, raw: Any, name: str, reach: Reach, value: Any) -> Any:
+        return put(raw, reach.place, value) if self.native else {**raw, name: value}
+
+
+class StandardValue(eproperty):
+    """One standard value on the envoys of its host."""
+
+    def __init__(self, value: vocabulary.Value) -> None:
+        super().__init__(key=value.name, description=value.meaning)
+        self.value = value
+        self.name = value.name
+        self.__doc__ = f"{value.typed}: {value.meaning}"
+
+    def __str__(self) -> str:
+        return f"({self.name}) -> {self.value.typed}: {self.value.meaning}"
+
+    def __get__(self, obj: Any, owner: Any = None) -> Any:
+        if obj is None:
+            return self
+        return obj._standard.read(self.value)
+
+    def __set__(self, obj: Any, value: Any) -> None:
+        obj._standard.write(self.value, value)
+
+
+class Standard:
+    """The standard side of one envoy: its host, its layer, and how its values are read and written."""
+
+    def __init__(self, model: "LanguageModel", name: str, layer: int | None, taps: HostTaps | None,
+                 missing: dict[str, str], sizes: dict[str, int]) -> None:
+        self.model = model
+        self.name = name
+        self.layer = layer
+        self.taps = taps
+        self.missing = missing
+        self.sizes = sizes
+
+    def expression(self, value: str) -> str:
+        """The Python expression that reads a value here."""
+        return f"{vocabulary.HOSTS[self.name].path.replace('[i]', f'[{self.layer}]')}.{value}"
+
+    def reach(self, value: vocabulary.Value) -> Reach:
+        """How to reach a value, or raise Unavailable with the reason."""
+        if self.taps is None or value.name not in self.taps.reach:
+            reason = self.missing.get(value.name, "nothing was found that plays this part")
+            raise Unavailable(f"{self.expression(value.name)} is unavailable: {reason}.")
+        return self.taps.reach[value.name]
+
+    # -- inside a trace -----------------------------------------------------
+
+    def read(self, value: vocabulary.Value) -> Any:
+        if value.derived:
+            return self._derived(value)
+        reach = self.reach(value)
+        return self._visit(value, reach).view(value.name, reach)
+
+    def write(self, value: vocabulary.Value, new: Any) -> None:
+        if not value.written:
+            raise Unavailable(f"{self.expression(value.name)} is computed from other values and cannot be written.")
+        reach = self.reach(value)
+        self._visit(value, reach).assign(value.name, reach, new)
+
+    def _visit(self, value: vocabulary.Value, reach: Reach) -> Visit:
+        mediator = self._mediator(value)
+        waiting = mediator.transform
+        occurrence = mediator.wanted(reach.location)
+        if waiting is not None and isinstance(waiting.view, Visit) and waiting.location == reach.location \
+                and waiting.occurrence == occurrence:
+            return waiting.view
+        raw = self._wait(mediator, reach.location, value, occurrence)
+        visit = Visit(raw, reach)
+        mediator.transform = WriteBack(visit.back, visit, self, reach.location, occurrence)
+        return visit
+
+    def _derived(self, value: vocabulary.Value) -> Any:
+        if self.name == "linear_attn":
+            if value.name in self.missing:
+                raise Unavailable(f"{self.expression(value.name)} is unavailable: {self.missing[value.name]}.")
+            mediator = self._mediator(value)
+            if value.name == "state":
+                location = self.taps.state_location
+                return self._wait(mediator, location, value, None).clone()
+            replay: Replay = self._wait(mediator, self.taps.replay_location, value, mediator.wanted(self.taps.replay_location))
+            return replay.states() if value.name == "states" else implied(replay, self.expression(value.name))
+        source, compute = DERIVED[value.name]
+        origin = vocabulary.BY_HOST[self.name][source]
+        if value.name in self.missing:
+            raise Unavailable(f"{self.expression(value.name)} is unavailable: {self.missing[value.name]}.")
+        return compute(self.read(origin), self.sizes)
+
+    def _mediator(self, value: vocabulary.Value) -> Mediator:
+        expression = self.expression(value.name)
+        try:
+            return Mediator.current(expression)
+        except ValueError:
+            raise OutsideTrace(
+                f"{expression} is a value of the forward pass: read it inside `with model.trace(prompt):`, "
+                f"or take it from `model.record(prompt, [{value.name!r}])`."
+            ) from None
+
+    def _wait(self, mediator: Mediator, location: str, value: vocabulary.Value, occurrence: int | None) -> Any:
+        if occurrence is not None and self._passed(mediator, location):
+            raise PassedBy(self._order(mediator, value))
+        try:
+            raw = Mediator.value(location)
+        except OutOfOrderError as error:
+            if mediator.iteration == 0 and not isinstance(error, PassedBy):
+                raise PassedBy(self._order(mediator, value)) from error
+            raise
+        mediator._standard_last = (self, value.name)
+        return raw
+
+    def _passed(self, mediator: Mediator, location: str) -> bool:
+        """Whether the step this read belongs to has already gone past the location.
+
+        A step that is not pinned is the one the forward is in; without this check
+        the engine would wait for the next step and hand out its tensor instead.
+        """
+        done = mediator.occurrence(location)
+        wanted = mediator.iteration if mediator.iteration is not None else self.model.taps.step
+        return done > wanted
+
+    def _order(self, mediator: Mediator, value: vocabulary.Value) -> str:
+        expression = self.expression(value.name)
+        last: tuple[Standard, str] | None = getattr(mediator, "_standard_last", None)
+        reached = f"it had reached {last[0].expression(last[1])}" if last else "it had finished"
+        text = f"{expression} was asked for after the forward had passed it: {reached}."
+        order = self.model.reading_order(self.layer) if self.layer is not None else []
+        if order:
+            text += f" In this block the forward passes {' → '.join(order)}."
+        return (
+            text + " Ask in the forward's order, ask in a tracer.invoke() block of its own, "
+            "or use model.record, which takes any order."
+        )
+
+
+def implied(replay: Replay, expression: str) -> torch.Tensor:
+    """The implied attention, refused where a state entered the call."""
+    if replay.state_input is not None:
+        raise Unavailable(
+            f"{expression} is unavailable: this call continues from a cached state, and the implied attention "
+            "is that of a fresh prompt. Trace the whole sequence at once."
+        )
+    return replay.state_attention()
+
+
+def margin(scores: torch.Tensor, sizes: dict[str, int]) -> torch.Tensor:
+    """Score of the last chosen expert minus that of the first rejected one: [batch seq]."""
+    best = scores.topk(sizes["top_k"] + 1, dim=-1).values
+    return best[..., -2] - best[..., -1]
+
+
+#: Values computed from one other value: the source, and how.
+DERIVED = {
+    "router_margin": ("router_scores", margin),
+    "next_token_probs": ("logits", lambda logits, sizes: logits[:, -1].softmax(-1)),
+    "input_size": ("input_ids", lambda ids, sizes: tuple(ids.shape)),
+}
+
+
+class HostEnvoy(Envoy):
+    """An envoy with standard values; sizes answer as attributes, read-only."""
+
+    def __getattr__(self, name: str) -> Any:
+        standard = self.__dict__.get("_standard")
+        if standard is not None and name in standard.sizes:
+            return standard.sizes[name]
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        standard = self.__dict__.get("_standard")
+        if standard is not None and name in standard.sizes:
+            raise AttributeError(f"{name} is a size of the built model and cannot be set.")
+        super().__setattr__(name, value)
+
+
+def host_class(name: str, base: type = HostEnvoy) -> type:
+    """The envoy class of one host: its values as class attributes."""
+    members = {value.name: StandardValue(value) for value in vocabulary.BY_HOST[name].values()}
+    return type(f"{name.title().replace('_', '')}Envoy", (base,), members)
+
+
+HOST_CLASSES = {name: host_class(name) for name in vocabulary.HOSTS if name != "model"}

@@ -1,0 +1,240 @@
+"""The loaded model: an engine model with standard names and values."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from explorer import vocabulary
+from explorer.edits import Edit
+from explorer.engine import TransformersModel
+from explorer.finding.discover import Anatomy, Host
+from explorer.hosts import HOST_CLASSES, HostEnvoy, Standard, Unavailable, host_class, implied
+from explorer.places import Place
+from explorer.printing import printout
+from explorer.prompts import prepared
+from explorer.recording import Recording, choose, record, timed
+from explorer.support import Row, Support, support
+from explorer.taps import HostTaps, Taps, TraceSink
+
+
+def _top(anatomy: Anatomy, config: Any) -> Host:
+    """The model's own host: its values are its modules' inputs and outputs."""
+    frame = anatomy.frame
+
+    def place(value: str, module: str, side: str, element: int | str | None, says: str) -> tuple[str, tuple[Place, ...]]:
+        axes = vocabulary.BY_HOST["model"][value].axes
+        return value, (Place(module, side, element, tuple((a,) for a in axes), says),)
+
+    places = dict((
+        place("logits", "", "output", "logits", "the output of the model"),
+        place("token_embeddings", frame.embedding, "output", None, f"the output of the module {frame.embedding}"),
+        place("final_norm_output", anatomy.norm, "output", None, f"the output of the module {anatomy.norm}"),
+        place("lm_head_output", frame.head, "output", None, f"the output of the module {frame.head}"),
+        place("input_ids", "", "input", "input_ids", "the model's argument input_ids"),
+        place("attention_mask", "", "input", "attention_mask", "the model's argument attention_mask"),
+    ))
+    return Host("model", "", {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}, places, {}, {})
+
+
+class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, TransformersModel), {}))):
+    """A transformers language model under the engine, with standard names and values.
+
+    ``label`` says what was loaded, ``weights`` what its numbers are (``"trained"``,
+    ``"random, seed 0"``, ``"released"``, ``"none: shapes only"``), ``family`` its
+    model type. ``hf`` is the transformers model itself.
+    """
+
+    def __init__(self, module: torch.nn.Module, tokenizer: Any, anatomy: Anatomy, label: str, weights: str) -> None:
+        self.anatomy, self.label, self.weights = anatomy, label, weights
+        self.lock = threading.RLock()
+        blocks = anatomy.frame.blocks
+        envoys: dict[str, type] = {f"{blocks}.*": HOST_CLASSES["layers"]}
+        rename: dict[str, str | list[str]] = {
+            blocks: "layers", anatomy.frame.embedding: "embed_tokens", anatomy.norm: "norm",
+        }
+        if anatomy.frame.head != "lm_head":
+            rename[anatomy.frame.head] = "lm_head"
+        for block in anatomy.blocks:
+            for layer in block.layers:
+                for host in block.hosts.values():
+                    if host.module:
+                        envoys[f"{blocks}.{layer}.{host.module}"] = HOST_CLASSES[host.name]
+            rename |= _aliases(block.hosts)
+        super().__init__(module, tokenizer=tokenizer, task="text-generation", rename=rename, envoys=envoys)
+        config = module.config.get_text_config()
+        self.top = _top(anatomy, config)
+        self.taps = Taps(module, anatomy, self.path, self.top)
+        self._standard = Standard(self, "model", None, self.taps.hosts["model", None], self.top.missing, self._sizes(config))
+        for layer in range(anatomy.frame.num_layers):
+            for host in anatomy.block(layer).hosts.values():
+                self._bind(layer, host)
+
+    def _bind(self, layer: int, host: Host) -> None:
+        envoy = self.layers[layer]
+        if host.name != "layers":
+            if not host.module:
+                return
+            envoy = envoy.get(host.module)
+        taps = self.taps.hosts.get((host.name, layer))
+        object.__setattr__(envoy, "_standard", Standard(self, host.name, layer, taps, host.missing, host.sizes))
+
+    def _sizes(self, config: Any) -> dict[str, int]:
+        """Sizes of the whole model: of its first attention and MLP where blocks have them."""
+        sizes = {"num_layers": self.anatomy.frame.num_layers, "hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
+        for block in self.anatomy.blocks:
+            for name in ("num_heads", "num_kv_heads", "head_dim", "qk_head_dim"):
+                if name in block.hosts["self_attn"].sizes:
+                    sizes.setdefault(name, block.hosts["self_attn"].sizes[name])
+        dense = getattr(config, "intermediate_size", None)
+        if isinstance(dense, int):
+            sizes["intermediate_size"] = dense
+        return sizes
+
+    # -- what is there -------------------------------------------------------
+
+    @property
+    def hf(self) -> torch.nn.Module:
+        """The transformers model."""
+        return self._module
+
+    @property
+    def family(self) -> str:
+        return self._module.config.get_text_config().model_type
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return dict(self._standard.sizes)
+
+    @property
+    def kinds(self) -> list[str]:
+        """Each block's mixer, by host name."""
+        hosts = [self.anatomy.block(i).hosts for i in range(self.num_layers)]
+        return [next((n for n in ("linear_attn", "self_attn") if h[n].places), "none") for h in hosts]
+
+    def layer_index(self, layer: int) -> int:
+        """``layer`` as an index from 0, or ValueError when there is no such block."""
+        if not -self.num_layers <= layer < self.num_layers:
+            raise ValueError(f"There is no block {layer}: {self.label} has blocks 0 to {self.num_layers - 1}.")
+        return layer % self.num_layers
+
+    def support(self, layer: int | None = None) -> Support:
+        """What can be served, on all blocks or on one, and why not the rest."""
+        return support(self.anatomy, self.top, None if layer is None else self.layer_index(layer))
+
+    def reading_order(self, layer: int) -> list[str]:
+        """The values of a block in the order its forward passes them."""
+        return [f"{host}.{value}" if host != "layers" else value for host, value in self.anatomy.block(layer).order]
+
+    def writable(self, name: str, layer: int | None) -> tuple[vocabulary.Value, HostTaps]:
+        """The value called ``name`` on a block, to be written; raises with the reason when it cannot be."""
+        values = vocabulary.lookup(name)
+        index = None if layer is None else self.layer_index(layer)
+        for value in values:
+            taps = self.taps.hosts.get((value.host, index))
+            if taps is not None and value.name in taps.reach and value.host != "shared_experts":
+                return value, taps
+        if not values[0].written:
+            raise Unavailable(f"{name} is computed from other values and cannot be written.")
+        reason = next((r.reasons[index] for r in self.support(index) if r.value in values and index in r.reasons), "it is not there")
+        raise Unavailable(f"{name} of block {layer} is unavailable: {reason}.")
+
+    def __repr__(self) -> str:
+        return printout(self)
+
+    # -- running -------------------------------------------------------------
+
+    def interleave(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        """The engine's driver of every trace, with the taps open for its duration."""
+        with self.lock, self.taps.armed(TraceSink(self.interleaver)):
+            return super().interleave(fn, *args, **kwargs)
+
+    def record(self, prompt: Any, values: Iterable[str] | None = None, layers: Iterable[int] | None = None,
+               edits: Sequence[Edit] = (), progress: Callable[[int, int], None] | None = None,
+               cancel: Callable[[], bool] | None = None) -> Recording:
+        """Run ``prompt`` once and keep the values asked for, in any order.
+
+        prompt: text, a list of token ids, or a tensor [batch seq]. values: names
+        (None for everything but per-token states). edits: made in the same forward.
+        progress: called with (blocks done, blocks). cancel: asked after each block.
+        Raises UnknownValue, Unavailable, PromptError, Cancelled.
+        """
+        rows, missing = choose(self, values, layers)
+        inputs = prepared(self, prompt)
+        with torch.no_grad():
+            found, seconds = timed(lambda: record(self, inputs, rows, edits, progress, cancel))
+        ids = inputs["input_ids"]
+        tokens = [self.tokenizer.decode([token]) for token in ids[0].tolist()] if ids.device.type != "meta" else []
+        return Recording(self.label, self.weights, ids, tokens, self.kinds, found, missing, seconds,
+                         tuple(edit.says or edit.value for edit in edits))
+
+    def _replayed(self, key: tuple[str, int | None], replay: Any) -> torch.Tensor:
+        name, layer = key
+        expression = f"model.layers[{layer}].linear_attn.{name}"
+        return replay.states() if name == "states" else implied(replay, expression)
+
+    # -- acting on the stream --------------------------------------------------
+
+    def skip_layers(self, start: int, end: int, skip_with: torch.Tensor | None = None) -> None:
+        """Inside a trace: leave out blocks ``start`` to ``end``, both included.
+
+        The stream entering ``start``, or ``skip_with`` [batch seq hidden_size], goes on to the block after ``end``.
+        """
+        start, end = self.layer_index(start), self.layer_index(end)
+        if end < start:
+            raise ValueError(f"skip_layers skips upwards: {start} to {end} is empty.")
+        stream = self.layers[start].layer_input if skip_with is None else skip_with
+        for layer in range(start, end + 1):
+            self.layers[layer].skip(stream)
+
+    def steer(self, layers: int | Iterable[int], vector: torch.Tensor, factor: float = 1.0,
+              positions: int | slice | Sequence[int] | None = None, batch_index: int | None = None) -> None:
+        """Inside a trace: add ``factor * vector`` [hidden_size] to the stream leaving each of ``layers``.
+
+        positions: which tokens (all by default); batch_index: which row (all by default).
+        """
+        rows = slice(None) if batch_index is None else [batch_index]
+        where = slice(None) if positions is None else [positions] if isinstance(positions, int) else positions
+        for layer in sorted({self.layer_index(i) for i in ([layers] if isinstance(layers, int) else layers)}):
+            stream = self.layers[layer].layer_output
+            added = torch.zeros_like(stream)
+            chosen = torch.zeros(stream.shape[:2], dtype=torch.bool, device=stream.device)
+            chosen[rows, where] = True
+            added[chosen] = (factor * vector).to(stream)
+            self.layers[layer].layer_output = stream + added
+
+    def project_on_vocab(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The lens: logits [… vocab_size] of a stream [… hidden_size], through the final norm and the head."""
+        return self.lm_head(self.norm(hidden))
+
+    def top_tokens(self, hidden: torch.Tensor, k: int = 5) -> list:
+        """The ``k`` likeliest next tokens of a stream vector [hidden_size], as (token, probability).
+
+        For more than one vector, nested lists in the shape of the leading axes.
+        """
+        if hidden.dim() > 1:
+            return [self.top_tokens(row, k) for row in hidden]
+        best = self.project_on_vocab(hidden).float().softmax(-1).topk(k)
+        return [(self.tokenizer.decode([token]), probability)
+                for token, probability in zip(best.indices.tolist(), best.values.tolist())]
+
+
+def _aliases(hosts: dict[str, Host]) -> dict[str, str]:
+    """Standard names for modules a block calls something else."""
+    found = {}
+    traits = hosts["mlp"].traits
+    for trait, alias in (("router", "router"), ("experts", "experts"), ("shared", "shared_experts")):
+        path = traits.get(trait)
+        if path and path.rsplit(".", 1)[-1] != alias:
+            found[path.rsplit(".", 1)[-1]] = alias
+    for name in ("self_attn", "linear_attn", "mlp"):
+        path = hosts[name].module
+        if path and path != name:
+            found[path] = name
+    return found
+
+
+__all__ = ["LanguageModel", "Row"]

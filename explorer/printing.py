@@ -1,0 +1,82 @@
+"""The printout of a model: native modules, standard names and values with their layouts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from explorer import vocabulary
+from explorer.engine import Envoy
+
+if TYPE_CHECKING:
+    from explorer.model import LanguageModel
+
+
+def printout(model: "LanguageModel") -> str:
+    """The native tree with aliases and, on each host, the values it serves; equal blocks once."""
+    return _shown(model)
+
+
+def _shown(envoy: Envoy) -> str:
+    module = envoy._module
+    if isinstance(module, torch.nn.ModuleList) and len(module):
+        return f"{module._get_name()}({_body(_collapsed(envoy))})"
+    lines = [line for line in module.extra_repr().split("\n") if line]
+    children = _children(envoy)
+    values = _values(envoy)
+    if len(lines) == 1 and not children and not values:
+        return f"{module._get_name()}({lines[0]})"
+    return f"{module._get_name()}({_body(lines + children + values)})"
+
+
+def _body(lines: list[str]) -> str:
+    text = "\n".join(lines).replace("\n", "\n  ")
+    return f"\n  {text}\n" if lines else ""
+
+
+def _children(envoy: Envoy) -> list[str]:
+    """Children under their names, the standard one in front where they have another."""
+    names: dict[str, list[str]] = {}
+    mounted = []
+    for alias, path in envoy._aliases.items():
+        if "." in path:
+            mounted.append(alias)
+        else:
+            names.setdefault(path, []).append(alias)
+    inside = {getattr(envoy, alias) for alias in mounted}
+    lines = []
+    for name, child in envoy._named_children():
+        if mounted and any(_holds(child, other) for other in inside):
+            continue  # its parts are mounted here, under their standard names
+        lines.append(f"({'/'.join([*names.get(name, []), name])}): {_shown(child)}")
+    return lines + [f"({alias}): {_shown(getattr(envoy, alias))}" for alias in mounted]
+
+
+def _holds(envoy: Envoy, other: Envoy) -> bool:
+    return other.path.startswith(f"{envoy.path}.")
+
+
+def _collapsed(envoy: Envoy) -> list[str]:
+    runs: list[list] = []
+    for index, child in enumerate(envoy):
+        shown = _shown(child)
+        if runs and runs[-1][2] == shown:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index, shown])
+    return [
+        f"({first}): {shown}" if first == last else f"({first}-{last}): {last - first + 1} x {shown}"
+        for first, last, shown in runs
+    ]
+
+
+def _values(envoy: Envoy) -> list[str]:
+    standard = envoy.__dict__.get("_standard")
+    if standard is None:
+        return []
+    lines = []
+    for value in vocabulary.BY_HOST[standard.name].values():
+        if value.name not in standard.missing:
+            lines.append(f"({value.name}) -> {value.typed}: {value.meaning}")
+    return lines

@@ -1,0 +1,220 @@
+"""Recording: one forward, any set of values, in any order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from explorer import recurrence, vocabulary
+from explorer.edits import Edit, JointEdit
+from explorer.hosts import DERIVED, Unavailable, implied
+from explorer.places import put, take
+from explorer.taps import REPLAYED, HostTaps, Reach, Replay
+
+if TYPE_CHECKING:
+    from explorer.model import LanguageModel
+
+Key = tuple[str, int | None]
+
+
+class Cancelled(Exception):
+    """The run was told to stop before it finished."""
+
+
+@dataclass
+class Recording:
+    """What one forward was seen to do: plain tensors on the CPU, by value name and layer.
+
+    ``rec["router_logits", 3]`` and, for the model's own values, ``rec["logits"]``;
+    every tensor is in the vocabulary's layout. ``kinds`` names each block's mixer;
+    ``bytes`` is what the tensors take; ``weights`` says what the numbers come from.
+    """
+
+    label: str
+    weights: str
+    input_ids: torch.Tensor
+    tokens: list[str]
+    kinds: list[str]
+    values: dict[Key, Any] = field(default_factory=dict)
+    missing: dict[Key, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    edits: tuple[str, ...] = ()
+
+    def __getitem__(self, key: str | Key) -> Any:
+        name, layer = key if isinstance(key, tuple) else (key, None)
+        if (name, layer) not in self.values:
+            raise KeyError(self.why(name, layer))
+        return self.values[name, layer]
+
+    def __contains__(self, key: str | Key) -> bool:
+        return (key if isinstance(key, tuple) else (key, None)) in self.values
+
+    def layers(self, name: str) -> tuple[int, ...]:
+        """The blocks this value was recorded on."""
+        return tuple(sorted(layer for found, layer in self.values if found == name and layer is not None))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for name, _ in self.values))
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.kinds)
+
+    @property
+    def bytes(self) -> int:
+        return sum(v.numel() * v.element_size() for v in self.values.values() if isinstance(v, torch.Tensor))
+
+    def why(self, name: str, layer: int | None = None) -> str:
+        """Why a value is not in the recording."""
+        vocabulary.lookup(name)
+        return self.missing.get((name, layer), f"{name} was not asked for when this was recorded.")
+
+    def replay(self, layer: int) -> Replay:
+        """The recurrent kernel's arguments on one block, to run again."""
+        return Replay(**{name: self.values.get((name, layer)) if name == "state_input" else self[name, layer]
+                         for name in REPLAYED})
+
+    def states(self, layer: int, head: int) -> Iterator[torch.Tensor]:
+        """State [batch key_dim value_dim] of one head after each token, by replay; memory for one at a time."""
+        replay = self.replay(layer)
+        for _, state in recurrence.delta_rule_steps(*replay.arguments, state=replay.state_input, heads=[head]):
+            yield state[:, 0]
+
+    def state(self, layer: int, head: int, token: int) -> torch.Tensor:
+        """State [batch key_dim value_dim] of one head after one token, by replay."""
+        return next(state for index, state in enumerate(self.states(layer, head)) if index == token)
+
+
+class RecordSink:
+    """A sink that keeps copies of what was asked for and makes the edits."""
+
+    def __init__(self, wanted: dict[str, list[tuple[Key, Reach]]], derived: dict[str, list[Key]],
+                 edits: dict[str, list[tuple[Edit, str, Reach]]], model: "LanguageModel") -> None:
+        self.wanted, self.derived, self.edits, self.model = wanted, derived, edits, model
+        self.values: dict[Key, Any] = {}
+
+    def active(self) -> bool:
+        return True
+
+    def offer(self, location: str, make: Callable[[], Any]) -> Any:
+        keys, edits = self.wanted.get(location, ()), self.edits.get(location, ())
+        for key in self.derived.get(location, ()):
+            self.values[key] = kept(self.model._replayed(key, make()))
+        if not keys and not edits:
+            return None
+        raw = changed = make()
+        for edit, name, reach in edits:
+            now = take(changed, reach.place) if reach.native else changed[name]
+            new = edit.change(now.clone(), changed) if isinstance(edit, JointEdit) else edit.change(now.clone())
+            if new.shape != now.shape:
+                raise ValueError(f"The edit of {edit.value} returned {list(new.shape)} where {list(now.shape)} belongs.")
+            changed = put(changed, reach.place, new) if reach.native else {**changed, name: new}
+        for key, reach in keys:
+            self.values[key] = kept(take(changed, reach.place) if reach.native else changed[key[0]])
+        return None if changed is raw else changed
+
+
+def kept(value: Any) -> Any:
+    """A snapshot on the CPU: a copy the model's later edits do not reach."""
+    return value.detach().clone().to("cpu") if isinstance(value, torch.Tensor) and value.device.type != "meta" else value
+
+
+def choose(model: "LanguageModel", values: Iterable[str] | None, layers: Iterable[int] | None) -> tuple[list, dict[Key, str]]:
+    """The values to record as (value, layer, taps) rows, and why the others are not there.
+
+    Raises UnknownValue for a name the vocabulary does not have, ValueError for a
+    layer out of range, Unavailable when a named value is on none of the layers.
+    """
+    if isinstance(values, str):
+        values = [values]
+    chosen = None if layers is None else [model.layer_index(layer) for layer in layers]
+    named = None if values is None else [value for name in values for value in vocabulary.lookup(name)]
+    rows, missing = [], {}
+    for support in model.support():
+        if named is not None and support.value not in named:
+            continue
+        if named is None and (support.value.name in ("state", "states") or support.host == "shared_experts"):
+            continue  # one matrix per token, or a second value of the same name: only when asked for
+        for layer in (None,) if support.host == "model" else range(model.num_layers):
+            if layer is not None and chosen is not None and layer not in chosen:
+                continue
+            if layer is None or layer in support.layers:
+                rows.append((support.value, layer, model.taps.hosts[support.host, layer]))
+            else:
+                missing.setdefault((support.name, layer), support.reasons[layer])
+    if named is not None:
+        for value in named:
+            if value.name not in {row[0].name for row in rows}:
+                reason = next((r for (n, _), r in missing.items() if n == value.name), "it is not on the layers asked for")
+                raise Unavailable(f"{value.name} is unavailable on the blocks asked for: {reason}.")
+    return rows, {key: reason for key, reason in missing.items() if not any((r[0].name, r[1]) == key for r in rows)}
+
+
+def record(model: "LanguageModel", inputs: dict[str, torch.Tensor], rows: list[tuple], edits: Iterable[Edit],
+           progress: Callable[[int, int], None] | None, cancel: Callable[[], bool] | None) -> dict[Key, Any]:
+    """Run the model once on ``inputs`` and return copies of the values in ``rows``."""
+    wanted: dict[str, list] = {}
+    derived: dict[str, list] = {}
+    later: list[tuple[vocabulary.Value, int | None, HostTaps]] = []
+    for value, layer, taps in rows:
+        if value.name == "state":
+            raise Unavailable("state is one token's: take Recording.state(layer, head, token), or record states.")
+        if value.name in ("states", "state_attention"):
+            derived.setdefault(taps.replay_location, []).append((value.name, layer))
+        elif value.derived:
+            later.append((value, layer, taps))
+            source = DERIVED[value.name][0]
+            wanted.setdefault(taps.reach[source].location, []).append(((source, layer), taps.reach[source]))
+        else:
+            wanted.setdefault(taps.reach[value.name].location, []).append(((value.name, layer), taps.reach[value.name]))
+    changes: dict[str, list] = {}
+    for edit in edits:
+        value, taps = model.writable(edit.value, edit.layer)
+        reach = taps.reach[value.name]
+        changes.setdefault(reach.location, []).append((edit, value.name, reach))
+    sink = RecordSink(wanted, derived, changes, model)
+    with model.lock, model.taps.armed(sink, {*wanted, *derived, *changes}, native=True), watched(model, progress, cancel):
+        model.hf(**inputs, use_cache=True)
+    asked = {(value.name, layer) for value, layer, _ in rows}
+    for value, layer, taps in later:
+        source, compute = DERIVED[value.name]
+        sink.values[value.name, layer] = compute(sink.values[source, layer], taps.host.sizes)
+    return {key: value for key, value in sink.values.items() if key in asked}
+
+
+class watched:
+    """Report each block as it finishes, and stop the run when told to."""
+
+    def __init__(self, model: "LanguageModel", progress: Callable | None, cancel: Callable | None) -> None:
+        self.blocks = [layer._module for layer in model.layers]
+        self.progress, self.cancel = progress, cancel
+        self.hooks: list = []
+
+    def __enter__(self) -> None:
+        if self.progress is None and self.cancel is None:
+            return
+        for index, block in enumerate(self.blocks):
+            self.hooks.append(block.register_forward_hook(lambda *_, index=index: self.passed(index)))
+
+    def passed(self, index: int) -> None:
+        if self.progress is not None:
+            self.progress(index + 1, len(self.blocks))
+        if self.cancel is not None and self.cancel():
+            raise Cancelled("The run was cancelled.")
+
+    def __exit__(self, *_: Any) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+
+def timed(run: Callable[[], Any]) -> tuple[Any, float]:
+    start = time.perf_counter()
+    return run(), time.perf_counter() - start
+
+
+__all__ = ["Cancelled", "Recording", "choose", "implied", "record", "timed"]

@@ -1,0 +1,130 @@
+"""What a loaded model can serve, and why not the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from explorer import vocabulary
+from explorer.finding.discover import Anatomy, Host
+
+#: What a value needs of the way the model is loaded, by the reason's cue in the code that looks for it.
+CONDITIONS = {
+    "attention_scores": 'needs attn_implementation="eager", which is what load uses',
+    "attention_probabilities": 'needs attn_implementation="eager", which is what load uses',
+    "expert_outputs": 'needs experts_implementation="grouped_mm" (the default) or "batched_mm"',
+}
+
+_STATE = "needs transformers' own torch kernel, which runs where flash-linear-attention is not installed"
+CONDITIONS |= dict.fromkeys(
+    ("state", "states", "state_attention", "state_input", "state_output", "decays", "betas"), _STATE
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One value of one host: where it is to be had, how it is read, and why not elsewhere.
+
+    ``layers`` are the blocks that have it (empty on the model host); ``reasons``
+    gives a sentence for each block that has not, under None for the model host.
+    ``modules`` are the classes that host it.
+    """
+
+    host: str
+    value: vocabulary.Value
+    layers: tuple[int, ...]
+    read_at: str
+    condition: str | None
+    reasons: dict[int | None, str]
+    available: bool
+    modules: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.value.name
+
+    @property
+    def writable(self) -> bool:
+        return self.value.written
+
+
+class Support:
+    """Rows in the vocabulary's order; printing it lists them."""
+
+    def __init__(self, rows: list[Row], layer: int | None) -> None:
+        self.rows, self.layer = rows, layer
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, name: str) -> Row:
+        """A row by value name, or by ``"host.value"`` where several hosts have it."""
+        values = vocabulary.lookup(name)
+        return next(row for row in self.rows if row.value in values)
+
+    def __repr__(self) -> str:
+        lines = []
+        for row in self.rows:
+            where = f"{vocabulary.HOSTS[row.host].path}.{row.name}"
+            if row.available:
+                scope = "" if row.host == "model" else f"  blocks {_ranges(row.layers)}"
+                lines.append(f"  yes  {where:<52} {row.value.typed}{scope}")
+            else:
+                lines.append(f"  no   {where:<52} {next(iter(row.reasons.values()))}")
+        return "\n".join(lines)
+
+
+def _ranges(layers: tuple[int, ...]) -> str:
+    """``0-2, 4`` for (0, 1, 2, 4)."""
+    parts: list[list[int]] = []
+    for layer in layers:
+        if parts and layer == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], layer]
+        else:
+            parts.append([layer, layer])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def support(anatomy: Anatomy, top: Host, layer: int | None = None) -> Support:
+    """What is available, on every block or on one."""
+    layers = range(anatomy.frame.num_layers) if layer is None else (layer,)
+    rows = []
+    for value in vocabulary.VALUES:
+        if value.host == "model":
+            there = value.name not in top.missing
+            says = read_at(top, value)
+            reasons = {} if there else {None: top.missing[value.name]}
+            rows.append(Row("model", value, (), says, None, reasons, there))
+            continue
+        having, reasons, says, classes = [], {}, "", []
+        for index in layers:
+            host = anatomy.block(index).hosts[value.host]
+            if value.name in host.missing:
+                reasons[index] = host.missing[value.name]
+            else:
+                having.append(index)
+                says = says or read_at(host, value)
+        rows.append(Row(value.host, value, tuple(having), says, CONDITIONS.get(value.name), reasons, bool(having), tuple(classes)))
+    return Support(rows, layer)
+
+
+#: Where derived values come from, in words.
+_DERIVED_SAYS = {
+    "next_token_probs": "softmax of the last position of logits",
+    "input_size": "the shape of input_ids",
+    "router_margin": "from router_scores: the gap at the cut of the top-k",
+    "state": "by running the recurrence again from the kernel's arguments, to one token",
+    "states": "by running the recurrence again from the kernel's arguments",
+    "state_attention": "one triangular solve per head, from the kernel's arguments",
+}
+
+
+def read_at(host: Host, value: vocabulary.Value) -> str:
+    """The place a value is read at, in words."""
+    if value.derived:
+        return _DERIVED_SAYS[value.name]
+    says = [place.says for place in host.places[value.name]]
+    return says[0] if len(says) == 1 else f"{says[0]} (on a decoding step: {says[1]})"

@@ -1,0 +1,358 @@
+"""Taps: where a running forward hands the standard values over, and takes edits back.
+
+A tap is put on a module's boundary with a hook, or inside its forward by running
+the engine's instrumented copy of it in place of its own. Taps exist while a
+`Taps.armed` block is open and belong to one model: a plain forward outside it runs
+untouched, and two models never share one.
+
+What arrives at a tap goes to a *sink*, which may hand back something else to go
+on with. The engine's interleaver serves traces; `explorer.recording` records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from explorer import recurrence, vocabulary
+from explorer.engine import STATE, SourceNotAvailable, bind, instrument, make_op
+from explorer.finding.discover import Anatomy, Host
+from explorer.places import Place, from_layout, plain, put, serve, take
+
+#: Arguments of the recurrent kernel, from which its states can be had again.
+REPLAYED = ("attention_queries", "attention_keys", "attention_values", "decays", "betas", "state_input")
+
+
+class Sink(Protocol):
+    """Where a tap's values go."""
+
+    def active(self) -> bool:
+        """Whether anything is listening; taps pass values through when not."""
+
+    def offer(self, location: str, make: Callable[[], Any]) -> Any:
+        """Hand over what ``make`` makes, if it is wanted; return what to go on with, or None for no change."""
+
+
+class TraceSink:
+    """The engine's interleaver as a sink: serves the blocks of a trace."""
+
+    def __init__(self, interleaver: Any) -> None:
+        self.interleaver = interleaver
+
+    def active(self) -> bool:
+        return self.interleaver.interleaving and self.interleaver.busy
+
+    def offer(self, location: str, make: Callable[[], Any]) -> Any:
+        if location in self.interleaver.parked or location in self.interleaver.observers:
+            value = make()
+            changed = self.interleaver.handle(location, value)
+            return None if changed is value else changed
+        self.interleaver.handle(location, None)  # nobody waits; the visit still counts
+        return None
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What the recurrent kernel of one call was given, to run its recurrence again.
+
+    Tensors in the vocabulary's layouts; ``state_input`` may be None.
+    """
+
+    attention_queries: torch.Tensor
+    attention_keys: torch.Tensor
+    attention_values: torch.Tensor
+    decays: torch.Tensor
+    betas: torch.Tensor
+    state_input: torch.Tensor | None
+
+    @property
+    def arguments(self) -> tuple:
+        return (self.attention_queries, self.attention_keys, self.attention_values, self.decays, self.betas)
+
+    def steps(self) -> Iterator[torch.Tensor]:
+        """The state after each token: [batch heads key_dim value_dim]."""
+        for _, state in recurrence.delta_rule_steps(*self.arguments, state=self.state_input):
+            yield state
+
+    def states(self) -> torch.Tensor:
+        """The state after every token: [batch seq heads key_dim value_dim]."""
+        return recurrence.delta_rule_states(*self.arguments, state=self.state_input)
+
+    def state_attention(self) -> torch.Tensor:
+        """The implied attention of a fresh prompt: [batch heads query key]."""
+        q, k, _, g, beta = self.arguments
+        return recurrence.state_attention(q, k, g, beta)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How one value is reached: the location that names the moment, and its place.
+
+    ``native`` locations are the engine's own (a module's input or output) and
+    carry what the module got or returned; others carry a dict of values by name.
+    """
+
+    location: str
+    place: Place
+    native: bool
+
+
+@dataclass
+class _Moment:
+    """One tap: the values handed over there."""
+
+    location: str
+    side: str
+    host: "HostTaps"
+    members: dict[str, Place] = field(default_factory=dict)
+
+
+@dataclass
+class _Node:
+    """One call inside a forward: taps before and after it, and calls inside it."""
+
+    before: list[_Moment] = field(default_factory=list)
+    after: list[_Moment] = field(default_factory=list)
+    calls: dict[str, "_Node"] = field(default_factory=dict)
+
+
+class HostTaps:
+    """The taps of one host of one block: locations by value name, and what the last call's kernel got."""
+
+    def __init__(self, path: str, host: Host, modules: dict[str, torch.nn.Module]) -> None:
+        self.path = path
+        self.host = host
+        self.modules = modules
+        self.values = vocabulary.BY_HOST[host.name]
+        self.reach: dict[str, Reach] = {}
+        self.moments: dict[tuple, _Moment] = {}
+        self.kept: dict[str, torch.Tensor | None] = {}
+        self.replays = "state_output" in host.places
+        for name, places in host.places.items():
+            self._add(name, places)
+
+    def _add(self, name: str, places: tuple[Place, ...]) -> None:
+        """The first place names the location; the others lead to the same one on other kinds of call."""
+        first = places[0]
+        native = not first.operation and first.repeat is None and plain(first.arrangement, self.values[name].axes)
+        module = _joined(self.path, first.module)
+        location = f"{module}.{first.side}" if native else f"{module}@{'/'.join(first.operation)}.{first.side}"
+        self.reach[name] = Reach(location, first, native)
+        for place in places:
+            moment = self.moments.setdefault((*place.point, location), _Moment(location, place.side, self))
+            moment.members[name] = place
+
+    @property
+    def replay_location(self) -> str:
+        return f"{self.path}.{self.host.module}@replay"
+
+    @property
+    def state_location(self) -> str:
+        return f"{self.path}.{self.host.module}@state"
+
+
+def _joined(path: str, module: str) -> str:
+    return f"{path}.{module}" if module else path
+
+
+class Taps:
+    """All taps of one model.
+
+    root: the transformers model; anatomy: what discovery found; prefix: the
+    engine's name for the root, with which its own locations begin.
+    """
+
+    def __init__(self, root: torch.nn.Module, anatomy: Anatomy, prefix: str, top: Host) -> None:
+        self.root = root
+        self.prefix = prefix
+        self.hosts: dict[tuple[str, int | None], HostTaps] = {}
+        self.step = -1
+        self.call: dict[str, int] = {}
+        self._bodies: dict[str, tuple] = {}
+        self._sink: Sink | None = None
+        modules = dict(root.named_modules())
+        self.modules = modules
+        self.hosts["model", None] = HostTaps(prefix, top, modules)
+        for layer in range(anatomy.frame.num_layers):
+            path = f"{prefix}.{anatomy.frame.blocks}.{layer}"
+            for host in anatomy.block(layer).hosts.values():
+                if host.places:
+                    self.hosts[host.name, layer] = HostTaps(path, host, modules)
+
+    def module(self, taps: HostTaps, place: Place) -> torch.nn.Module:
+        path = _joined(taps.path, place.module).removeprefix(self.prefix).lstrip(".")
+        return self.modules[path]
+
+    # -- arming -------------------------------------------------------------
+
+    @contextmanager
+    def armed(self, sink: Sink, wanted: set[str] | None = None, native: bool = False) -> Iterator["Taps"]:
+        """Open the taps towards ``sink``; ``native`` also taps what the engine serves itself.
+
+        ``wanted`` limits them to these locations; None opens all.
+        """
+        self._sink, self.step = sink, -1
+        trees: dict[str, _Node] = {}
+        with ExitStack() as undo:
+            undo.callback(self._closed)
+            handle = self.root.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True)
+            undo.callback(handle.remove)
+            for taps in self.hosts.values():
+                for moment in taps.moments.values():
+                    own = taps.reach[next(iter(moment.members))]
+                    derived = taps.replays and wanted is not None and {taps.replay_location, taps.state_location} & wanted
+                    if wanted is not None and moment.location not in wanted and not derived:
+                        continue
+                    if own.native and not native:
+                        continue
+                    self._open(taps, moment, trees, undo)
+            for path, tree in trees.items():
+                self._divert(path, tree, undo)
+            yield self
+
+    def _closed(self) -> None:
+        self._sink = None
+        for taps in self.hosts.values():
+            taps.kept.clear()
+
+    def _begin(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+        """At the start of each forward: which step it is, and how long batch and sequence are."""
+        self.step += 1
+        ids = args[0] if args else kwargs.get("input_ids")
+        if ids is None:
+            ids = kwargs.get("inputs_embeds")
+        self.call = {"batch": ids.shape[0], "seq": ids.shape[1]}
+
+    def _open(self, taps: HostTaps, moment: _Moment, trees: dict[str, _Node], undo: ExitStack) -> None:
+        place = next(iter(moment.members.values()))
+        module = self.module(taps, place)
+        if not place.operation:
+            if moment.side == "input":
+                hook = module.register_forward_pre_hook(
+                    lambda _, args, kwargs: self.fire(moment, (args, kwargs)), with_kwargs=True
+                )
+            else:
+                hook = module.register_forward_hook(lambda _, args, out: self.fire(moment, out))
+            undo.callback(hook.remove)
+            return
+        path = _joined(taps.path, place.module)
+        node = trees.setdefault(path, _Node())
+        for label in place.operation:
+            node = node.calls.setdefault(label, _Node())
+        (node.before if moment.side == "input" else node.after).append(moment)
+
+    def _divert(self, path: str, tree: _Node, undo: ExitStack) -> None:
+        """Run the instrumented copy of a module's forward while the taps are open."""
+        module = self.modules[path.removeprefix(self.prefix).lstrip(".")]
+        state = module.__dict__[STATE]
+        if path not in self._bodies:
+            holder: dict[str, _Node] = {}
+            passing = make_op(lambda: state.active()[:2] if state.sourced else (None, None))
+            self._bodies[path] = (instrument(state.original, self._op(holder, passing, {}))[0], holder)
+        body, holder = self._bodies[path]
+        holder["tree"] = tree
+        undo.callback(setattr, state, "body", state.body)
+        state.body = body
+
+    def _op(self, holder: dict[str, _Node], passing: Callable, inner: dict) -> Callable:
+        """What an instrumented forward calls at each of its operations."""
+
+        def op(location: str, fn: Callable, *args: Any, **kwargs: Any) -> Any:
+            node = holder["tree"].calls.get(location.removeprefix("source."))
+            if node is None or self._sink is None or not self._sink.active():
+                return passing(location, fn, *args, **kwargs)
+            for moment in node.before:
+                args, kwargs = self.fire(moment, (args, kwargs)) or (args, kwargs)
+            if node.calls and fn is not bind:
+                fn = self._within(fn, location, node, passing, inner)
+            out = passing(location, fn, *args, **kwargs)
+            for moment in node.after:
+                changed = self.fire(moment, out)
+                out = out if changed is None else changed
+            return out
+
+        return op
+
+    def _within(self, fn: Callable, location: str, node: _Node, passing: Callable, inner: dict) -> Callable:
+        """``fn`` with the calls it makes tapped too; built once for each function met at a place."""
+        if (location, fn) not in inner:
+            holder: dict[str, _Node] = {}
+            try:
+                inner[location, fn] = (instrument(fn, self._op(holder, _direct, {}))[0], holder)
+            except SourceNotAvailable:
+                inner[location, fn] = (fn, holder)
+        built, holder = inner[location, fn]
+        holder["tree"] = node
+        return built
+
+    # -- firing -------------------------------------------------------------
+
+    def fire(self, moment: _Moment, container: Any) -> Any:
+        """Offer what is at a tap to the sink; return the container to go on with, or None for the same."""
+        if self._sink is None or not self._sink.active():
+            return None
+        taps = moment.host
+        own = taps.reach[next(iter(moment.members))]
+        if taps.replays and moment.side == "input" and set(moment.members) & set(REPLAYED):
+            taps.kept.update(self._served(moment, container))
+        if own.native:
+            changed = self._sink.offer(own.location, lambda: container)
+        else:
+            changed = self._edited(moment, container)
+        if taps.replays and "state_output" in moment.members:
+            self._replay(taps)
+        return changed
+
+    def _served(self, moment: _Moment, container: Any) -> dict[str, torch.Tensor | None]:
+        sizes = {**moment.host.host.sizes, **self.call}
+        found = {name: take(container, place) for name, place in moment.members.items()}
+        return {
+            name: None if tensor is None else serve(tensor, moment.members[name], moment.host.values[name].axes, sizes)
+            for name, tensor in found.items()
+        }
+
+    def _edited(self, moment: _Moment, container: Any) -> Any:
+        """Serve a tap's values by name and put back those that come back changed."""
+        served: dict[str, torch.Tensor | None] = {}
+
+        def make() -> dict[str, torch.Tensor | None]:
+            served.update(self._served(moment, container))
+            return served
+
+        changed = self._sink.offer(moment.location, make)
+        if changed is None:
+            return None
+        edited = {name for name in moment.members if changed[name] is not served[name]}
+        if any(moment.members[name].repeat for name in edited):
+            # The kernel repeats all of its narrow arguments or none: hand on all of them repeated.
+            edited |= {name for name, place in moment.members.items() if place.repeat}
+        for name in edited:
+            place = moment.members[name]
+            value = changed[name]
+            axes = moment.host.values[name].axes
+            container = put(container, place, value if value is None else from_layout(value, place.arrangement, axes))
+            if name in moment.host.kept:
+                moment.host.kept[name] = value
+        return container
+
+    def _replay(self, taps: HostTaps) -> None:
+        """After the kernel: its states, from what it was given, for whoever asks."""
+        replay = Replay(**{name: taps.kept.get(name) for name in REPLAYED})
+        self._sink.offer(taps.replay_location, lambda: replay)
+        states: list[Iterator] = []
+
+        def at(token: int) -> torch.Tensor:
+            if not states:
+                states.append(enumerate(replay.steps()))
+            return next(state for index, state in states[0] if index == token)
+
+        for token in range(self.call["seq"]):
+            self._sink.offer(taps.state_location, lambda token=token: at(token))
+
+
+def _direct(location: str, fn: Callable, *args: Any, **kwargs: Any) -> Any:
+    return fn(*args, **kwargs)
