@@ -188,15 +188,24 @@ class Standard:
     def _order(self, mediator: Mediator, value: vocabulary.Value) -> str:
         expression = self.expression(value.name)
         last: tuple[Standard, str] | None = getattr(mediator, "_standard_last", None)
-        reached = f"it had reached {last[0].expression(last[1])}" if last else "it had finished"
-        text = f"{expression} was asked for after the forward had passed it: {reached}."
-        order = self.model.reading_order(self.layer) if self.layer is not None else []
-        if order:
-            text += f" In this block the forward passes {' → '.join(order)}."
+        text = f"{expression} was asked for after the forward had passed it"
+        if last is None:
+            text += "."
+        else:
+            text += f": it had reached {last[0].expression(last[1])}. " + self._before(value.name, *last)
         return (
-            text + " Ask in the forward's order, ask in a tracer.invoke() block of its own, "
+            f"{text} Ask for it first, ask in a tracer.invoke() block of its own, "
             "or use model.record, which takes any order."
         )
+
+    def _before(self, value: str, other: "Standard", reached: str) -> str:
+        """In words, that ``value`` here comes before ``reached`` there."""
+        if self.layer is None or self.layer != other.layer:
+            where = "The model's inputs and embeddings come" if self.layer is None else f"Block {self.layer} comes"
+            return f"{where} first." if other.layer is None else f"{where} before block {other.layer}."
+        order = self.model.reading_order(self.layer)
+        names = [n for n in order if n.rpartition(".")[2] in (value, reached)]
+        return f"In this block the forward passes {' → '.join(names)}." if len(names) > 1 else ""
 
 
 def implied(replay: Replay, expression: str) -> torch.Tensor:

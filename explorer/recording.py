@@ -93,7 +93,7 @@ class Recording:
 class RecordSink:
     """A sink that keeps copies of what was asked for and makes the edits."""
 
-    def __init__(self, wanted: dict[str, list[tuple[Key, Reach]]], derived: dict[str, list[Key]],
+    def __init__(self, wanted: dict[str, list[tuple[Key, str, Reach]]], derived: dict[str, list[Key]],
                  edits: dict[str, list[tuple[Edit, str, Reach]]], model: "LanguageModel") -> None:
         self.wanted, self.derived, self.edits, self.model = wanted, derived, edits, model
         self.values: dict[Key, Any] = {}
@@ -114,8 +114,8 @@ class RecordSink:
             if new.shape != now.shape:
                 raise ValueError(f"The edit of {edit.value} returned {list(new.shape)} where {list(now.shape)} belongs.")
             changed = put(changed, reach.place, new) if reach.native else {**changed, name: new}
-        for key, reach in keys:
-            self.values[key] = kept(take(changed, reach.place) if reach.native else changed[key[0]])
+        for key, name, reach in keys:
+            self.values[key] = kept(take(changed, reach.place) if reach.native else changed[name])
         return None if changed is raw else changed
 
 
@@ -138,21 +138,22 @@ def choose(model: "LanguageModel", values: Iterable[str] | None, layers: Iterabl
     for support in model.support():
         if named is not None and support.value not in named:
             continue
-        if named is None and (support.value.name in ("state", "states") or support.host == "shared_experts"):
-            continue  # one matrix per token, or a second value of the same name: only when asked for
+        if named is None and support.value.name in ("state", "states"):
+            continue  # one matrix per token: only when asked for
         for layer in (None,) if support.host == "model" else range(model.num_layers):
             if layer is not None and chosen is not None and layer not in chosen:
                 continue
             if layer is None or layer in support.layers:
                 rows.append((support.value, layer, model.taps.hosts[support.host, layer]))
             else:
-                missing.setdefault((support.name, layer), support.reasons[layer])
+                missing.setdefault((support.value.key, layer), support.reasons[layer])
     if named is not None:
         for value in named:
-            if value.name not in {row[0].name for row in rows}:
-                reason = next((r for (n, _), r in missing.items() if n == value.name), "it is not on the layers asked for")
-                raise Unavailable(f"{value.name} is unavailable on the blocks asked for: {reason}.")
-    return rows, {key: reason for key, reason in missing.items() if not any((r[0].name, r[1]) == key for r in rows)}
+            if value.key not in {row[0].key for row in rows}:
+                reason = next((r for (n, _), r in missing.items() if n == value.key), "it is not on the layers asked for")
+                raise Unavailable(f"{value.key} is unavailable on the blocks asked for: {reason}.")
+    there = {(value.key, layer) for value, layer, _ in rows}
+    return rows, {key: reason for key, reason in missing.items() if key not in there}
 
 
 def record(model: "LanguageModel", inputs: dict[str, torch.Tensor], rows: list[tuple], edits: Iterable[Edit],
@@ -160,18 +161,21 @@ def record(model: "LanguageModel", inputs: dict[str, torch.Tensor], rows: list[t
     """Run the model once on ``inputs`` and return copies of the values in ``rows``."""
     wanted: dict[str, list] = {}
     derived: dict[str, list] = {}
-    later: list[tuple[vocabulary.Value, int | None, HostTaps]] = []
+    later: list[tuple[vocabulary.Value, Key, Key, HostTaps]] = []
     for value, layer, taps in rows:
+        key = (value.key, layer)
         if value.name == "state":
             raise Unavailable("state is one token's: take Recording.state(layer, head, token), or record states.")
         if value.name in ("states", "state_attention"):
-            derived.setdefault(taps.replay_location, []).append((value.name, layer))
+            derived.setdefault(taps.replay_location, []).append(key)
         elif value.derived:
-            later.append((value, layer, taps))
-            source = DERIVED[value.name][0]
-            wanted.setdefault(taps.reach[source].location, []).append(((source, layer), taps.reach[source]))
+            source = (DERIVED[value.name][0], layer)
+            later.append((value, key, source, taps))
+            reach = taps.reach[source[0]]
+            wanted.setdefault(reach.location, []).append((source, source[0], reach))
         else:
-            wanted.setdefault(taps.reach[value.name].location, []).append(((value.name, layer), taps.reach[value.name]))
+            reach = taps.reach[value.name]
+            wanted.setdefault(reach.location, []).append((key, value.name, reach))
     changes: dict[str, list] = {}
     for edit in edits:
         value, taps = model.writable(edit.value, edit.layer)
@@ -180,10 +184,9 @@ def record(model: "LanguageModel", inputs: dict[str, torch.Tensor], rows: list[t
     sink = RecordSink(wanted, derived, changes, model)
     with model.lock, model.taps.armed(sink, {*wanted, *derived, *changes}, native=True), watched(model, progress, cancel):
         model.hf(**inputs, use_cache=True)
-    asked = {(value.name, layer) for value, layer, _ in rows}
-    for value, layer, taps in later:
-        source, compute = DERIVED[value.name]
-        sink.values[value.name, layer] = compute(sink.values[source, layer], taps.host.sizes)
+    for value, key, source, taps in later:
+        sink.values[key] = DERIVED[value.name][1](sink.values[source], taps.host.sizes)
+    asked = {(value.key, layer) for value, layer, _ in rows}
     return {key: value for key, value in sink.values.items() if key in asked}
 
 

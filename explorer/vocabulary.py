@@ -48,6 +48,11 @@ class Value:
         return LAYOUTS[self.layout].axes
 
     @property
+    def key(self) -> str:
+        """The name a recording knows the value by: with its host where another on the same block is called the same."""
+        return f"{self.host}.{self.name}" if self.host == "shared_experts" else self.name
+
+    @property
     def typed(self) -> str:
         """The layout as the printout shows it: name, optional mark, axes."""
         mark = " | None" if self.optional else ""
@@ -212,10 +217,12 @@ class UnknownValue(ValueError):
 def lookup(name: str) -> tuple[Value, ...]:
     """The values ``name`` means: ``"router_logits"`` or, for one host, ``"mlp.router_logits"``.
 
+    A bare name never means the shared expert's: ask for ``"shared_experts.mlp_output"``.
+
     Raises UnknownValue, offering the nearest names, when there is none.
     """
     host, _, bare = name.rpartition(".")
-    found = tuple(v for v in VALUES if v.name == bare and (not host or v.host == host))
+    found = tuple(v for v in VALUES if v.name == bare and (v.host == host if host else v.key == v.name))
     if found:
         return found
     if host and host not in HOSTS:
