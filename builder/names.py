@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from explorer import vocabulary
+from explorer.specimens.recipes import FAMILIES
 
 #: ``{value:router_logits}`` or ``{value:mlp.router_logits}`` in prose.
 MARKUP = re.compile(r"\{value:([^{}\s]*)\}")
@@ -24,6 +25,9 @@ _CHAIN = re.compile(rf"{_NAME}(?:\[[^\]\n]*\])*(?:\(\))?(?:\.{_NAME}(?:\[[^\]\n]
 _BRACKETS = re.compile(r"\[[^\]\n]*\]|\(\)")
 _SNAKE = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)+")
 _IDENTIFIER = re.compile(_NAME)
+
+#: Special tokens such as ``<|im_start|>``: text, not names.
+_SPECIAL_TOKEN = re.compile(r"<\|[^|\s]*\|>")
 
 
 def check_names(blocks: Iterable[Any], namespace: Mapping[str, Any], words: Iterable[str] = ()) -> Iterator[tuple[int, str]]:
@@ -62,7 +66,7 @@ def _prose(text: str, first: int, known: set[str], native: set[str]) -> Iterator
             yield first + text.count("\n", 0, mark.start()), str(error)
     for span in _SPAN.finditer(text):
         line = first + text.count("\n", 0, span.start())
-        for chain in _CHAIN.finditer(span[2]):
+        for chain in _CHAIN.finditer(_SPECIAL_TOKEN.sub(" ", span[2])):
             message = _wrong(_BRACKETS.sub("", chain[0]).split("."), known, native)
             if message:
                 yield line, message
@@ -103,7 +107,7 @@ def _own_names() -> set[str]:
     """Names that hold for every file: the vocabulary, this library's public ones, torch, Python."""
     import torch
 
-    names = {*vocabulary.NAMES, *vocabulary.HOSTS, *keyword.kwlist, *dir(builtins)}
+    names = {*vocabulary.NAMES, *vocabulary.HOSTS, *FAMILIES, *keyword.kwlist, *dir(builtins)}
     for layout in vocabulary.LAYOUTS.values():
         names.update(layout.axes)
     for owner in (torch, torch.Tensor, torch.nn.functional, torch.testing):
