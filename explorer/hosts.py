@@ -7,6 +7,7 @@ moves on, what it made of the copy (an in-place edit, an assignment) goes back.
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -103,6 +104,19 @@ class Standard:
     def expression(self, value: str) -> str:
         """The Python expression that reads a value here."""
         return f"{vocabulary.HOSTS[self.name].path.replace('[i]', f'[{self.layer}]')}.{value}"
+
+    def unknown(self, name: str) -> str:
+        """What to say to somebody who asked for ``name`` here, where there is nothing of that name."""
+        here = self.expression("").rstrip(".")
+        if name in vocabulary.HOSTS and self.layer is not None:
+            reason = self.model.anatomy.block(self.layer).hosts[name].missing
+            return f"{here} has no {name}: {next(iter(reason.values()))}."
+        there = [value.host for value in vocabulary.VALUES if value.name == name]
+        if there:
+            return f"{here} has no {name}; it is a value of {' and '.join(vocabulary.HOSTS[h].path for h in there)}."
+        names = [*vocabulary.BY_HOST[self.name], *self.sizes]
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        return f"{here} has no {name}" + (f"; the nearest names are {', '.join(near)}." if near else ".")
 
     def reach(self, value: vocabulary.Value) -> Reach:
         """How to reach a value, or raise Unavailable with the reason."""
@@ -237,9 +251,14 @@ class HostEnvoy(Envoy):
 
     def __getattr__(self, name: str) -> Any:
         standard = self.__dict__.get("_standard")
-        if standard is not None and name in standard.sizes:
+        if standard is None:
+            return super().__getattr__(name)
+        if name in standard.sizes:
             return standard.sizes[name]
-        return super().__getattr__(name)
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise AttributeError(standard.unknown(name)) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         standard = self.__dict__.get("_standard")

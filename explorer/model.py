@@ -54,7 +54,7 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         blocks = anatomy.frame.blocks
         envoys: dict[str, type] = {f"{blocks}.*": HOST_CLASSES["layers"]}
         rename: dict[str, str | list[str]] = {
-            blocks: "layers", anatomy.frame.embedding: "embed_tokens", anatomy.norm: "norm",
+            anatomy.frame.embedding: "embed_tokens", blocks: "layers", anatomy.norm: "norm",
         }
         if anatomy.frame.head != "lm_head":
             rename[anatomy.frame.head] = "lm_head"
