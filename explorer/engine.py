@@ -7,6 +7,8 @@ ours that needs nnsight, or a transformers modeling module, imports this one fir
 
 from __future__ import annotations
 
+import logging
+
 import anyio
 
 anyio.connect_tcp  # noqa: B018  loads anyio's sockets module before nnsight changes object
@@ -22,3 +24,13 @@ __all__ = [
     "Envoy", "Mediator", "OutOfOrderError", "STATE", "SourceNotAvailable", "TransformersModel",
     "WriteBack", "bind", "eproperty", "instrument", "make_op", "nnsight",
 ]
+
+
+class _KernelNotices(logging.Filter):
+    """Drops the advice to install kernels that would hide the recurrent state we read."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "falling back to its reference PyTorch implementation" not in record.getMessage()
+
+
+logging.getLogger("transformers.integrations.hub_kernels").addFilter(_KernelNotices())

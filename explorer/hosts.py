@@ -267,6 +267,15 @@ class HostEnvoy(Envoy):
         super().__setattr__(name, value)
 
 
+class BlocksEnvoy(Envoy):
+    """The list of blocks; an index that is not one is refused in words."""
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, int) and not -len(self) <= key < len(self):
+            raise IndexError(f"There is no block {key}: the model has blocks 0 to {len(self) - 1}.")
+        return super().__getitem__(key)
+
+
 def host_class(name: str, base: type = HostEnvoy) -> type:
     """The envoy class of one host: its values as class attributes."""
     members = {value.name: StandardValue(value) for value in vocabulary.BY_HOST[name].values()}

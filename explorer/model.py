@@ -12,7 +12,7 @@ from explorer import vocabulary
 from explorer.edits import Edit
 from explorer.engine import TransformersModel
 from explorer.finding.discover import Anatomy, Host
-from explorer.hosts import HOST_CLASSES, HostEnvoy, Standard, Unavailable, host_class, implied
+from explorer.hosts import HOST_CLASSES, BlocksEnvoy, HostEnvoy, Standard, Unavailable, host_class, implied
 from explorer.places import Place
 from explorer.printing import printout
 from explorer.prompts import prepared
@@ -52,7 +52,7 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         self.anatomy, self.label, self.weights = anatomy, label, weights
         self.lock = threading.RLock()
         blocks = anatomy.frame.blocks
-        envoys: dict[str, type] = {f"{blocks}.*": HOST_CLASSES["layers"]}
+        envoys: dict[str, type] = {blocks: BlocksEnvoy, f"{blocks}.*": HOST_CLASSES["layers"]}
         rename: dict[str, str | list[str]] = {
             anatomy.frame.embedding: "embed_tokens", blocks: "layers", anatomy.norm: "norm",
         }
