@@ -64,7 +64,9 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
                     if host.module:
                         envoys[f"{blocks}.{layer}.{host.module}"] = HOST_CLASSES[host.name]
             rename |= _aliases(block.hosts)
-        super().__init__(module, tokenizer=tokenizer, task="text-generation", rename=rename, envoys=envoys)
+        super().__init__(  # the device is said, or the pipeline would move the model to one it likes
+            module, tokenizer=tokenizer, task="text-generation", device=module.device, rename=rename, envoys=envoys
+        )
         config = module.config.get_text_config()
         self.top = _top(anatomy, config)
         self.taps = Taps(module, anatomy, self.path, self.top)
