@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 import json
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
 
-from builder.snippets import SnippetError, notes_html, read_notes, run_notes
+from builder.snippets import SnippetError, family_namespace, notes_html, read_notes, run_notes
 from explorer.engine import nnsight
+from explorer.specimens import FAMILIES
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
@@ -172,3 +174,27 @@ def test_rendered_notes_are_escaped_and_keep_their_order(run):
     assert '<h3 id="note-the-b-head-b">' in html and '<h3 id="note-the-b-head-b-2">' in html
     assert html.index('class="output"') < html.index("<table>") < html.rindex('class="highlight')
     assert "finished-html" not in html
+
+
+NOTES = Path(__file__).parents[1] / "site" / "families"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_notes_of_every_family_hold(family):
+    blocks = run_notes(NOTES / family / "notes.md", family_namespace(family))
+    ran = [block for block in blocks if block.kind == "run"]
+    assert len(ran) > 10 and any(block.output for block in ran)
+    assert not [block.line for block in ran if str(NOTES.parents[1]) in block.output or "site-packages" in block.output]
+    # Every executed block can fail: it asserts something, or must raise.
+    assert not [block.line for block in ran if "assert" not in block.text and not block.raises]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_notes_of_every_family_have_a_title_and_one_sentence(family):
+    meta = read_notes(NOTES / family / "notes.md").meta
+    assert meta["title"] and meta["summary"].endswith(".") and meta["summary"].count(". ") == 0
+
+
+def test_families_outside_the_specimens_are_refused():
+    with pytest.raises(ValueError, match="There is no specimen of the family 'qwen3_nxt'"):
+        family_namespace("qwen3_nxt")
