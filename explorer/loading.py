@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from explorer import cards, engine, specimens  # noqa: F401  the engine before any modeling code
-from explorer.finding.discover import discover, twin_of
+from explorer.accounting import build_meta
+from explorer.finding.discover import discover
 from explorer.model import LanguageModel
 from explorer.specimens import bpe
 
@@ -59,7 +60,8 @@ def load(source: str | os.PathLike, *, weights: bool = True, attn_implementation
     module, tokenizer, label, numbers = found
     if experts_implementation is not None:
         module.set_experts_implementation(experts_implementation)
-    anatomy = discover(twin_of(module.config, attn_implementation, experts_implementation))
+    anatomy = discover(build_meta(module.config, attn_implementation=attn_implementation,
+                                  experts_implementation=experts_implementation))
     return LanguageModel(module.eval(), tokenizer, anatomy, label, numbers)
 
 
@@ -74,7 +76,7 @@ def _is_path(source: str) -> bool:
 def _specimen(family: str, dtype: torch.dtype | None, weights: bool, attention: str) -> tuple:
     if not weights:
         config = specimens.config_of(family)
-        return _meta(config, dtype, attention, False), _specimen_tokenizer(), f"{SPECIMEN}{family}", "none: shapes only"
+        return build_meta(config, dtype or torch.bfloat16, attention), _specimen_tokenizer(), f"{SPECIMEN}{family}", "none: shapes only"
     specimen = specimens.build(family, dtype=dtype or torch.float32)
     specimen.model.set_attn_implementation(attention)
     return specimen.model, specimen.tokenizer, f"{SPECIMEN}{family}", specimen.weights
@@ -85,18 +87,9 @@ def _specimen_tokenizer() -> Any:
     return bpe.load_tokenizer(model_max_length=1 << 20)
 
 
-def _meta(config: Any, dtype: torch.dtype | None, attention: str, trust: bool) -> torch.nn.Module:
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
-            config, dtype=dtype or torch.bfloat16, attn_implementation=attention, trust_remote_code=trust
-        )
-
-
 def _shapes(source: str, dtype: torch.dtype | None, attention: str, trust: bool) -> tuple:
     config = cards.config(source) if source in cards.IDS else _hub_config(source, trust)
-    return _meta(config, dtype, attention, trust), _specimen_tokenizer(), source, "none: shapes only"
+    return build_meta(config, dtype or torch.bfloat16, attention), _specimen_tokenizer(), source, "none: shapes only"
 
 
 def _hub_config(source: str, trust: bool) -> Any:
@@ -164,7 +157,7 @@ def _folder(path: Path, dtype: torch.dtype | None, weights: bool, attention: str
         except (OSError, ValueError) as error:
             raise LoadError(f"{path} has no tokenizer that transformers reads; add its tokenizer.json.") from error
         if not weights:
-            return _meta(config, dtype, attention, trust), tokenizer, str(path), "none: shapes only"
+            return build_meta(config, dtype or torch.bfloat16, attention), tokenizer, str(path), "none: shapes only"
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype or torch.float32, attn_implementation=attention,
             trust_remote_code=trust, use_safetensors=True, local_files_only=True,

@@ -112,6 +112,16 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         return dict(self._standard.sizes)
 
     @property
+    def size_notes(self) -> dict[str, str]:
+        """What to know of a size: one that the configuration names and no block has."""
+        width = self.sizes.get("intermediate_size")
+        widths = {block.hosts["mlp"].sizes.get("intermediate_size") for block in self.anatomy.blocks
+                  if "mlp_neurons" in block.hosts["mlp"].places}
+        if width is None or width in widths:
+            return {}
+        return {"intermediate_size": "the configuration names this width of a dense MLP, but no block has one"}
+
+    @property
     def kinds(self) -> list[str]:
         """Each block's mixer, by host name."""
         hosts = [self.anatomy.block(i).hosts for i in range(self.num_layers)]
@@ -153,6 +163,13 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         """The engine's driver of every trace, with the taps open for its duration."""
         with self.lock, self.taps.armed(TraceSink(self.interleaver)):
             return super().interleave(fn, *args, **kwargs)
+
+    def _batch(self, invokes: list, fn: Any) -> tuple:
+        """The engine's assembly of the call; a model without weights gets no mask, which would be looked into."""
+        args, kwargs = super()._batch(invokes, fn)
+        if self.hf.device.type == "meta":
+            kwargs.pop("attention_mask", None)
+        return args, kwargs
 
     def record(self, prompt: Any, values: Iterable[str] | None = None, layers: Iterable[int] | None = None,
                edits: Sequence[Edit] = (), progress: Callable[[int, int], None] | None = None,

@@ -43,4 +43,6 @@ def prepared(model: "LanguageModel", prompt: Any) -> dict[str, torch.Tensor]:
     if ids.device.type != "meta" and not 0 <= int(ids.min()) <= int(ids.max()) < size:
         raise PromptError(f"Token ids of this model run from 0 to {size - 1}.")
     device = next(model.hf.parameters()).device
+    if device.type == "meta":  # transformers looks into a mask to see whether it masks anything
+        return {"input_ids": ids.to(device)}
     return {"input_ids": ids.to(device), "attention_mask": torch.ones_like(ids).to(device)}

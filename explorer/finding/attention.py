@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from explorer.finding.flow import Call, Flow
-from explorer.finding.spots import Finds, Spot, argument, innermost, maker_spot, result
+from explorer.finding.spots import Finds, Spot, argument, around, innermost, maker_spot, result
 
 NO_PATTERN = (
     "the {name} attention never holds the pattern as a tensor; load the model with attn_implementation=\"eager\""
@@ -35,6 +35,7 @@ def find_attention(flow: Flow, module: Call, addend: int) -> Finds:
         _arguments(finds, call)
         _pattern(finds, flow, call)
         _heads(finds, flow, module, call)
+        finds.traits |= around(flow, module, call)
     _projection(finds, flow, module, addend)
     finds.missing.setdefault("attention_sinks", "this attention has no sink logits")
     return finds

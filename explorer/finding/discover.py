@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -86,7 +84,7 @@ def discover(twin: torch.nn.Module) -> Anatomy:
     depth = max(group[0] for group in groups) + 1
     _shorten(twin, base.blocks, depth)
     paths = [f"{base.blocks}.{group[0]}" for group in groups]
-    batch, seq = _lengths(twin)
+    batch, seq = probe_lengths(twin)
     ids = torch.zeros(batch, seq, dtype=torch.long, device="meta")
     with torch.no_grad():
         with recorded(twin, paths) as prompt:
@@ -109,7 +107,7 @@ def _shorten(twin: torch.nn.Module, path: str, depth: int) -> None:
     setattr(twin.get_submodule(owner), name, twin.get_submodule(path)[:depth])
 
 
-def _lengths(model: torch.nn.Module) -> tuple[int, int]:
+def probe_lengths(model: torch.nn.Module) -> tuple[int, int]:
     """A batch and a sequence length that no dimension of the model's parameters equals, alone or multiplied."""
     taken = {extent for parameter in model.parameters() for extent in parameter.shape}
     config = model.config.get_text_config()
@@ -130,16 +128,18 @@ def _final_norm(twin: torch.nn.Module, base: Frame) -> str:
 
 def _block(layers: tuple[int, ...], path: str, prompt: BlockFinds, step: BlockFinds | None, call: dict[str, int]) -> Block:
     hosts = {}
-    order: list[tuple[int, str, str]] = []
+    order: list[tuple[int, int, str, str]] = []
     for name, finds in prompt.hosts.items():
         again = step.hosts.get(name) if step is not None else None
         hosts[name] = _host(name, path, finds, again, call)
-        order += [(spot.when, name, value) for value, spot in finds.spots.items() if value in hosts[name].places]
+        ranks = list(vocabulary.BY_HOST[name])
+        order += [(spot.when, ranks.index(value), name, value) for value, spot in finds.spots.items()
+                  if value in hosts[name].places]
     for name in vocabulary.HOSTS:
         if name != "model" and name not in hosts:
             missing = dict.fromkeys(vocabulary.BY_HOST[name], ABSENT[name])
             hosts[name] = Host(name, "", {}, {}, missing, {})
-    return Block(layers, hosts, tuple(prompt.sublayers), tuple((h, v) for _, h, v in sorted(order)), tuple(prompt.unplaced))
+    return Block(layers, hosts, tuple(prompt.sublayers), tuple((h, v) for _, _, h, v in sorted(order)), tuple(prompt.unplaced))
 
 
 def _host(name: str, path: str, finds: Finds, again: Finds | None, call: dict[str, int]) -> Host:
@@ -174,22 +174,3 @@ def _relative(place: Place, path: str) -> Place:
 
 def _relative_traits(traits: dict, path: str) -> dict:
     return {k: v.removeprefix(path).lstrip(".") if isinstance(v, str) else v for k, v in traits.items()}
-
-
-def twin_of(config, attn_implementation: str, experts_implementation: str | None) -> torch.nn.Module:
-    """A model of ``config`` on the meta device in bfloat16, to be run for its shapes only."""
-    from transformers import AutoModelForCausalLM
-
-    config = copy.deepcopy(config)
-    with torch.device("meta"):
-        twin = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=attn_implementation)
-    if experts_implementation is not None:
-        twin.set_experts_implementation(experts_implementation)
-    return twin.eval()
-
-
-def rows(block: Block) -> Iterable[tuple[Host, vocabulary.Value]]:
-    """Every value the vocabulary has, on this kind of block."""
-    for host in block.hosts.values():
-        for value in vocabulary.BY_HOST[host.name].values():
-            yield host, value

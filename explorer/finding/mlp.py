@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from explorer.finding.flow import Call, Flow
-from explorer.finding.spots import Finds, Spot, argument, innermost, maker_spot, result
+from explorer.finding.spots import Finds, Spot, argument, children, innermost, maker_spot, result
 
 ROUTED = ("router_logits", "router_scores", "expert_weights", "expert_indices", "expert_outputs", "routed_output",
           "shared_expert_output")
@@ -29,15 +29,15 @@ def find_dense(flow: Flow, module: Call) -> Finds:
     finds = Finds(module.module)
     finds.missing = dict.fromkeys(ROUTED, "this MLP is dense: it has no router")
     chain = flow.back(id(module.output)) if isinstance(module.output, torch.Tensor) else []
-    children = [c for c in flow.inside(module) if not c.labels]
-    down = next((c for c in children if result(c, chain) is not None), None)
+    inner = [c for c in flow.inside(module) if not c.labels]
+    down = next((c for c in inner if result(c, chain) is not None), None)
     if down is None:
         finds.missing |= dict.fromkeys(DENSE, "no module makes the MLP's output")
         return finds
     neurons = down.args[0]
     finds.spots["mlp_neurons"] = Spot(neurons, down, "input", 0)
     finds.sizes["intermediate_size"] = neurons.shape[-1]
-    activation = next((c for c in children if c.ended < down.began and not any(True for _ in c.fn.parameters())
+    activation = next((c for c in inner if c.ended < down.began and not any(True for _ in c.fn.parameters())
                        and isinstance(c.output, torch.Tensor) and c.output.shape[-1] == neurons.shape[-1]), None)
     if activation is None:
         finds.missing["mlp_activation"] = "the activation is no module of its own"
@@ -135,14 +135,14 @@ def _shared(finds: Finds, flow: Flow, module: Call, experts: Call) -> None:
         return
     key = next(k for k in flow.ops[adds[0]].reads if k not in routed)
     own = [c for c in flow.inside(module) if c.module == module.module and len(c.labels) == 1]
-    children = [c for c in flow.inside(module) if not c.labels and c.module.rpartition(".")[0] == module.module]
-    spot = maker_spot(flow, own, key) or maker_spot(flow, children, key)
+    inner = children(flow, module)
+    spot = maker_spot(flow, own, key) or maker_spot(flow, inner, key)
     if spot is None:
         finds.missing["shared_expert_output"] = "what the shared expert adds is the result of no call"
         return
     finds.spots["shared_expert_output"] = spot
     width = experts.output.shape[-1]
-    shared = [c for c in children if isinstance(c.output, torch.Tensor) and c.output.shape[-1] == width
+    shared = [c for c in inner if isinstance(c.output, torch.Tensor) and c.output.shape[-1] == width
               and c is not experts and any(True for _ in c.fn.children())]
     if shared:
         finds.traits["shared"] = shared[0].module

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from explorer.finding.flow import PASSING, Call, Flow
-from explorer.finding.spots import Finds, Spot, bound, maker_spot
+from explorer.finding.spots import Finds, Spot, around, bound, maker_spot
 
 #: What the delta rule's kernels call their arguments, by value.
 ARGUMENTS = {
@@ -52,7 +52,7 @@ def find_recurrent(flow: Flow, module: Call) -> Finds:
     finds.spots = {name: spot for name, spot in spots.items() if spot is not None}
     finds.spots["attention_head_outputs"] = Spot(call.output[0], call, "output", 0)
     finds.spots["state_output"] = Spot(call.output[1], call, "output", 1)
-    finds.traits["kernel"] = call.name
+    finds.traits |= {"kernel": call.name, **around(flow, module, call)}
     _convolution(finds, flow, module)
     return finds
 

@@ -73,9 +73,10 @@ class Spot:
 def _parameters(fn: Any) -> list[str]:
     """The positional parameters of a Python function by name; empty for what has no signature."""
     try:
-        return list(inspect.signature(inspect.unwrap(fn)).parameters)
+        names = list(inspect.signature(inspect.unwrap(fn)).parameters)
     except (TypeError, ValueError):
         return []
+    return names[1:] if names[:1] == ["self"] else names
 
 
 @dataclass
@@ -130,3 +131,18 @@ def maker_spot(flow: Flow, within: list[Call], key: int) -> Spot | None:
     """The last call or assignment, as seen from one forward, whose result is tensor ``key``."""
     made = [spot for call in within if (spot := result(call, {key})) is not None]
     return max(made, key=lambda spot: spot.when) if made else None
+
+
+def children(flow: Flow, module: Call) -> list[Call]:
+    """The direct child modules a module called, in order."""
+    return [c for c in flow.inside(module) if not c.labels and c.module.rpartition(".")[0] == module.module]
+
+
+def around(flow: Flow, module: Call, anchor: Call) -> dict[str, list[str]]:
+    """Names of the child modules called before and after ``anchor`` in a module's forward."""
+    name = lambda call: call.module.rpartition(".")[2]  # noqa: E731
+    called = children(flow, module)
+    return {
+        "before": [name(c) for c in called if c.ended < anchor.began],
+        "after": [name(c) for c in called if c.began > anchor.ended],
+    }

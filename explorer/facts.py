@@ -1,0 +1,255 @@
+"""Facts: everything a page says of one family's checkpoint, as one plain record.
+
+Shapes, places, the printout and the counts come from the model at its released size
+on the meta device; what is *proven* comes from the contract, run on the specimen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from explorer import __version__, accounting, cards, vocabulary
+from explorer.finding.discover import Block, Host, probe_lengths
+from explorer.loading import load
+from explorer.model import LanguageModel
+from explorer.support import Row
+from explorer.traits import traits
+
+SCHEMA = 1
+
+#: Derived values are read after the ones they are computed from.
+_AFTER = {
+    "router_margin": "router_scores",
+    "state": "state_output",
+    "states": "state",
+    "state_attention": "states",
+}
+
+#: How each recurrence moves its state by one token, as diagrams write it.
+_RULES = {
+    "delta_rule": {"title": "delta rule", "lines": ["Sₜ = eᵍ Sₜ₋₁ + k uᵀ", "oₜ = Sₜᵀ q"]},
+}
+
+
+def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any] | None = None,
+          specimen: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The record of ``family``'s ``checkpoint`` (its first card where none is named).
+
+    contract: the contract's report as JSON; specimen: what its numbers were run on.
+    Raises UnknownCheckpoint, or ValueError when the checkpoint is of another family.
+    """
+    checkpoint = checkpoint or cards.family_checkpoints(family)[0]
+    card = cards.card(checkpoint)
+    if card.family != family:
+        raise ValueError(f"{checkpoint} is of the family {card.family}, not {family}.")
+    model = load(checkpoint, weights=False)
+    shapes = _shapes(model)
+    report = dict(contract) if contract is not None else {"checks": [], "passed": 0, "failed": 0}
+    failing = {check["host"] for check in report["checks"] if not check["passed"]}
+    return {
+        "schema": SCHEMA,
+        "family": family,
+        "checkpoint": checkpoint,
+        "architecture": type(model.hf).__name__,
+        "title": card.title,
+        "versions": {"bestiary": __version__, **{name: version(name) for name in ("transformers", "torch", "nnsight")}},
+        "parameters": {**accounting.parameters(model), "convention": accounting.ACTIVE_CONVENTION},
+        "sizes": model.sizes,
+        "size_notes": model.size_notes,
+        "caches": accounting.cache_sizes(model.config),
+        "config": config_of(model),
+        "blocks": [_block(model, block) for block in model.anatomy.blocks],
+        "values": [_value(model, row, shapes, bool(report["checks"]) and row.host not in failing)
+                   for row in model.support() if row.available],
+        "printout": repr(model),
+        "traits": traits(model),
+        "contract": report,
+        "provenance": {
+            "generated": date.today().isoformat(),
+            "specimen": dict(specimen or {}),
+            "sources": {
+                "config": "the checkpoint's card, a file of configuration figures",
+                "shapes, places, printout, counts": "the model at its released size on the meta device, run once on ids of random shape",
+                "contract": "a small model of the family, run",
+                "meanings and notes": "authored; the notes' code is executed at every build",
+            },
+        },
+    }
+
+
+def _shapes(model: LanguageModel) -> dict[tuple[str, str], torch.Tensor]:
+    """One forward at the released size: a tensor without storage for each host's value, on the first block that has it."""
+    batch, seq = probe_lengths(model.hf)
+    ids = torch.zeros(batch, seq, dtype=torch.long, device="meta")
+    layers = sorted({block.layers[0] for block in model.anatomy.blocks})
+    recording = model.record(ids, layers=layers)
+    found: dict[tuple[str, str], torch.Tensor] = {}
+    for row in model.support():
+        for layer in (None,) if row.host == "model" else [i for i in layers if i in row.layers]:
+            if (row.value.key, layer) in recording:
+                found.setdefault((row.host, row.name), recording[row.value.key, layer])
+    return found
+
+
+def _value(model: LanguageModel, row: Row, shapes: Mapping[tuple[str, str], torch.Tensor], verified: bool) -> dict[str, Any]:
+    value = row.value
+    host = model if row.host == "model" else _first_envoy(model, row)
+    sizes = model.sizes if row.host == "model" else {**model.sizes, **model.anatomy.block(row.layers[0]).hosts[row.host].sizes}
+    tensor = shapes.get((row.host, row.name))
+    return {
+        "host": vocabulary.HOSTS[row.host].path,
+        "name": value.name,
+        "layout": value.layout,
+        "dims": list(value.axes),
+        "meaning": value.meaning,
+        "read_at": row.read_at,
+        "writable": row.writable,
+        "layers": None if row.host == "model" else list(row.layers),
+        "condition": row.condition,
+        "optional": value.optional,
+        "shape": {"symbols": list(value.axes), "numbers": _extents(value, tensor, sizes)},
+        "dtype": str(tensor.dtype).removeprefix("torch.") if isinstance(tensor, torch.Tensor) else _dtype(value, shapes),
+        "class": type(host._module).__name__,
+        "verified": verified,
+    }
+
+
+def _extents(value: vocabulary.Value, tensor: torch.Tensor | None, sizes: Mapping[str, int]) -> list[int | str]:
+    """One number for each axis, as the run had it; a letter where the call decides.
+
+    Values the run leaves out (one state per token) have the sizes the others named.
+    """
+    letters = {"batch": "B", "seq": "S", "query": "S", "key": "S"}
+    if not isinstance(tensor, torch.Tensor):
+        return [letters.get(axis) or sizes[axis] for axis in value.axes]
+    return [letters.get(axis) or extent for axis, extent in zip(value.axes, tensor.shape, strict=True)]
+
+
+def _dtype(value: vocabulary.Value, shapes: Mapping[tuple[str, str], torch.Tensor]) -> str | None:
+    """Of a value the shape run leaves out: that of the kernel's state, or the integers of a size."""
+    state = shapes.get((value.host, "state_output"))
+    return str(state.dtype).removeprefix("torch.") if state is not None else None
+
+
+def _first_envoy(model: LanguageModel, row: Row) -> Any:
+    layer = row.layers[0]
+    module = model.anatomy.block(layer).hosts[row.host].module
+    return model.layers[layer].get(module) if module else model.layers[layer]
+
+
+def config_of(model: LanguageModel) -> dict[str, Any]:
+    """The configuration's figures: what this kind of model has beyond any model's, and a few that all have."""
+    from transformers import PreTrainedConfig
+
+    config = model.config.get_text_config()
+    usual = set(PreTrainedConfig().to_dict())
+    written = {key: value for key, value in config.to_dict().items() if key not in usual and value is not None}
+    return {
+        "architectures": type(model.hf).__name__,
+        "model_type": config.model_type,
+        **written,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "dtype": str(model.hf.dtype).removeprefix("torch."),
+    }
+
+
+def _block(model: LanguageModel, block: Block) -> dict[str, Any]:
+    layer = model.layers[block.layers[0]]
+    hosts = {}
+    for host in block.hosts.values():
+        if host.places and host.name != "layers":
+            hosts[host.name] = {"path": host.module, "class": type(layer.get(host.module)._module).__name__, "sizes": host.sizes}
+    terms = [f"{sub.host}.{_addend(sub.host)}" for sub in block.sublayers]
+    return {
+        "layers": list(block.layers),
+        "class": type(layer._module).__name__,
+        "hosts": hosts,
+        "sublayers": [_sublayer(block, index) for index in range(len(block.sublayers))],
+        "identity": f"layers[i].input + {' + '.join(terms)} == layer_output",
+    }
+
+
+def _addend(host: str) -> str:
+    return "mlp_output" if host == "mlp" else "attention_output"
+
+
+def _sublayer(block: Block, index: int) -> dict[str, Any]:
+    sub = block.sublayers[index]
+    host = block.hosts[sub.host]
+    record: dict[str, Any] = {
+        "role": sub.role,
+        "title": _title(sub.role, host),
+        "host": sub.host,
+        "norm": None if sub.norm is None else {
+            "module": sub.norm.rsplit(".", 1)[-1],
+            "value": ("attention_norm_output", "mlp_norm_output")[index],
+        },
+        "summary": _summary(sub.role, host),
+        "values": _values(block, host),
+        "output": _addend(sub.host),
+        "steps": _steps(sub.role, host),
+        "router": None, "experts": None, "shared": None,
+    }
+    if sub.role == "recurrent":
+        record["rule"] = _RULES["delta_rule"]
+    if sub.role == "experts":
+        scoring = host.traits["scoring"]
+        text = f"{scoring['function']} → {host.sizes['top_k']} of {host.sizes['num_experts']}"
+        record["router"] = {
+            "module": host.traits.get("router", "").rsplit(".", 1)[-1],
+            "text": text + (", renormalised" if scoring["renormalised"] else ""),
+        }
+        record["experts"] = {"count": host.sizes["num_experts"], "chosen": host.sizes["top_k"], "width": host.sizes.get("intermediate_size")}
+        if "shared" in host.traits:
+            record["shared"] = {
+                "module": host.traits["shared"].rsplit(".", 1)[-1],
+                "gate": "gate per token" if host.traits["shared_gated"] else None,
+            }
+    return record
+
+
+def _title(role: str, host: Host) -> str:
+    if role == "recurrent":
+        return "Gated DeltaNet"
+    if role == "attention":
+        return "Gated attention" if "head_gate" in host.places else "Attention"
+    return "Mixture of experts" if role == "experts" else "MLP"
+
+
+def _summary(role: str, host: Host) -> str:
+    sizes = host.sizes
+    if role == "recurrent":
+        return f"{sizes['key_heads']} key heads × {sizes['key_dim']} · {sizes['heads']} value heads × {sizes['value_dim']}"
+    if role == "attention":
+        heads = f"{sizes['num_heads']} query heads"
+        shared = sizes["num_kv_heads"]
+        return f"{heads} over {shared} key/value heads × {sizes['head_dim']}" if shared < sizes["num_heads"] else f"{heads} × {sizes['head_dim']}"
+    if role == "experts":
+        scoring = host.traits["scoring"]
+        words = [f"{scoring['function']} → {sizes['top_k']} of {sizes['num_experts']}" + (", renormalised" if scoring["renormalised"] else "")]
+        if "shared" in host.traits:
+            words.append("gated shared expert" if host.traits["shared_gated"] else "shared expert")
+        return " · ".join(words)
+    return f"{sizes['intermediate_size']} wide" if "intermediate_size" in sizes else ""
+
+
+def _steps(role: str, host: Host) -> list[str]:
+    """The modules around the sublayer's core, by the names the model gives them."""
+    after = host.traits.get("after", [])
+    if not after:
+        return []
+    return [" → ".join(after)]
+
+
+def _values(block: Block, host: Host) -> list[str]:
+    """The host's values in the order the forward passes them, derived ones behind their sources."""
+    order = [value for name, value in block.order if name == host.name]
+    for name, source in _AFTER.items():
+        if name in vocabulary.BY_HOST[host.name] and name not in host.missing and source in order:
+            order.insert(order.index(source) + 1, name)
+    return order
