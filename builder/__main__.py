@@ -1,0 +1,96 @@
+"""``python -m builder``: facts, pages, checks and measurements from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["bench"]:  # has options of its own
+        from builder.bench import main as bench
+
+        return bench(argv[1:])
+    asked = _parser().parse_args(argv)
+    from builder.collect import UnknownFamily
+    from explorer.cards import UnknownCheckpoint
+
+    try:
+        return asked.run(asked)
+    except (UnknownFamily, UnknownCheckpoint) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m builder", description="Facts and pages about language-model families.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    one = commands.add_parser("facts", help="print a family's record as JSON")
+    one.add_argument("family", metavar="FAMILY")
+    one.add_argument("--checkpoint", metavar="ID", help="a checkpoint of the family; its first card by default")
+    one.set_defaults(run=_facts)
+
+    pages = commands.add_parser("build", help="build the pages and the site")
+    pages.add_argument("families", nargs="*", metavar="FAMILY")
+    pages.add_argument("--out", type=Path, default=Path("public"), metavar="DIR")
+    pages.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), metavar="N")
+    pages.set_defaults(run=_build)
+
+    checks = commands.add_parser("check", help="run the contract on the specimens")
+    checks.add_argument("families", nargs="*", metavar="FAMILY")
+    checks.add_argument("--json", action="store_true")
+    checks.set_defaults(run=_check)
+
+    commands.add_parser("bench", help="print the measurements")
+    return parser
+
+
+def _facts(asked: argparse.Namespace) -> int:
+    from builder import collect
+    from explorer import cards
+
+    (family,) = collect.families([asked.family])
+    if asked.checkpoint is not None and cards.card(asked.checkpoint).family != family:
+        of = ", ".join(cards.family_checkpoints(family))
+        print(f"{asked.checkpoint} is not of the family {family}, whose checkpoints are {of}.", file=sys.stderr)
+        return 2
+    found = collect.record(family, asked.checkpoint, lambda text: print(text, file=sys.stderr))
+    print(json.dumps(found, ensure_ascii=False, indent=1))
+    return 0
+
+
+def _build(asked: argparse.Namespace) -> int:
+    from builder import pipeline
+    from builder.write import BuildError
+
+    if asked.jobs < 1:
+        print("--jobs takes a number from 1.", file=sys.stderr)
+        return 2
+    try:
+        failed = pipeline.build(asked.families, asked.out, asked.jobs)
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for line in failed:
+        print(f"failed: {line}", file=sys.stderr)
+    print(f"The site is in {asked.out}.")
+    return 1 if failed else 0
+
+
+def _check(asked: argparse.Namespace) -> int:
+    from builder import collect
+    from builder.check import run
+
+    return run(collect.families(asked.families), asked.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
