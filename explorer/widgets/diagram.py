@@ -7,12 +7,17 @@ alive with ``assets/block-diagram.js``.
 
 from __future__ import annotations
 
-from explorer.widgets import diagram_narrow, diagram_wide
+from collections.abc import Sequence
+from pathlib import Path
+
+from explorer.widgets import diagram_element, diagram_narrow, diagram_wide
 from explorer.widgets.diagram_block import Block, Record, shapes
 from explorer.widgets.diagram_draw import PILL, Box, Canvas, mono_width
-from explorer.widgets.palette import role_of
 
-__all__ = ["LAYOUTS", "block_svg"]
+__all__ = ["ASSETS", "LAYOUTS", "block_svg", "element"]
+
+#: Where ``block-diagram.js`` and ``block-diagram.css`` are.
+ASSETS = Path(__file__).with_name("assets")
 
 LAYOUTS = ("wide", "narrow")
 
@@ -32,6 +37,14 @@ def block_svg(record: Record, shape: int = 0, layout: str = "wide") -> str:
     canvas = Canvas()
     width, height = (_wide if layout == "wide" else diagram_narrow.draw)(canvas, block)
     return canvas.svg(width, height, f"Block {block.first}: {block.title()}", layout)
+
+
+def element(records: Sequence[Record], *, card: bool = True, strip: bool = True) -> str:
+    """HTML of a family's ``<block-diagram>``: one record per checkpoint, the first is shown.
+
+    ``card`` and ``strip`` leave out what a surface shows in its own way.
+    """
+    return diagram_element.element(records, block_svg, card=card, strip=strip)
 
 
 STREAM = 24.0

@@ -1,0 +1,206 @@
+"""Records in, pages out: Markdown text of the family pages, the index and the layouts page.
+
+A page is made from its records (and notes, which are executed elsewhere) and from
+nothing else: what is not in the record does not stand on the page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from builder import figures
+from builder.printout import printout_html
+from explorer import vocabulary
+from explorer.widgets import diagram
+from explorer.widgets.diagram_block import host_key, shapes
+from explorer.widgets.palette import role_of
+
+Record = Mapping[str, Any]
+
+_NOTE_HEADING = re.compile(r'<h3 id="([^"]+)">(.*?)</h3>', re.DOTALL)
+
+
+@cache
+def environment() -> Environment:
+    """The templates, escaping everything that is not marked as HTML."""
+    made = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )
+    made.filters.update(
+        count=figures.count, thousands=figures.thousands, size=figures.size, ranges=figures.layer_ranges, printout=printout_html,
+        host_key=host_key, shown=shown, front=front_matter,
+    )
+    made.globals.update(role_of=role_of, anchor=value_anchor)
+    return made
+
+
+def family_page(
+    records: Sequence[Record], notes_html: str | None = None, *, title: str | None = None, summary: str | None = None,
+    facts_file: str | None = None,
+) -> str:
+    """The page of a family as Markdown with HTML blocks.
+
+    ``records``: one per checkpoint, the first is the default; all of one family.
+    ``notes_html``: the executed notes (trusted HTML). ``title`` and ``summary`` stand in
+    for the record's. ``facts_file``: relative address of the machine-readable record.
+    Raises ValueError without records or with records of several families.
+    """
+    families = {record["family"] for record in records}
+    if len(families) != 1:
+        raise ValueError(f"A page needs the records of one family, not of {len(families)}.")
+    first = records[0]
+    return environment().get_template("family.md.jinja").render(
+        records=records, first=first, title=title or first["title"], summary=summary or first.get("summary") or "",
+        notes=Markup(notes_html) if notes_html else None, note_headings=_NOTE_HEADING.findall(notes_html or ""),
+        diagram=Markup(diagram.element(records)), hosts=host_tables(records),
+        varying=lambda part: varying(records, part), figures=figures.figures, checks=check_groups, facts_file=facts_file,
+    )
+
+
+def index_page(families: Sequence[Sequence[Record]], notes: Mapping[str, Mapping[str, str]] | None = None) -> str:
+    """The index: one card per family, with the filters by trait and value name.
+
+    ``families``: the records of each family, default checkpoint first. ``notes``: front
+    matter of each family's notes by family (``title``, ``summary``).
+    """
+    cards = [_card(records, (notes or {}).get(records[0]["family"], {})) for records in families]
+    traits: dict[str, dict[str, Any]] = {}
+    for card in cards:
+        for trait in card["traits"]:
+            entry = traits.setdefault(trait["name"], {**trait, "families": 0})
+            entry["families"] += 1
+    names = sorted({name for card in cards for _, name in card["offers"]})
+    return environment().get_template("index.md.jinja").render(cards=cards, traits=list(traits.values()), names=names)
+
+
+def layouts_page() -> str:
+    """The page that explains layouts, its tables made from the vocabulary."""
+    by_layout = {
+        name: [value for value in vocabulary.VALUES if value.layout == name] for name in vocabulary.LAYOUTS
+    }
+    return environment().get_template("layouts.md.jinja").render(
+        layouts=vocabulary.LAYOUTS.values(), values=by_layout, hosts=vocabulary.HOSTS, call_axes=vocabulary.CALL_AXES,
+    )
+
+
+def guide_page(title: str, summary: str, html: str) -> str:
+    """A guide whose code was executed; ``html`` is trusted, as the notes' is."""
+    return environment().get_template("guide.md.jinja").render(title=title, summary=summary, html=Markup(html))
+
+
+def value_anchor(host: str, name: str) -> str:
+    """The id of a value's row: ``value-mlp-router_logits``."""
+    return f"value-{host_key(host)}-{name}"
+
+
+def value_link(record: Record) -> Callable[[str], str | None]:
+    """How notes link a value's name (``router_logits`` or ``mlp.router_logits``) to its row, None without one."""
+    rows = [(host_key(row["host"]), row["name"]) for row in record["values"]]
+
+    def link(name: str) -> str | None:
+        host, _, bare = name.rpartition(".")
+        found = next((row for row in rows if row[1] == bare and (not host or row[0] == host)), None)
+        return f"#{value_anchor(*found)}" if found else None
+
+    return link
+
+
+def shown(value: Any) -> str:
+    """A configuration value as text."""
+    if isinstance(value, list | tuple):
+        items = [shown(item) for item in value]
+        text = ", ".join(items)
+        return text if len(text) <= 90 else f"{', '.join(items[:8])}, … ({len(items)} entries)"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {shown(item)}" for key, item in value.items())
+    return str(value)
+
+
+def front_matter(text: str) -> Markup:
+    """A string as a YAML scalar on one line."""
+    escaped = " ".join(text.split()).replace("\\", "\\\\").replace('"', '\\"')
+    return Markup(f'"{escaped}"')
+
+
+def varying(records: Sequence[Record], part: Callable[[Record], Any]) -> list[tuple[str, Any, bool]]:
+    """A part of the page for every checkpoint, equal ones once: ``[(ids, content, first shown?)]``.
+
+    ``ids`` are the checkpoints' ids, space-separated, or empty where all agree.
+    """
+    groups: dict[str, tuple[list[str], Any]] = {}
+    for record in records:
+        content = part(record)
+        groups.setdefault(str(content), ([], content))[0].append(record["checkpoint"])
+    if len(groups) == 1:
+        return [("", next(iter(groups.values()))[1], True)]
+    return [(" ".join(ids), content, records[0]["checkpoint"] in ids) for ids, content in groups.values()]
+
+
+def host_tables(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """The values by host, in the vocabulary's order: ``[{path, meaning, on, rows}]`` of each host any checkpoint has."""
+    order = {host.path: host for host in vocabulary.HOSTS.values()}
+    for record in records:
+        for row in record["values"]:
+            order.setdefault(row["host"], vocabulary.Host(host_key(row["host"]), row["host"], ""))
+    tables = []
+    for path, host in order.items():
+        if any(row["host"] == path for record in records for row in record["values"]):
+            tables.append({"path": path, "key": host_key(path), "meaning": host.meaning, "of": lambda record, path=path: _table(record, path)})
+    return tables
+
+
+def _table(record: Record, path: str) -> dict[str, Any]:
+    """One host's rows in one checkpoint, and the blocks that have the host."""
+    rows = [row for row in record["values"] if row["host"] == path]
+    layers = sorted({layer for row in rows for layer in row["layers"] or ()})
+    count = record["sizes"]["num_layers"]
+    on = f"on all {count} blocks" if len(layers) == count else f"on {len(layers)} of {count} blocks: {figures.layer_ranges(layers)}"
+    return {
+        "class": rows[0].get("class", "") if rows else "", "on": on if layers else "",
+        "rows": [
+            {
+                **{key: row.get(key) for key in ("name", "layout", "dims", "meaning", "read_at", "condition", "writable", "verified")},
+                "some": figures.layer_ranges(row["layers"]) if row["layers"] is not None and set(row["layers"]) != set(layers) else "",
+            }
+            for row in rows
+        ],
+    }
+
+
+def check_groups(record: Record) -> list[dict[str, Any]]:
+    """The contract's checks by name: ``[{name, checks, failed, worst}]``, those with a failure first."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for check in record["contract"]["checks"]:
+        groups.setdefault(check["name"], []).append(check)
+    found = []
+    for name, checks in groups.items():
+        worst = [check["worst"] for check in checks if isinstance(check.get("worst"), int | float)]
+        failed = sum(not check["passed"] for check in checks)
+        found.append({"name": name, "checks": checks, "failed": failed, "worst": max(worst) if worst else None})
+    return sorted(found, key=lambda group: -group["failed"])
+
+
+def _card(records: Sequence[Record], notes: Mapping[str, str]) -> dict[str, Any]:
+    """What the index shows of a family, from its default checkpoint."""
+    first = records[0]
+    marks: list[tuple[str, str]] = [("", "")] * first["sizes"]["num_layers"]
+    for block in shapes(first):
+        for layer in block.facts["layers"]:
+            marks[layer] = (block.sublayers[0]["role"], block.title())
+    return {
+        "family": first["family"], "title": notes.get("title") or first["title"], "summary": notes.get("summary") or first.get("summary") or "",
+        "traits": first["traits"], "marks": marks, "parameters": first["parameters"], "checkpoints": [record["checkpoint"] for record in records],
+        "contract": first["contract"], "offers": _value_names(first["values"]),
+    }
+
+
+def _value_names(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    return [(host_key(row["host"]), row["name"]) for row in rows]

@@ -1,0 +1,304 @@
+// <block-diagram>: the slider, the drawings and the card of one family.
+//
+// The element's HTML is written by Python and is complete for the first block; this
+// script moves the slider, exchanges the drawings and fills the card. It has no
+// imports and no exports: it runs as a classic script, from a file too, and as a module.
+//
+//   element.layer, element.layers, element.checkpoint     what is drawn
+//   element.select(name, host), element.pinned            the pinned part; select(null) lets go
+//   element.setMarks({addends: {mlp_output: 0.8}, experts: [3, 17]})   live marks; null clears them
+//   "block-change" {layer, shape, checkpoint}             the slider stands on another block
+//   "part-select" {name, host, layer, expression, pinned} a part was pinned or let go
+(() => {
+  "use strict";
+  if (typeof customElements === "undefined" || customElements.get("block-diagram")) return;
+
+  const HALF_TICK = 8; // half the width of the slider's thumb, see block-diagram.css
+
+  function make(tag, className, text) {
+    const node = document.createElement(tag);
+    if (className) node.className = className;
+    if (text !== undefined) node.textContent = text;
+    return node;
+  }
+
+  // Block numbers in words: 0-2, 4-6, … with at most `most` runs.
+  function ranges(layers, most = 6) {
+    const runs = [];
+    for (const layer of layers) {
+      const last = runs[runs.length - 1];
+      if (last && last[1] === layer - 1) last[1] = layer;
+      else runs.push([layer, layer]);
+    }
+    const words = runs.slice(0, most).map(([a, b]) => (a === b ? `${a}` : `${a}–${b}`));
+    return words.join(", ") + (runs.length > most ? ", …" : "");
+  }
+
+  class BlockDiagram extends HTMLElement {
+    #data = null;
+    #drawings = new Map();
+    #layer = 0;
+    #number = 0;
+    #drawn = "0.0";
+    #pinned = null;
+    #shown = null;
+    #marks = null;
+    #away = null;
+
+    connectedCallback() {
+      if (!this.#data) {
+        const source = this.querySelector(".bd-data");
+        if (!source) return;
+        this.#data = JSON.parse(source.textContent);
+        this.#drawings.set("0.0", [...this.#stage.children]);
+        for (const template of this.querySelectorAll("template[data-drawing]")) {
+          this.#drawings.set(template.dataset.drawing, template);
+        }
+        this.#listen();
+        this.classList.add("bd-live");
+      }
+      // One listener per element on the document, dropped when the element goes.
+      this.#away = new AbortController();
+      document.addEventListener("checkpoint-change", (event) => { this.checkpoint = event.detail.id; }, { signal: this.#away.signal });
+      this.#ticks();
+      this.#redraw(true);
+    }
+
+    disconnectedCallback() {
+      if (this.#away) this.#away.abort();
+    }
+
+    get layers() { return this.#here ? this.#here.layers : 0; }
+    get layer() { return this.#layer; }
+    set layer(value) {
+      const layer = Math.min(Math.max(Math.round(Number(value)) || 0, 0), this.layers - 1);
+      if (layer === this.#layer) return;
+      this.#layer = layer;
+      this.#redraw();
+    }
+
+    get checkpoint() { return this.#here ? this.#here.id : null; }
+    set checkpoint(id) {
+      const number = this.#data ? this.#data.checkpoints.findIndex((one) => one.id === id) : -1;
+      if (number < 0 || number === this.#number) return;
+      this.#number = number;
+      this.#layer = Math.min(this.#layer, this.layers - 1);
+      this.#ticks();
+      this.#redraw(true);
+    }
+
+    get pinned() { return this.#pinned && { ...this.#pinned }; }
+
+    select(name, host) {
+      const value = name ? this.#find(name, host) : null;
+      this.#pin(value ? { name: value.name, host: value.host } : null);
+    }
+
+    // addends: by name, 0 to 1 of the largest, drawn as line weight; experts: lit cells.
+    setMarks(marks) {
+      this.#marks = marks;
+      this.#mark();
+    }
+
+    get #here() { return this.#data && this.#data.checkpoints[this.#number]; }
+    get #stage() { return this.querySelector(".bd-stage"); }
+    get #slider() { return this.querySelector("input[type=range]"); }
+    get #shape() { return this.#here.shapes.findIndex((shape) => shape.layers.includes(this.#layer)); }
+
+    #listen() {
+      const part = (event) => event.target.closest && event.target.closest("[data-value]");
+      this.addEventListener("pointerover", (event) => { const at = part(event); if (at) this.#show(at.dataset); });
+      this.addEventListener("pointerout", (event) => {
+        const to = event.relatedTarget;
+        if (part(event) && !(to && to.closest && this.contains(to) && to.closest("[data-value]"))) this.#show(this.#pinned);
+      });
+      this.addEventListener("focusin", (event) => { const at = part(event); if (at) this.#show(at.dataset); });
+      this.addEventListener("click", (event) => { const at = part(event); if (at) this.#toggle(at.dataset); });
+      this.addEventListener("keydown", (event) => {
+        const at = part(event);
+        if (event.key === "Escape") this.#pin(null);
+        else if (at && at.tagName !== "BUTTON" && (event.key === "Enter" || event.key === " ")) {
+          event.preventDefault();
+          this.#toggle(at.dataset);
+        }
+      });
+      this.#slider.addEventListener("input", () => { this.layer = this.#slider.value; });
+      const notation = this.querySelector(".bd-notation");
+      notation.addEventListener("click", () => {
+        const counted = this.classList.toggle("bd-counted");
+        notation.setAttribute("aria-pressed", String(counted));
+      });
+    }
+
+    #toggle({ value, host }) {
+      const same = this.#pinned && this.#pinned.name === value && this.#pinned.host === host;
+      this.#pin(same ? null : { name: value, host });
+    }
+
+    #pin(part) {
+      const left = this.#pinned;
+      if (!part && !left) return;
+      this.#pinned = part;
+      this.#show(part);
+      const told = part || left;
+      const value = this.#find(told.name, told.host);
+      this.#tell("part-select", {
+        ...told, layer: this.#layer, pinned: Boolean(part), expression: value ? this.#expression(value) : null,
+      });
+    }
+
+    #tell(type, detail) {
+      this.dispatchEvent(new CustomEvent(type, { bubbles: true, composed: true, detail }));
+    }
+
+    // A value of this checkpoint, with its numbers and the shapes that have it.
+    #find(name, host) {
+      for (const [index, numbers, shapes] of this.#here.values) {
+        const value = this.#data.values[index];
+        if (value.name === name && (!host || value.host === host)) return { ...value, numbers, shapes };
+      }
+      return null;
+    }
+
+    #expression(value) {
+      return `${value.path.replace("[i]", `[${this.#layer}]`)}.${value.name}`;
+    }
+
+    // Everything that follows from layer and checkpoint, in one go.
+    #redraw(whole = false) {
+      const shape = this.#shape;
+      const here = this.#here.shapes[shape];
+      const key = `${this.#number}.${shape}`;
+      const stage = this.#stage;
+      if (key !== this.#drawn) {
+        stage.replaceChildren(...this.#drawing(key));
+        this.#drawn = key;
+      }
+      stage.dataset.layer = this.#layer;
+      stage.dataset.shape = shape;
+      const slider = this.#slider;
+      slider.value = this.#layer;
+      slider.setAttribute("aria-valuetext", `block ${this.#layer} of ${this.layers}: ${here.title}`);
+      this.querySelector("output").textContent = `i = ${this.#layer}`;
+      this.querySelector(".bd-which").textContent = here.title;
+      this.querySelector(".bd-identity code").textContent = here.identity.replaceAll("layers[i]", `layers[${this.#layer}]`);
+      const count = this.querySelector(".bd-count");
+      if (count) count.textContent = this.layers;
+      for (const tick of this.querySelectorAll(".bd-ticks > i")) tick.classList.toggle("here", Number(tick.dataset.layer) === this.#layer);
+      for (const svg of stage.querySelectorAll("svg")) svg.setAttribute("aria-label", `Block ${this.#layer}: ${here.title}`);
+      this.#show(this.#pinned);
+      this.#mark();
+      if (!whole || this.#number) this.#tell("block-change", { layer: this.#layer, shape, checkpoint: this.#here.id });
+    }
+
+    #drawing(key) {
+      const kept = this.#drawings.get(key);
+      if (Array.isArray(kept)) return kept;
+      const nodes = [...kept.content.cloneNode(true).children];
+      this.#drawings.set(key, nodes);
+      return nodes;
+    }
+
+    #ticks() {
+      const { layers, shapes } = this.#here;
+      const slider = this.#slider;
+      slider.max = layers - 1;
+      // One mark says the mixer; a second, where blocks differ in it, says the MLP.
+      const lasts = new Set(shapes.map((shape) => shape.roles[shape.roles.length - 1]));
+      const ticks = [];
+      shapes.forEach((shape, index) => {
+        const roles = lasts.size > 1 ? [shape.roles[0], shape.roles[shape.roles.length - 1]] : [shape.roles[0]];
+        for (const layer of shape.layers) {
+          const tick = make("i", roles.length > 1 ? "bd-at double" : "bd-at");
+          tick.dataset.layer = layer;
+          tick.dataset.shape = index;
+          const share = layers > 1 ? layer / (layers - 1) : 0;
+          tick.style.left = `calc(${HALF_TICK}px + (100% - ${2 * HALF_TICK}px) * ${share.toFixed(5)})`;
+          tick.append(...roles.map((role) => make("i", `bd-tick bd-tick-${role}`)));
+          ticks.push(tick);
+        }
+      });
+      const track = this.querySelector(".bd-ticks");
+      track.style.setProperty("--pitch", `${(100 / layers).toFixed(3)}cqw`);
+      track.replaceChildren(...ticks);
+    }
+
+    #mark() {
+      const marks = this.#marks;
+      for (const edge of this.#stage.querySelectorAll("[data-addend]")) {
+        const share = marks && marks.addends ? marks.addends[edge.dataset.addend] : undefined;
+        edge.style.strokeWidth = share === undefined ? "" : `${1 + 6 * Math.min(Math.max(share, 0), 1)}px`;
+      }
+      for (const field of this.#stage.querySelectorAll(".bd-cells")) {
+        const lit = marks && marks.experts ? new Set(marks.experts.map(String)) : null;
+        field.classList.toggle("marked", Boolean(lit));
+        for (const cell of field.children) cell.classList.toggle("on", Boolean(lit) && lit.has(cell.dataset.expert));
+      }
+    }
+
+    #show(part) {
+      const name = part ? part.name || part.value : null;
+      const host = part ? part.host : null;
+      for (const at of this.querySelectorAll("[data-value]")) {
+        const is = (one) => Boolean(one) && at.dataset.value === one.name && at.dataset.host === one.host;
+        at.classList.toggle("pinned", is(this.#pinned));
+        at.classList.toggle("shown", is({ name, host }));
+        if (at.tagName !== "SCRIPT") at.setAttribute("aria-pressed", String(is(this.#pinned)));
+      }
+      const key = name ? `${host}.${name}.${this.#layer}.${this.#number}.${Boolean(this.#pinned)}` : null;
+      if (key !== null && key === this.#shown) return;
+      this.#shown = key;
+      const card = this.querySelector(".bd-card");
+      if (!card) return;
+      const value = name ? this.#find(name, host) : null;
+      card.replaceChildren(...(value ? this.#card(value) : this.#hint()));
+    }
+
+    #hint() {
+      const shape = this.#here.shapes[this.#shape];
+      return [
+        make("h3", "", `Block ${this.#layer}`),
+        make("p", "bd-meaning", shape.title),
+        make("p", "bd-hint", `Blocks of this shape: ${ranges(shape.layers)}`),
+        make("p", "bd-hint", "Every outlined name is a tensor you can read. Point at one to see how; click it, or press Enter on it, to keep its card."),
+      ];
+    }
+
+    #card(value) {
+      const shapes = this.#here.shapes;
+      const has = value.shapes === null || value.shapes.includes(this.#shape);
+      const rows = [make("h3", "", value.name)];
+      if (!has) {
+        const others = value.shapes.map((index) => ranges(shapes[index].layers)).join("; ");
+        rows.push(make("p", "bd-absent", `Block ${this.#layer} has no ${value.host}.${value.name}. Blocks that have it: ${others || "none"}.`));
+        return rows;
+      }
+      const expression = make("code", "bd-expression");
+      for (const step of this.#expression(value).split(/(?=\.)/)) expression.append(make("wbr"), step);
+      rows.push(expression);
+      rows.push(make("p", "bd-meaning", value.meaning[0].toUpperCase() + value.meaning.slice(1) + "."));
+      const list = make("dl");
+      const entry = (term, text, code) => {
+        if (!text) return;
+        const detail = make("dd");
+        detail.append(code ? make("code", "", text) : text);
+        list.append(make("dt", "", term), detail);
+      };
+      entry("layout", `${value.layout} [${value.dims.join(" ")}]`, true);
+      entry("here", `${value.numbers.split(";")[0].replace("]", "")}]${value.dtype ? ` ${value.dtype}` : ""}`, true);
+      entry("read at", value.read_at);
+      entry("edits", value.writable ? "assignment and in place" : "none: read-only");
+      rows.push(list);
+      if (value.condition) rows.push(make("p", "bd-condition", `⚠\uFE0E ${value.condition}`));
+      if (this.#pinned && this.#pinned.name === value.name && this.#pinned.host === value.host) {
+        const free = make("button", "bd-unpin", "let go (Esc)");
+        free.type = "button";
+        free.addEventListener("click", () => this.#pin(null));
+        rows.push(free);
+      }
+      return rows;
+    }
+  }
+
+  customElements.define("block-diagram", BlockDiagram);
+})();

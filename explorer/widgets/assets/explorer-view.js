@@ -1,0 +1,235 @@
+// Puts the server's words into the page. Text is only ever set as text: a token of
+// markup is shown, never read as markup.
+
+export const $ = (name, root = document) => root.querySelector(`[data-${name}]`);
+export const $$ = (name, root = document) => [...root.querySelectorAll(`[data-${name}]`)];
+
+export function make(tag, className, text) {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  if (text !== undefined) node.textContent = text;
+  return node;
+}
+
+export function setText(node, text) {
+  node.textContent = text ?? "";
+  node.hidden = !text;
+}
+
+// -- tokens ------------------------------------------------------------------
+
+export function drawStrip(tokens) {
+  $("strip").replaceChildren(...tokens.map((token, place) => {
+    const one = make("button", "", token);
+    one.type = "button";
+    one.setAttribute("role", "option");
+    one.setAttribute("aria-label", `token ${place}: ${token}`);
+    one.title = `token ${place}`;
+    one.dataset.token = place;
+    one.tabIndex = -1;
+    return one;
+  }));
+}
+
+export function selectToken(place) {
+  const strip = $("strip");
+  for (const one of strip.querySelectorAll('[aria-selected="true"]')) {
+    one.removeAttribute("aria-selected");
+    one.tabIndex = -1;
+  }
+  const now = strip.children[place];
+  if (!now) return;
+  now.setAttribute("aria-selected", "true");
+  now.tabIndex = 0;
+  const [above, below] = [now.offsetTop - strip.offsetTop, now.offsetTop - strip.offsetTop + now.offsetHeight];
+  if (above < strip.scrollTop || below > strip.scrollTop + strip.clientHeight) strip.scrollTop = above - 8;
+  const left = now.offsetLeft - strip.offsetLeft;
+  if (left < strip.scrollLeft || left + now.offsetWidth > strip.scrollLeft + strip.clientWidth) strip.scrollLeft = left - 40;
+}
+
+// -- cards -------------------------------------------------------------------
+
+export const cards = new Map();  // name -> the words last said of it
+
+export function drawCard(name, words) {
+  const card = document.querySelector(`[data-card="${name}"]`);
+  cards.set(name, words);
+  card.hidden = false;
+  setText($("refusal", card), words.refusal);
+  const refused = Boolean(words.refusal);
+  card.querySelector(".plot").hidden = refused;
+  $("legend", card).hidden = refused;
+  $("code-button", card).hidden = refused || !words.code;
+  $("expand", card).hidden = refused;
+  setText($("note", card), refused ? "" : words.note);
+  if (words.title) $("title", card).textContent = words.title;
+  if (refused) { $("code", card).hidden = true; return; }
+  $("code", card).firstChild.textContent = words.code ?? "";
+  setText($("reduction", card), words.reduction);
+  const scale = $("scale", card);
+  scale.hidden = !words.scale;
+  if (words.scale) {
+    scale.classList.toggle("signed", words.scale.signed);
+    $("low", scale).textContent = words.scale.texts[0];
+    $("high", scale).textContent = words.scale.texts[2];
+    scale.title = words.scale.signed ? "centred on zero" : `half way: ${words.scale.texts[1]}`;
+  }
+  if (words.mosaic) {
+    // A mosaic has the shape of its grid, and small ones are not blown up.
+    const [wide, high] = words.mosaic;
+    Object.assign(card.querySelector(".plot").style, { height: "auto", aspectRatio: `${wide} / ${high}`, maxWidth: `${2 * wide}px` });
+  }
+}
+
+// What the pointer is on, in words, beside the card's scale.
+export function readOut({ figure, inside, x, y, index }, tokens) {
+  const card = document.querySelector(`[data-card="${figure}"]`);
+  const words = cards.get(figure);
+  if (!card || !words) return;
+  const said = $("readout", card);
+  const column = Math.round(x), row = Math.round(y);
+  const pointed = new Set();
+  const name = (axis, place) => {
+    if (!axis) return null;
+    if (axis.tokens) { pointed.add(place); return `${place} ${tokens[place] ?? ""}`; }
+    return axis.labels ? axis.labels[place] : `${axis.title} ${place}`;
+  };
+  if (!inside || !words.axes) said.textContent = "";
+  else if (words.axes.y) {
+    const value = cellValue(index, words.scale);
+    said.textContent = `${name(words.axes.y, row)} → ${name(words.axes.x, column)}: ${value}`;
+  } else said.textContent = name(words.axes.x, column) ?? "";
+  const strip = $("strip");
+  for (const one of strip.querySelectorAll(".pointed")) one.classList.remove("pointed");
+  if (inside) for (const place of pointed) strip.children[place]?.classList.add("pointed");
+}
+
+// The number behind a palette index, to the precision one byte has.
+function cellValue(index, scale) {
+  if (!index || !scale) return "nothing here";
+  const [first, last] = scale.signed ? [128, 254] : [1, 127];
+  const value = scale.low + (index - first) / (last - first) * (scale.high - scale.low);
+  return `≈ ${Number(value.toPrecision(2))}`.replace("-", "−");
+}
+
+// -- tables ------------------------------------------------------------------
+
+const COLUMNS = [["before_text", "before"], ["after_text", "after"], ["difference_text", "change, points"], ["logit", "logit before"], ["logit_after", "logit after"]];
+
+export function drawNext(table, compare, few) {
+  const changed = compare.rows.some((row) => row.after !== undefined);
+  const keys = few
+    ? COLUMNS.slice(0, changed ? 3 : 1)
+    : COLUMNS.filter(([key]) => changed || ["before_text", "logit"].includes(key));
+  const short = { before_text: "before", after_text: "after", difference_text: "Δ pts" };
+  const head = make("tr");
+  head.append(make("th", "", "token"), ...keys.map(([key, words]) =>
+    make("th", "", few ? (changed ? short[key] : "") : changed ? words : words.replace(" before", "").replace("before", "probability"))));
+  const rows = compare.rows.slice(0, few ? 6 : undefined).map((row) => {
+    const line = make("tr");
+    line.append(make("td", "", row.token));
+    for (const [key] of keys) {
+      const cell = make("td", "", row[key]);
+      if (key === "before_text" || key === "after_text") {
+        cell.classList.add("bar");
+        cell.style.setProperty("--share", `${100 * row[key.replace("_text", "")]}%`);
+      }
+      if (key === "difference_text" && row.difference_text !== "0") cell.classList.add(row.difference > 0 ? "up" : "down");
+      line.append(cell);
+    }
+    return line;
+  });
+  const [thead, tbody] = [make("thead"), make("tbody")];
+  thead.append(head);
+  tbody.append(...rows);
+  table.replaceChildren(thead, tbody);
+}
+
+export function drawCompare(compare, selection, tokens) {
+  const after = `after token ${selection.token}`;
+  $("next-where").textContent = `${after}  ${tokens[selection.token] ?? ""}`;
+  drawNext($("next"), compare, true);
+  drawNext($("compare"), compare, false);
+  $("compare-title").textContent = compare.kl
+    ? `Next token ${after}: before and after ${compare.changed.join(", ")}` : `Next token ${after}`;
+  $("compare-note").textContent = compare.kl
+    ? `KL(before ‖ after) here ${compare.kl.at} nats; mean over the prompt ${compare.kl.mean}, largest ${compare.kl.largest} after token ${compare.kl.where}.`
+    : "Add an intervention at the left: this table then shows before, after and the difference.";
+}
+
+// -- lines of facts ------------------------------------------------------------
+
+export function drawRouter(words, selection, tokens) {
+  const at = $("router-words");
+  at.replaceChildren();
+  if (!words) return;
+  const slots = make("p");
+  slots.append(`token ${selection.token} `, make("code", "", tokens[selection.token] ?? ""), " went to ");
+  for (const { expert, weight } of words.slots) {
+    slots.append(make("b", "", `expert ${expert}`), ` × ${weight} `);
+    const off = make("button", "quiet", "ablate");
+    off.type = "button";
+    off.dataset.ablate = expert;
+    off.setAttribute("aria-label", `ablate expert ${expert} of block ${selection.block}`);
+    slots.append(off);
+  }
+  const unused = words.unused_count
+    ? `${words.unused_count} of ${words.count} experts unused on this prompt: ${words.unused}`
+    : `all ${words.count} experts used on this prompt`;
+  at.append(slots, make("p", "quiet-text", unused));
+}
+
+export function drawAttention(words, selection, tokens) {
+  const at = $("attention-words");
+  at.replaceChildren();
+  if (!words) return;
+  const line = make("p");
+  line.append(`token ${selection.token} `, make("code", "", tokens[selection.token] ?? ""), " reads most: ");
+  words.strongest.forEach(({ token, number }, place) => {
+    line.append(place ? ", " : "", make("code", "", `${token} ${tokens[token] ?? ""}`), ` ${number}`);
+  });
+  at.append(line);
+}
+
+export function drawPart(words) {
+  const section = $("part");
+  section.hidden = !words;
+  if (!words) return;
+  $("part-name").textContent = words.expression ?? words.name;
+  setText($("part-meaning"), words.meaning ? `${words.meaning}. ${words.layout}` : "");
+  setText($("part-refusal"), words.refusal);
+  const facts = (words.facts ?? []).map(([term, text]) => {
+    const one = make("div");
+    one.append(make("dt", "", term), make("dd", "", text));
+    return one;
+  });
+  $("part-facts").replaceChildren(...facts);
+  $("part-code").firstChild.textContent = words.code ?? "";
+  $("part-code").hidden = $("part-copy").hidden = !words.code;
+  const card = document.querySelector('[data-card="part"]');
+  if (words.refusal) card.hidden = true;
+}
+
+export function drawSwitches(list) {
+  $("switches").replaceChildren(...list.map((row, place) => {
+    const item = make("li"), label = make("label"), box = make("input"), drop = make("button", "quiet", "×");
+    box.type = "checkbox";
+    box.checked = row.on;
+    box.dataset.switch = place;
+    label.append(box, row.words);
+    drop.type = "button";
+    drop.dataset.drop = place;
+    drop.setAttribute("aria-label", `remove: ${row.words}`);
+    item.append(label, drop);
+    return item;
+  }));
+}
+
+export function options(select, rows, chosen) {
+  select.replaceChildren(...rows.map(([value, words]) => {
+    const one = make("option", "", words);
+    one.value = value;
+    return one;
+  }));
+  if (chosen !== undefined) select.value = chosen;
+}

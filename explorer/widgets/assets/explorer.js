@@ -1,0 +1,320 @@
+// The explorer's page: sends small messages to the server, shows what comes back.
+//
+// One request is on its way at a time; while it is, only the newest wish is kept.
+// When what was asked for is on the screen, <body> says so: data-drawn is the number
+// of the last request that is drawn.
+
+import {
+  $, $$, cards, drawAttention, drawCard, drawCompare, drawNext, drawPart, drawRouter, drawStrip, drawSwitches,
+  make, options, readOut, selectToken, setText,
+} from "./explorer-view.js";
+
+const PATH = "path…";
+const state = { run: null, tokens: [], selection: {}, tab: "router", interventions: [], shown: "before" };
+let model = null;
+let asked = 0, waiting = false, wish = null;
+
+// -- talking to the server -----------------------------------------------------
+
+function send(message) { model?.send_msg(message); }
+
+// Ask for another selection; the page answers for what it can on its own at once.
+function select(changes) {
+  if (!state.run) return;
+  wish = { ...wish, ...changes };
+  if (!waiting) ask();
+}
+
+function ask() {
+  waiting = true;
+  asked += 1;
+  send({ do: "select", ...wish, seq: asked });
+  wish = null;
+}
+
+function answered(seq) {
+  if (seq === null || seq === undefined) return;
+  waiting = false;
+  if (wish) ask();
+  // Two frames on, the browser has painted what this answer changed.
+  requestAnimationFrame(() => requestAnimationFrame(() => { document.body.dataset.drawn = seq; }));
+}
+
+const HANDLERS = {
+  hello(words) {
+    options($("model"), [...words.models.map((one) => [one.source, one.name]), [PATH, PATH]]);
+    setModel(words.source);
+    $("prompt").value = words.prompt ?? "";
+  },
+  job(words) {
+    $("job").hidden = !words;
+    $("cancel").hidden = !words;
+    $("run").textContent = words ? "Run instead" : "Run";
+    if (!words) return;
+    $("job-title").textContent = words.title;
+    const bar = $("progress");
+    if (words.share === null) bar.removeAttribute("value"); else bar.value = words.share;
+  },
+  notice(text) { setText($("notice"), text); },
+  run(words) {
+    state.run = words;
+    state.tokens = words.tokens;
+    setModel(words.source);
+    $("prompt").value = words.prompt;
+    $("label").textContent = words.label;
+    const chip = $("weights");
+    setText(chip, `weights: ${words.weights}`);
+    chip.classList.toggle("random", words.weights.startsWith("random"));
+    drawStrip(words.tokens);
+    $("empty").hidden = true;
+    options($("layer"), words.kinds.map((kind, layer) => [layer, layer]));
+    fillIndex();
+    drawStatus();
+  },
+  diagram(words) {
+    const at = $("diagram");
+    if (!words.html) { at.replaceChildren(make("p", "empty", words.reason)); return; }
+    if (at.dataset.key === words.key) return;
+    at.dataset.key = words.key;
+    at.innerHTML = words.html;  // written and escaped by the server's diagram, from facts
+    moveDiagram();
+  },
+  interventions(list) { state.interventions = list; drawSwitches(list); },
+  shown(which) {
+    state.shown = which;
+    for (const one of $$("show")) one.setAttribute("aria-pressed", String(one.dataset.show === which));
+  },
+  tab(tab) { state.tab = tab; showTab(); },
+  selection(words) {
+    const moved = words.block !== state.block;
+    state.selection = words;
+    state.block = words.block;
+    selectToken(words.token);
+    if (moved) moveDiagram();
+    for (const one of $$("head")) {
+      const count = state.run.heads[words.block];
+      if (one.options.length !== count) options(one, [...Array(count).keys()].map((head) => [head, head]));
+      one.value = words.head;
+    }
+    for (const one of $$("choice")) one.value = words[one.dataset.choice];
+    if (moved) { $("layer").value = words.block; fillIndex(); }
+    remember();
+  },
+  cards(words) { for (const [name, one] of Object.entries(words)) drawCard(name, one); },
+  compare(words) {
+    $("shown").hidden = !words.kl;
+    drawCompare(words, state.selection, state.tokens);
+  },
+  router(words) { drawRouter(words, state.selection, state.tokens); },
+  attention(words) { drawAttention(words, state.selection, state.tokens); },
+  part(words) { drawPart(words); },
+  marks(words) { $("diagram").querySelector("block-diagram")?.setMarks?.(words); },
+  status(words) { state.status = words; drawStatus(); },
+};
+// What follows the selection is drawn after it.
+const ORDER = ["hello", "job", "notice", "run", "diagram", "interventions", "shown", "selection", "tab", "cards", "compare", "router", "attention", "part", "marks", "status"];
+
+function receive(event) {
+  const message = event.data ?? event;
+  for (const key of ORDER) if (key in message) HANDLERS[key](message[key]);
+  if ("selection" in message && !message.selection.part) drawPart(null);
+  answered(message.seq);
+}
+
+// -- what the page decides on its own -------------------------------------------
+
+function setModel(source) {
+  const pick = $("model");
+  const known = [...pick.options].some((one) => one.value === source);
+  pick.value = known ? source : PATH;
+  if (!known) $("path").value = source;
+  $("path-label").hidden = known;
+}
+
+function source() { return $("model").value === PATH ? $("path").value.trim() : $("model").value; }
+
+function moveDiagram() {
+  const diagram = $("diagram").querySelector("block-diagram");
+  if (diagram && state.selection.block !== undefined && diagram.layer !== state.selection.block) diagram.layer = state.selection.block;
+}
+
+function showTab() {
+  for (const one of $$("tab")) {
+    const on = one.dataset.tab === state.tab;
+    one.setAttribute("aria-selected", String(on));
+    one.tabIndex = on ? 0 : -1;
+  }
+  for (const one of $$("panel")) one.hidden = one.dataset.panel !== state.tab;
+}
+
+function fillIndex() {
+  if (!state.run) return;
+  const layer = Number($("layer").value || 0), kind = $("kind").value;
+  const count = kind === "expert" ? state.run.experts[layer] : state.run.heads[layer];
+  $("index-word").textContent = kind;
+  options($("index"), [...Array(count).keys()].map((one) => [one, one]));
+  $("index").disabled = !count;
+}
+
+function intervene(list) { send({ do: "intervene", list }); }
+function addIntervention(kind, layer, index) {
+  const same = (row) => row.kind === kind && row.layer === layer && row.index === index;
+  intervene([...state.interventions.filter((row) => !same(row)), { kind, layer, index, on: true }]);
+}
+
+function drawStatus() {
+  const parts = [...(state.run ? [`weights: ${state.run.weights}`] : []), ...(state.run?.status ?? []), ...(state.status ?? [])];
+  $("status").replaceChildren(...parts.map((text) => make("span", "", text)));
+}
+
+// The whole view in the address, so that a link shows the same.
+function remember() {
+  const { block, token, head, part } = state.selection;
+  const view = { model: state.run.source, prompt: state.run.prompt, block, token, head, tab: state.tab, ...(part ? { part } : {}) };
+  history.replaceState(null, "", `?${new URLSearchParams(view)}`);
+}
+
+// -- events ---------------------------------------------------------------------
+
+function theme(to) {
+  document.documentElement.dataset.theme = to;
+  const button = $("theme-button");
+  button.textContent = to === "dark" ? "light" : "dark";
+  button.setAttribute("aria-pressed", String(to === "dark"));
+  send({ do: "theme", theme: to });
+}
+
+function listen() {
+  document.addEventListener("bestiary-point", (event) => readOut(event.detail, state.tokens));
+  $("run-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    send({ do: "run", model: source(), prompt: $("prompt").value });
+  });
+  $("prompt").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("run-form").requestSubmit();
+  });
+  $("model").addEventListener("change", () => { $("path-label").hidden = $("model").value !== PATH; });
+  $("cancel").addEventListener("click", () => send({ do: "cancel" }));
+  $("theme-button").addEventListener("click", () => {
+    const to = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+    try { localStorage.setItem("bestiary-theme", to); } catch { /* storage may be off */ }
+    theme(to);
+  });
+  $("keys-button").addEventListener("click", () => $("keys").showModal());
+  $("strip").addEventListener("click", (event) => {
+    const at = event.target.closest("[data-token]");
+    if (at) select({ token: Number(at.dataset.token) });
+  });
+  for (const one of $$("tab")) one.addEventListener("click", () => changeTab(one.dataset.tab));
+  for (const one of $$("choice")) one.addEventListener("change", () => select({ [one.dataset.choice]: one.value }));
+  for (const one of $$("head")) one.addEventListener("change", () => select({ head: Number(one.value) }));
+  for (const one of $$("zero-head")) one.addEventListener("click", () => addIntervention("head", state.selection.block, state.selection.head));
+  for (const one of $$("show")) one.addEventListener("click", () => send({ do: "shown", shown: one.dataset.show, seq: null }));
+  $("kind").addEventListener("change", fillIndex);
+  $("layer").addEventListener("change", fillIndex);
+  $("add-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    addIntervention($("kind").value, Number($("layer").value), Number($("index").value));
+  });
+  document.addEventListener("block-change", (event) => select({ block: event.detail.layer }));
+  document.addEventListener("part-select", (event) => {
+    const { name, host, pinned } = event.detail;
+    select({ part: pinned ? (host === "shared_experts" ? `${host}.${name}` : name) : "" });
+  });
+  document.addEventListener("click", clicked);
+  document.addEventListener("change", (event) => {
+    const at = event.target.dataset?.switch;
+    if (at !== undefined) intervene(state.interventions.map((row, place) => place === Number(at) ? { ...row, on: event.target.checked } : row));
+  });
+  document.addEventListener("keydown", pressed);
+}
+
+function clicked(event) {
+  const at = event.target.closest?.("button");
+  if (!at) return;
+  if (at.dataset.ablate !== undefined) addIntervention("expert", state.selection.block, Number(at.dataset.ablate));
+  else if (at.dataset.drop !== undefined) intervene(state.interventions.filter((row, place) => place !== Number(at.dataset.drop)));
+  else if (at.dataset.codeButton !== undefined) showCode(at);
+  else if (at.dataset.partCopy !== undefined) copy($("part-code").textContent, at);
+  else if (at.dataset.expand !== undefined) expand(at.closest(".card"));
+}
+
+function showCode(button) {
+  const pre = $("code", button.closest(".card"));
+  pre.hidden = !pre.hidden;
+  if (!pre.hidden) copy(pre.textContent, button);
+}
+
+function copy(text, button) {
+  const was = button.textContent;
+  navigator.clipboard?.writeText(text).then(
+    () => { button.textContent = "copied"; setTimeout(() => { button.textContent = was === "copied" ? "code" : was; }, 1200); },
+    () => {},  // the code is on the page; it can be selected by hand
+  );
+}
+
+function expand(card) {
+  const full = card.classList.toggle("full");
+  $("expand", card).setAttribute("aria-pressed", String(full));
+  $("expand", card).textContent = full ? "close" : "expand";
+}
+
+function changeTab(tab) {
+  state.tab = tab;
+  showTab();
+  select({ tab });
+}
+
+const MOVES = {
+  ArrowLeft: () => ({ token: state.selection.token - 1 }), ArrowRight: () => ({ token: state.selection.token + 1 }),
+  ArrowUp: () => ({ block: state.selection.block - 1 }), ArrowDown: () => ({ block: state.selection.block + 1 }),
+  "[": () => ({ head: state.selection.head - 1 }), "]": () => ({ head: state.selection.head + 1 }),
+};
+const LIMITS = { token: () => state.tokens.length, block: () => state.run.kinds.length, head: () => state.run.heads[state.selection.block] };
+
+function pressed(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || $("keys").open) return;
+  if (event.key === "Escape") {
+    const full = document.querySelector(".card.full");
+    if (full) expand(full);
+    return;
+  }
+  if (event.target.closest?.("input, textarea, select")) return;
+  const tabs = $$("tab").map((one) => one.dataset.tab);
+  if (event.target.matches?.('[role="tab"]') && event.key.startsWith("Arrow")) {
+    const step = ["ArrowLeft", "ArrowUp"].includes(event.key) ? -1 : 1;
+    const next = tabs[(tabs.indexOf(state.tab) + step + tabs.length) % tabs.length];
+    changeTab(next);
+    document.querySelector(`[data-tab="${next}"]`).focus();
+  } else if (event.key in MOVES && state.run) {
+    const [[name, place]] = Object.entries(MOVES[event.key]());
+    if (place < 0 || place >= LIMITS[name]()) return;
+    state.selection[name] = place;  // so that keys pressed before the answer go on from here
+    if (name === "token") {
+      const inStrip = $("strip").contains(document.activeElement);
+      selectToken(place);
+      if (inStrip) $("strip").children[place].focus();
+    }
+    if (name === "block") moveDiagram(); else select({ [name]: place });
+    if (name === "block" && !$("diagram").querySelector("block-diagram")) select({ block: place });
+  } else if (event.key === "?") $("keys").showModal();
+  else if (tabs[Number(event.key) - 1]) changeTab(tabs[Number(event.key) - 1]);
+  else return;
+  event.preventDefault();
+}
+
+// -- start ------------------------------------------------------------------------
+
+function start(bridge) {
+  model = bridge;
+  model.on("msg:custom", receive);
+  listen();
+  const wished = Object.fromEntries(new URLSearchParams(location.search));
+  send({ do: "hello", theme: document.documentElement.dataset.theme, wish: wished });
+  theme(document.documentElement.dataset.theme);
+}
+
+if (window.bestiaryBridge) start(window.bestiaryBridge);
+else document.addEventListener("bestiary-bridge", () => start(window.bestiaryBridge), { once: true });
+
+export { cards, drawNext };
