@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import statistics
@@ -50,13 +51,21 @@ def resident() -> int:
     return _field("VmRSS")
 
 
+def settled() -> int:
+    """Bytes in memory once the allocator has given back what it kept of earlier work, so that a peak counts in full."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    return resident()
+
+
 def peak_above_start(call: Callable[[], object]) -> int:
     """Bytes by which the process grows at its highest while ``call`` runs.
 
     Reads the kernel's own high-water mark where it can be reset, else samples.
     """
-    gc.collect()
-    start = resident()
+    start = settled()
     try:
         _RESET.write_text("5")
     except OSError:
