@@ -4,7 +4,7 @@ A file is prose and fenced blocks, with optional ``key: value`` lines between tw
 ``---`` lines at the top (``title``, ``summary``, and ``words``: names from elsewhere
 that the prose may use, see below). A fence's first line says what happens to it:
 
-    ```python                executed; what it prints is shown under it
+    ```python                executed; what it prints (with ``print``) is shown under it
     ```python raises=NAME    executed; must raise NAME, whose message is shown under it
     ```python no-run         shown only
     ```text                  shown only (any other language too)
@@ -32,8 +32,8 @@ import io
 import linecache
 import re
 from collections.abc import Mapping
-from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import CodeType
@@ -227,9 +227,10 @@ def _compiled(notes: Notes, block: Block, filename: str) -> CodeType:
 def _run(notes: Notes, block: Block, program: CodeType, scope: dict[str, Any], filename: str) -> Block:
     """Execute one block in ``scope``; return it with its output, or raise SnippetError."""
     printed = io.StringIO()
+    # The notes' own print, not the process's output: files can run in threads beside each other.
+    scope["print"] = partial(print, file=printed)
     try:
-        with redirect_stdout(printed):
-            exec(program, scope)
+        exec(program, scope)
     except Exception as error:
         if block.raises and block.raises in (kind.__name__ for kind in type(error).__mro__):
             said = f"{block.raises}: {_plain(error, filename, notes.path.name)}"

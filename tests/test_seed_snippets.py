@@ -337,3 +337,24 @@ def test_implementations_that_lose_the_interior_are_said_so():
     loop = load("specimen:qwen3_moe", experts_implementation="eager")
     row = next(r for r in loop.support() if r.name == "expert_outputs")
     assert not row.layers and "experts_implementation" in " ".join(map(str, row.reasons.values()))
+
+
+def test_a_dense_block_of_a_mixture_family_says_that_it_has_no_router(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    from explorer import specimens
+
+    config = specimens.config_of("qwen3_moe")
+    config.mlp_only_layers = [1]
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    specimens.build("qwen3_moe").tokenizer.save_pretrained(tmp_path)
+    model = load(tmp_path)
+    row = next(r for r in model.support(layer=1) if r.name == "router_logits")
+    assert not row.available and "dense" in row.reasons[1]
+    assert next(r for r in model.support(layer=0) if r.name == "router_logits").available
+    dense, mixed = model.layers[1].mlp, model.layers[0].mlp
+    assert dense.intermediate_size == config.intermediate_size and mixed.num_experts == config.num_experts
+    with model.trace("Let there be light"):
+        neurons = dense.mlp_neurons.save()
+        added = dense.mlp_output.save()
+    assert_close(neurons @ dense._module.down_proj.weight.T, added)
