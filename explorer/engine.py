@@ -17,12 +17,14 @@ import nnsight  # noqa: E402
 from nnsight.intervention.envoy import Envoy  # noqa: E402
 from nnsight.intervention.eproperty import WriteBack, eproperty  # noqa: E402
 from nnsight.intervention.interleaver import Mediator, OutOfOrderError  # noqa: E402
-from nnsight.intervention.source import STATE, SourceNotAvailable, bind, instrument, make_op  # noqa: E402
+from nnsight.intervention.source import (  # noqa: E402
+    NO_SKIP, STATE, SourceNotAvailable, State, bind, instrument, make_op,
+)
 from nnsight.modeling.transformers import TransformersModel  # noqa: E402
 
 __all__ = [
-    "Envoy", "Mediator", "OutOfOrderError", "STATE", "SourceNotAvailable", "TransformersModel",
-    "WriteBack", "bind", "eproperty", "instrument", "make_op", "nnsight",
+    "Envoy", "Mediator", "NO_SKIP", "OutOfOrderError", "STATE", "SourceNotAvailable", "State",
+    "TransformersModel", "WriteBack", "bind", "eproperty", "instrument", "make_op", "nnsight",
 ]
 
 

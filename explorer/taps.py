@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from explorer import recurrence, vocabulary
-from explorer.engine import STATE, SourceNotAvailable, bind, instrument, make_op
+from explorer.engine import NO_SKIP, STATE, SourceNotAvailable, State, bind, instrument, make_op
 from explorer.finding.discover import Anatomy, Host
 from explorer.places import Place, from_layout, plain, put, serve, take
 
@@ -251,15 +251,20 @@ class Taps:
         state = module.__dict__[STATE]
         if path not in self._bodies:
             holder: dict[str, _Node] = {}
-            passing = make_op(lambda: state.active()[:2] if state.sourced else (None, None))
-            self._bodies[path] = (instrument(state.original, self._op(holder, passing, {}))[0], holder)
-        body, holder = self._bodies[path]
+            operation = self._op(holder, lambda: state.active()[:2] if state.sourced else (None, None))
+            self._bodies[path] = (_tapped(instrument(state.original, operation)[0]), holder)
+        tapped, holder = self._bodies[path]
         holder["tree"] = tree
-        undo.callback(setattr, state, "body", state.body)
-        state.body = body
+        undo.callback(setattr, state, "__class__", State)
+        state.__class__ = tapped
 
-    def _op(self, holder: dict[str, _Node], passing: Callable, inner: dict) -> Callable:
-        """What an instrumented forward calls at each of its operations."""
+    def _op(self, holder: dict[str, _Node], locate: Callable[[], tuple]) -> Callable:
+        """What an instrumented forward calls at each of its operations.
+
+        ``locate`` gives the engine's interleaver and path where somebody reads this
+        forward's operations through the engine's own ``.source``, else Nones.
+        """
+        passing, inner = make_op(locate), {}
 
         def op(location: str, fn: Callable, *args: Any, **kwargs: Any) -> Any:
             node = holder["tree"].calls.get(location.removeprefix("source."))
@@ -268,8 +273,9 @@ class Taps:
             for moment in node.before:
                 args, kwargs = self.fire(moment, (args, kwargs)) or (args, kwargs)
             if node.calls and fn is not bind:
-                fn = self._within(fn, location, node, passing, inner)
-            out = passing(location, fn, *args, **kwargs)
+                out = self._within(fn, location, node, locate, inner, args, kwargs)
+            else:
+                out = passing(location, fn, *args, **kwargs)
             for moment in node.after:
                 changed = self.fire(moment, out)
                 out = out if changed is None else changed
@@ -277,17 +283,30 @@ class Taps:
 
         return op
 
-    def _within(self, fn: Callable, location: str, node: _Node, passing: Callable, inner: dict) -> Callable:
-        """``fn`` with the calls it makes tapped too; built once for each function met at a place."""
+    def _within(self, fn: Callable, location: str, node: _Node, locate: Callable, inner: dict,
+                args: tuple, kwargs: dict) -> Any:
+        """Run ``fn`` with the calls it makes tapped too; built once for each function met at a place."""
         if (location, fn) not in inner:
             holder: dict[str, _Node] = {}
             try:
-                inner[location, fn] = (instrument(fn, self._op(holder, _direct, {}))[0], holder)
+                built = instrument(fn, self._op(holder, lambda: _drilled(locate, location)))[0]
             except SourceNotAvailable:
-                inner[location, fn] = (fn, holder)
+                built = fn
+            inner[location, fn] = (built, holder)
         built, holder = inner[location, fn]
         holder["tree"] = node
-        return built
+        interleaver, path = locate()
+        if interleaver is None:
+            return built(*args, **kwargs)
+        # The engine's own handling of an operation, except that what runs stays ours.
+        base = f"{path}.{location}"
+        args, kwargs = interleaver.handle(f"{base}.input", (args, kwargs))
+        out = interleaver.handle(f"{base}.skip", NO_SKIP)
+        if out is NO_SKIP:
+            if base in interleaver.sourced:
+                interleaver.handle(f"{base}.fn", fn)
+            out = built(*args, **kwargs)
+        return interleaver.handle(f"{base}.output", out)
 
     # -- firing -------------------------------------------------------------
 
@@ -354,5 +373,17 @@ class Taps:
             self._sink.offer(taps.state_location, lambda token=token: at(token))
 
 
-def _direct(location: str, fn: Callable, *args: Any, **kwargs: Any) -> Any:
-    return fn(*args, **kwargs)
+def _tapped(body: Callable) -> type:
+    """The class a module's engine state has while its taps are open: ``body`` runs in place of its own.
+
+    What the engine meanwhile installs (its ``.source`` does so on first use) goes
+    where it always goes and is what runs once the taps are closed.
+    """
+    return type("TappedState", (State,), {"__slots__": (), "body": property(lambda _: body, State.body.__set__)})
+
+
+def _drilled(locate: Callable[[], tuple], location: str) -> tuple:
+    """The engine's interleaver and path inside an operation somebody asked to look into, else Nones."""
+    interleaver, path = locate()
+    base = f"{path}.{location}"
+    return (interleaver, base) if interleaver is not None and interleaver.sourced.get(base) else (None, None)
