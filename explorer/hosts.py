@@ -180,11 +180,17 @@ class Standard:
     def _wait(self, mediator: Mediator, location: str, value: vocabulary.Value, occurrence: int | None) -> Any:
         if occurrence is not None and self._passed(mediator, location):
             raise PassedBy(self._order(mediator, value))
+        wanted = mediator.wanted(location)
         try:
             raw = Mediator.value(location)
         except OutOfOrderError as error:
-            if mediator.iteration == 0 and not isinstance(error, PassedBy):
-                raise PassedBy(self._order(mediator, value)) from error
+            # Under tracer.iter the engine only warns when the run ends early; a step that ran
+            # and left this value out is an error there too.
+            if mediator.iteration == 0 or mediator.occurrence(location) > wanted:
+                raise PassedBy(
+                    f"{self.expression(value.name)} was never reached: the forward ran without the part it is in, "
+                    "which a skipped module or an early stop leaves out."
+                ) from error
             raise
         mediator._standard_last = (self, value.name)
         return raw

@@ -101,6 +101,9 @@ class RecordSink:
     def active(self) -> bool:
         return True
 
+    def begin(self, step: int, locations: Iterable[str]) -> None:
+        """A recording is one forward: there is no step to tell from another."""
+
     def offer(self, location: str, make: Callable[[], Any]) -> Any:
         keys, edits = self.wanted.get(location, ()), self.edits.get(location, ())
         for key in self.derived.get(location, ()):

@@ -11,7 +11,7 @@ on with. The engine's interleaver serves traces; `explorer.recording` records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -27,8 +27,15 @@ from explorer.places import Place, from_layout, plain, put, serve, take
 REPLAYED = ("attention_queries", "attention_keys", "attention_values", "decays", "betas", "state_input")
 
 
+class Busy(ValueError):
+    """The model is already running one trace or recording in this thread."""
+
+
 class Sink(Protocol):
     """Where a tap's values go."""
+
+    def begin(self, step: int, locations: Iterable[str]) -> None:
+        """Called as each forward begins, with its number and every location it may reach."""
 
     def active(self) -> bool:
         """Whether anything is listening; taps pass values through when not."""
@@ -42,6 +49,14 @@ class TraceSink:
 
     def __init__(self, interleaver: Any) -> None:
         self.interleaver = interleaver
+        self.starts = dict(interleaver.counts)
+
+    def begin(self, step: int, locations: Iterable[str]) -> None:
+        """Count the visits an earlier forward left out, where a module was skipped: the engine
+        tells one step from the next by counting, and must not take this one for that."""
+        counts = self.interleaver.counts
+        for location in locations if step else ():
+            counts[location] = max(counts.get(location, 0), self.starts.get(location, 0) + step)
 
     def active(self) -> bool:
         return self.interleaver.interleaving and self.interleaver.busy
@@ -172,6 +187,7 @@ class Taps:
         self.hosts: dict[tuple[str, int | None], HostTaps] = {}
         self.step = -1
         self.call: dict[str, int] = {}
+        self.locations: set[str] = set()
         self._bodies: dict[str, tuple] = {}
         self._sink: Sink | None = None
         modules = dict(root.named_modules())
@@ -182,6 +198,10 @@ class Taps:
             for host in anatomy.block(layer).hosts.values():
                 if host.places:
                     self.hosts[host.name, layer] = HostTaps(path, host, modules)
+        for taps in self.hosts.values():
+            self.locations |= {reach.location for reach in taps.reach.values()}
+            if taps.replays:
+                self.locations.add(taps.replay_location)
 
     def module(self, taps: HostTaps, place: Place) -> torch.nn.Module:
         path = _joined(taps.path, place.module).removeprefix(self.prefix).lstrip(".")
@@ -195,6 +215,8 @@ class Taps:
 
         ``wanted`` limits them to these locations; None opens all.
         """
+        if self._sink is not None:
+            raise Busy("This model is in the middle of a trace; run another one before that block or after it.")
         self._sink, self.step = sink, -1
         trees: dict[str, _Node] = {}
         with ExitStack() as undo:
@@ -221,7 +243,10 @@ class Taps:
 
     def _begin(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
         """At the start of each forward: which step it is, and how long batch and sequence are."""
+        if not self._sink.active():  # the model called on the side, from within a trace
+            return
         self.step += 1
+        self._sink.begin(self.step, self.locations)
         ids = args[0] if args else kwargs.get("input_ids")
         if ids is None:
             ids = kwargs.get("inputs_embeds")
