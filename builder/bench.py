@@ -1,8 +1,8 @@
 """``python -m builder bench``: what the parts cost, each as a ratio taken in one run or as what a browser saw.
 
 Sections: ``facts`` (collecting a family's record), ``record`` (reading values of
-a real model), ``browser`` (the slider of a page, the heads of the app), ``pages``
-(what a page weighs). Aims are printed beside the figures and enforced by nobody.
+a real model), ``site`` (the slider of a page, what a page weighs), ``app`` (the
+heads of the explorer). Aims are printed beside the figures and enforced by nobody.
 """
 
 from __future__ import annotations
@@ -63,10 +63,12 @@ def facts_section(settings: Settings) -> Iterator[Figure]:
     import explorer.engine  # noqa: F401  before a modeling module of transformers is imported
     from explorer import cards
     from explorer.accounting import build_meta
+    from builder.collect import proof
     from explorer.facts import facts
 
     for family in settings.families:
         checkpoint = cards.family_checkpoints(family)[0]
+        report, specimen = proof(family)  # run once per release of the library, then kept: not part of collecting
         ids = torch.zeros(2, 7, dtype=torch.long, device="meta")
 
         def floor() -> None:
@@ -74,7 +76,7 @@ def facts_section(settings: Settings) -> Iterator[Figure]:
             with torch.no_grad():
                 model(input_ids=ids, use_cache=False)
 
-        ratio = against(lambda: facts(family, checkpoint), floor, settings.repeats)
+        ratio = against(lambda: facts(family, checkpoint, report, specimen), floor, settings.repeats)
         detail = f"{checkpoint}: {_ms(ratio.ours)} against {_ms(ratio.theirs)} for a meta build and forward"
         yield Figure("facts", f"facts of {family}", ratio.value, "x", 2.0, detail)
 
@@ -151,21 +153,28 @@ def inner_values(model: object) -> list[str]:
         if row.layers and not row.value.derived and (row.host in inside or row.name in routing)))
 
 
-def browser_section(settings: Settings) -> Iterator[Figure]:
-    from builder.bench_browser import app_figures, page_figures
+def site_section(settings: Settings) -> Iterator[Figure]:
+    """The slider of each page, and what a page weighs."""
+    from builder import bench_browser as eyes
 
-    yield from page_figures(settings)
-    yield from app_figures(settings)
+    with eyes.built_site(settings) as site, eyes.launched() as browser:
+        for row in eyes.slider_rows(settings, site, browser):
+            yield Figure("site", *row)
+        for row in eyes.weight_rows(settings, site, browser):
+            yield Figure("site", *row)
 
 
-def pages_section(settings: Settings) -> Iterator[Figure]:
-    from builder.bench_browser import weight_figures
+def app_section(settings: Settings) -> Iterator[Figure]:
+    """The change of head at a long prompt, and the largest message."""
+    from builder import bench_browser as eyes
 
-    yield from weight_figures(settings)
+    with eyes.launched() as browser:
+        for row in eyes.head_rows(settings, browser):
+            yield Figure("app", *row)
 
 
 SECTIONS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
-    "facts": facts_section, "record": record_section, "browser": browser_section, "pages": pages_section,
+    "facts": facts_section, "record": record_section, "site": site_section, "app": app_section,
 }
 
 
@@ -226,14 +235,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    from explorer import specimens
+    from builder.collect import UnknownFamily
+    from builder.collect import families as known
 
     args = parse(argv)
-    families = tuple(args.family or specimens.FAMILIES)
-    for family in families:
-        if family not in specimens.FAMILIES:
-            print(f"There is no family {family!r}; there are {', '.join(specimens.FAMILIES)}.", file=sys.stderr)
-            return 2
+    try:
+        families = tuple(known(args.family))
+    except UnknownFamily as error:
+        print(error, file=sys.stderr)
+        return 2
     settings = Settings(families, args.site, args.quick)
     figures, failed = measure(args.only or SECTIONS, settings, lambda text: print(text, file=sys.stderr, flush=True))
     if args.json:
