@@ -1,0 +1,46 @@
+"""Turns: the traces of one model run one at a time, from whatever thread, and fail at the user's line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from explorer.engine import Backend, nnsight
+from explorer.taps import Busy
+
+#: Files whose frames are how a value is served, not where it was asked for.
+_SERVING = tuple(str(Path(__file__).with_name(name)) for name in ("hosts.py", "model.py", "turns.py"))
+_ENGINE = str(Path(nnsight.__file__).parent)
+
+
+class Turn(Backend):
+    """Runs a trace when no other trace or recording of its model is running.
+
+    The engine gathers a trace's blocks on the model before it runs them, so the
+    wait begins before that.
+    """
+
+    def __call__(self, tracer: Any) -> None:
+        model = tracer.envoy
+        with model.lock:
+            if model.interleaver.interleaving:
+                raise Busy("This model is in the middle of a trace; run another one before that block or after it.")
+            try:
+                super().__call__(tracer)
+            except Exception as error:
+                _end_at_the_user(error.__traceback__)
+                raise
+
+
+def _end_at_the_user(traceback: TracebackType | None) -> None:
+    """Where serving a value failed, let the traceback end at the line that asked for it."""
+    frames = []
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    files = [frame.tb_frame.f_code.co_filename for frame in frames]
+    if files and files[-1].startswith(_SERVING):
+        asked = [i for i, file in enumerate(files) if not file.startswith((*_SERVING, _ENGINE))]
+        if asked:
+            frames[asked[-1]].tb_next = None
