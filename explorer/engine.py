@@ -21,9 +21,10 @@ from nnsight.intervention.source import (  # noqa: E402
     NO_SKIP, STATE, SourceNotAvailable, State, bind, instrument, make_op,
 )
 from nnsight.modeling.transformers import TransformersModel  # noqa: E402
+from nnsight.tracing.backend import Backend  # noqa: E402
 
 __all__ = [
-    "Envoy", "Mediator", "NO_SKIP", "OutOfOrderError", "STATE", "SourceNotAvailable", "State",
+    "Backend", "Envoy", "Mediator", "NO_SKIP", "OutOfOrderError", "STATE", "SourceNotAvailable", "State",
     "TransformersModel", "WriteBack", "bind", "eproperty", "instrument", "make_op", "nnsight",
 ]
 

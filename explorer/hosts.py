@@ -183,14 +183,14 @@ class Standard:
         wanted = mediator.wanted(location)
         try:
             raw = Mediator.value(location)
-        except OutOfOrderError as error:
+        except OutOfOrderError:
             # Under tracer.iter the engine only warns when the run ends early; a step that ran
             # and left this value out is an error there too.
             if mediator.iteration == 0 or mediator.occurrence(location) > wanted:
                 raise PassedBy(
                     f"{self.expression(value.name)} was never reached: the forward ran without the part it is in, "
                     "which a skipped module or an early stop leaves out."
-                ) from error
+                ) from None
             raise
         mediator._standard_last = (self, value.name)
         return raw

@@ -19,6 +19,7 @@ from explorer.prompts import prepared
 from explorer.recording import Recording, choose, record, timed
 from explorer.support import Row, Support, support
 from explorer.taps import HostTaps, Taps, TraceSink
+from explorer.turns import Turn
 
 
 def _top(anatomy: Anatomy, config: Any) -> Host:
@@ -158,6 +159,14 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         return printout(self)
 
     # -- running -------------------------------------------------------------
+
+    def trace(self, *inputs: Any, backend: Any = None, **kwargs: Any) -> Any:
+        """The engine's trace; blocks in several threads take turns."""
+        return super().trace(*inputs, backend=backend or Turn(), **kwargs)
+
+    def scan(self, *inputs: Any, backend: Any = None, **kwargs: Any) -> Any:
+        """The engine's scan, a trace of shapes alone; it takes turns like any trace."""
+        return super().scan(*inputs, backend=backend or Turn(), **kwargs)
 
     def interleave(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """The engine's driver of every trace, with the taps open for its duration."""
