@@ -87,7 +87,8 @@ def _shapes(model: LanguageModel) -> dict[tuple[str, str], torch.Tensor]:
     batch, seq = probe_lengths(model.hf)
     ids = torch.zeros(batch, seq, dtype=torch.long, device="meta")
     layers = sorted({block.layers[0] for block in model.anatomy.blocks})
-    recording = model.record(ids, layers=layers)
+    names = [row.value.key for row in model.support() if row.available and not row.value.derived]
+    recording = model.record(ids, names, layers=layers)
     found: dict[tuple[str, str], torch.Tensor] = {}
     for row in model.support():
         for layer in (None,) if row.host == "model" else [i for i in layers if i in row.layers]:

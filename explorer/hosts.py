@@ -83,10 +83,17 @@ class StandardValue(eproperty):
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         if obj is None:
             return self
-        return obj._standard.read(self.value)
+        return self._standard(obj).read(self.value)
 
     def __set__(self, obj: Any, value: Any) -> None:
-        obj._standard.write(self.value, value)
+        self._standard(obj).write(self.value, value)
+
+    def _standard(self, obj: Any) -> "Standard":
+        """The envoy's standard side; a module of the same class elsewhere in the model has none."""
+        standard = obj.__dict__.get("_standard")
+        if standard is None:
+            raise Unavailable(f"{obj.path} hosts no standard values, so it has no {self.value.name}.")
+        return standard
 
 
 class Standard:

@@ -53,17 +53,13 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         self.anatomy, self.label, self.weights = anatomy, label, weights
         self.lock = threading.RLock()
         blocks = anatomy.frame.blocks
-        envoys: dict[str, type] = {blocks: BlocksEnvoy, f"{blocks}.*": HOST_CLASSES["layers"]}
+        envoys = {blocks: BlocksEnvoy, **_host_envoys(module.get_submodule(blocks), blocks, anatomy)}
         rename: dict[str, str | list[str]] = {
             anatomy.frame.embedding: "embed_tokens", blocks: "layers", anatomy.norm: "norm",
         }
         if anatomy.frame.head != "lm_head":
             rename[anatomy.frame.head] = "lm_head"
         for block in anatomy.blocks:
-            for layer in block.layers:
-                for host in block.hosts.values():
-                    if host.module:
-                        envoys[f"{blocks}.{layer}.{host.module}"] = HOST_CLASSES[host.name]
             rename |= _aliases(block.hosts)
         super().__init__(  # the device is said, or the pipeline would move the model to one it likes
             module, tokenizer=tokenizer, task="text-generation", device=module.device, rename=rename, envoys=envoys
@@ -248,6 +244,22 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         best = self.project_on_vocab(hidden).float().softmax(-1).topk(k)
         return [(self.tokenizer.decode([token]), probability)
                 for token, probability in zip(best.indices.tolist(), best.values.tolist())]
+
+
+def _host_envoys(blocks: torch.nn.ModuleList, path: str, anatomy: Anatomy) -> dict[type | str, type]:
+    """Which envoy class each host gets: by its module's class, or by path where one class plays two parts."""
+    parts: dict[type, dict[str, list[str]]] = {}
+    for block in anatomy.blocks:
+        for host in block.hosts.values():
+            if host.places:
+                module = blocks[block.layers[0]].get_submodule(host.module)
+                where = [f"{path}.{layer}.{host.module}".rstrip(".") for layer in block.layers]
+                parts.setdefault(type(module), {}).setdefault(host.name, []).extend(where)
+    envoys: dict[type | str, type] = {}
+    for module_class, hosts in parts.items():
+        for name, where in hosts.items():
+            envoys |= {module_class: HOST_CLASSES[name]} if len(hosts) == 1 else dict.fromkeys(where, HOST_CLASSES[name])
+    return envoys
 
 
 def _aliases(hosts: dict[str, Host]) -> dict[str, str]:
