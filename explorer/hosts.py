@@ -230,8 +230,8 @@ class Standard:
         if self.layer is None or self.layer != other.layer:
             where = "The model's inputs and embeddings come" if self.layer is None else f"Block {self.layer} comes"
             return f"{where} first." if other.layer is None else f"{where} before block {other.layer}."
-        order = self.model.reading_order(self.layer)
-        names = [n for n in order if n.rpartition(".")[2] in (value, reached)]
+        both = {f"{host.name}.{name}".removeprefix("layers.") for host, name in ((self, value), (other, reached))}
+        names = [name for name in self.model.reading_order(self.layer) if name in both]
         return f"In this block the forward passes {' → '.join(names)}." if len(names) > 1 else ""
 
 
