@@ -144,7 +144,12 @@ class Standard:
         if not value.written:
             raise Unavailable(f"{self.expression(value.name)} is computed from other values and cannot be written.")
         reach = self.reach(value)
-        self._visit(value, reach).assign(value.name, reach, new)
+        visit = self._visit(value, reach)
+        now = visit.view(value.name, reach)
+        if isinstance(now, torch.Tensor) and self.name != "model" and getattr(new, "shape", None) != now.shape:
+            given = list(new.shape) if isinstance(new, torch.Tensor) else f"a {type(new).__name__}"
+            raise ValueError(f"{self.expression(value.name)} is a tensor {list(now.shape)}; it was given {given}.")
+        visit.assign(value.name, reach, new)
 
     def _visit(self, value: vocabulary.Value, reach: Reach) -> Visit:
         mediator = self._mediator(value)
@@ -177,12 +182,15 @@ class Standard:
     def _mediator(self, value: vocabulary.Value) -> Mediator:
         expression = self.expression(value.name)
         try:
-            return Mediator.current(expression)
+            mediator = Mediator.current(expression)
         except ValueError:
             raise OutsideTrace(
                 f"{expression} is a value of the forward pass: read it inside `with model.trace(prompt):`, "
                 f"or take it from `model.record(prompt, [{value.name!r}])`."
             ) from None
+        if not self.model.taps.open:
+            raise OutsideTrace(f"{expression} is served while the whole model runs: read it inside `with model.trace(prompt):`.")
+        return mediator
 
     def _wait(self, mediator: Mediator, location: str, value: vocabulary.Value, occurrence: int | None) -> Any:
         if occurrence is not None and self._passed(mediator, location):

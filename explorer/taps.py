@@ -209,6 +209,11 @@ class Taps:
 
     # -- arming -------------------------------------------------------------
 
+    @property
+    def open(self) -> bool:
+        """Whether a trace or a recording is running."""
+        return self._sink is not None
+
     @contextmanager
     def armed(self, sink: Sink, wanted: set[str] | None = None, native: bool = False) -> Iterator["Taps"]:
         """Open the taps towards ``sink``; ``native`` also taps what the engine serves itself.
