@@ -15,7 +15,7 @@ from explorer.finding.discover import Anatomy, Host
 from explorer.hosts import HOST_CLASSES, BlocksEnvoy, HostEnvoy, Standard, Unavailable, host_class, implied
 from explorer.places import Place
 from explorer.printing import printout
-from explorer.prompts import prepared
+from explorer.prompts import prepared, token_ids
 from explorer.recording import Recording, choose, record, timed
 from explorer.support import Row, Support, support
 from explorer.taps import HostTaps, Taps, TraceSink
@@ -190,7 +190,7 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         inputs = prepared(self, prompt)
         with torch.no_grad():
             found, seconds = timed(lambda: record(self, inputs, rows, edits, progress, cancel))
-        ids = inputs["input_ids"]
+        ids = token_ids(self, prompt)
         tokens = [self.tokenizer.decode([token]) for token in ids[0].tolist()] if ids.device.type != "meta" else []
         return Recording(self.label, self.weights, ids, tokens, self.kinds, found, missing, seconds,
                          tuple(edit.says or edit.value for edit in edits))

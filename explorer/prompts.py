@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from explorer.model import LanguageModel
 
 
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
 class PromptError(ValueError):
     """The prompt cannot be run; the message says what to do."""
 
@@ -19,8 +22,8 @@ def limit(model: "LanguageModel") -> int | None:
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
-def prepared(model: "LanguageModel", prompt: Any) -> dict[str, torch.Tensor]:
-    """The model's inputs for a prompt: text, token ids, or a tensor [batch seq].
+def token_ids(model: "LanguageModel", prompt: Any) -> torch.Tensor:
+    """The token ids [batch seq] of a prompt: text, token ids, or a tensor [batch seq].
 
     Raises PromptError when it is empty, longer than the model's limit, or has ids
     outside the vocabulary.
@@ -30,18 +33,34 @@ def prepared(model: "LanguageModel", prompt: Any) -> dict[str, torch.Tensor]:
             raise PromptError("The prompt is empty; write at least one word.")
         ids = model.tokenizer(prompt, return_tensors="pt")["input_ids"]
     else:
-        ids = torch.as_tensor(prompt)
-        if ids.numel() == 0:
-            raise PromptError("The prompt is empty; give at least one token.")
-        if ids.is_floating_point() or ids.dim() > 2:
-            raise PromptError("A prompt of token ids is a list of integers or a tensor [batch seq].")
-        ids = ids[None] if ids.dim() == 1 else ids
+        ids = _matrix(prompt)
+    if ids.numel() == 0:
+        raise PromptError("The prompt is empty; give at least one token.")
     longest = limit(model)
     if longest is not None and ids.shape[1] > longest:
         raise PromptError(f"The prompt has {ids.shape[1]} tokens and the model takes at most {longest}; shorten it.")
     size = model.config.get_text_config().vocab_size
     if ids.device.type != "meta" and not 0 <= int(ids.min()) <= int(ids.max()) < size:
         raise PromptError(f"Token ids of this model run from 0 to {size - 1}.")
+    return ids
+
+
+def _matrix(prompt: Any) -> torch.Tensor:
+    """Token ids given as numbers, as one matrix."""
+    try:
+        ids = torch.as_tensor(prompt)
+    except (TypeError, ValueError, RuntimeError):
+        ids = None
+    if ids is None or ids.dim() not in (1, 2) or (ids.numel() and ids.dtype not in _INTEGERS):
+        raise PromptError(
+            "A prompt is a text, a list of token ids, or a tensor of them [batch seq]; for several texts use tracer.invoke()."
+        )
+    return ids.long().reshape(-1, ids.shape[-1])
+
+
+def prepared(model: "LanguageModel", prompt: Any) -> dict[str, torch.Tensor]:
+    """The model's inputs for a prompt, on its device; raises what `token_ids` raises."""
+    ids = token_ids(model, prompt)
     device = next(model.hf.parameters()).device
     if device.type == "meta":  # transformers looks into a mask to see whether it masks anything
         return {"input_ids": ids.to(device)}
