@@ -25,6 +25,13 @@ class Cancelled(Exception):
     """The run was told to stop before it finished."""
 
 
+class NotRecorded(KeyError):
+    """A recording does not hold what was asked of it; the message says why."""
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
 @dataclass
 class Recording:
     """What one forward was seen to do: plain tensors on the CPU, by value name and layer.
@@ -45,17 +52,27 @@ class Recording:
     edits: tuple[str, ...] = ()
 
     def __getitem__(self, key: str | Key) -> Any:
-        name, layer = key if isinstance(key, tuple) else (key, None)
-        if (name, layer) not in self.values:
-            raise KeyError(self.why(name, layer))
-        return self.values[name, layer]
+        asked = key if isinstance(key, tuple) else (key, None)
+        if (found := self._key(*asked)) not in self.values:
+            raise NotRecorded(self.why(*asked))
+        return self.values[found]
 
     def __contains__(self, key: str | Key) -> bool:
-        return (key if isinstance(key, tuple) else (key, None)) in self.values
+        return self._key(*(key if isinstance(key, tuple) else (key, None))) in self.values
+
+    def _key(self, name: str, layer: int | None) -> Key:
+        """The key a value is kept under: with ``"mlp.router_logits"`` its bare name, and blocks counted from 0."""
+        if layer is not None and -self.num_layers <= layer < 0:
+            layer += self.num_layers
+        host, _, bare = name.rpartition(".")
+        mixer = self.kinds[layer] if layer is not None and 0 <= layer < self.num_layers else host
+        if not host or host == "shared_experts" or (host in ("self_attn", "linear_attn") and host != mixer):
+            return name, layer
+        return bare, layer
 
     def layers(self, name: str) -> tuple[int, ...]:
         """The blocks this value was recorded on."""
-        return tuple(sorted(layer for found, layer in self.values if found == name and layer is not None))
+        return tuple(layer for layer in range(self.num_layers) if (name, layer) in self)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -71,8 +88,19 @@ class Recording:
 
     def why(self, name: str, layer: int | None = None) -> str:
         """Why a value is not in the recording."""
-        vocabulary.lookup(name)
-        return self.missing.get((name, layer), f"{name} was not asked for when this was recorded.")
+        meant = vocabulary.lookup(name)
+        if (key := self._key(name, layer)) in self.missing:
+            return self.missing[key]
+        blocks = f"0 to {self.num_layers - 1}"
+        if layer is None and all(value.host != "model" for value in meant):
+            return f"{name} is a value of a block: ask for it with one of the blocks {blocks}."
+        if layer is not None and not -self.num_layers <= layer < self.num_layers:
+            return f"There is no block {layer}: this recording has blocks {blocks}."
+        if layer is not None and all(value.host == "model" for value in meant):
+            return f"{name} is a value of the whole model: ask for it without a block."
+        if (host := name.rpartition(".")[0]) in ("self_attn", "linear_attn") and host != self.kinds[layer]:
+            return f"block {layer} has no {host}: its mixer is {self.kinds[layer]}."
+        return f"{name} was not asked for when this was recorded."
 
     def replay(self, layer: int) -> Replay:
         """The recurrent kernel's arguments on one block, to run again."""
@@ -135,6 +163,7 @@ def choose(model: "LanguageModel", values: Iterable[str] | None, layers: Iterabl
     """
     if isinstance(values, str):
         values = [values]
+    layers = [layers] if isinstance(layers, int) else layers
     chosen = None if layers is None else [model.layer_index(layer) for layer in layers]
     named = None if values is None else [value for name in values for value in vocabulary.lookup(name)]
     rows, missing = [], {}
