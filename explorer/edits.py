@@ -12,13 +12,15 @@ import torch
 class Edit:
     """Change ``value`` of block ``layer`` (None for the model's own values) by ``change``.
 
-    ``change`` gets the tensor in the vocabulary's layout and returns the one to go on with.
+    ``change`` gets the tensor in the vocabulary's layout and returns the one to go on with;
+    ``check`` gets the sizes of the value's host before the run and raises when they rule the edit out.
     """
 
     value: str
     layer: int | None
     change: Callable[[torch.Tensor], torch.Tensor]
     says: str = ""
+    check: Callable[[dict[str, int]], None] = lambda sizes: None
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,11 @@ def ablate_expert(layer: int, expert: int) -> Edit:
     def change(weights: torch.Tensor, others: dict[str, torch.Tensor]) -> torch.Tensor:
         return weights.masked_fill(others["expert_indices"] == expert, 0)
 
-    return JointEdit("expert_weights", layer, change, f"expert {expert} of block {layer} off")
+    def check(sizes: dict[str, int]) -> None:
+        if not 0 <= expert < sizes["num_experts"]:
+            raise ValueError(f"Block {layer} has experts 0 to {sizes['num_experts'] - 1}, not {expert}.")
+
+    return JointEdit("expert_weights", layer, change, f"expert {expert} of block {layer} off", check)
 
 
 def zero_head(layer: int, head: int) -> Edit:

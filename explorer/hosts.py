@@ -147,7 +147,7 @@ class Standard:
         visit = self._visit(value, reach)
         now = visit.view(value.name, reach)
         if isinstance(now, torch.Tensor) and self.name != "model" and getattr(new, "shape", None) != now.shape:
-            given = list(new.shape) if isinstance(new, torch.Tensor) else f"a {type(new).__name__}"
+            given = list(new.shape) if isinstance(new, torch.Tensor) else type(new).__name__
             raise ValueError(f"{self.expression(value.name)} is a tensor {list(now.shape)}; it was given {given}.")
         visit.assign(value.name, reach, new)
 

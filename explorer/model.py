@@ -144,10 +144,13 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         index = None if layer is None else self.layer_index(layer)
         for value in values:
             taps = self.taps.hosts.get((value.host, index))
-            if taps is not None and value.name in taps.reach and value.host != "shared_experts":
+            if taps is not None and value.name in taps.reach:
                 return value, taps
         if not values[0].written:
             raise Unavailable(f"{name} is computed from other values and cannot be written.")
+        if (index is None) != (values[0].host == "model"):
+            whole = "the whole model: edit it with layer None" if index is not None else "a block: say which"
+            raise Unavailable(f"{name} is a value of {whole}.")
         reason = next((r.reasons[index] for r in self.support(index) if r.value in values and index in r.reasons), "it is not there")
         raise Unavailable(f"{name} of block {layer} is unavailable: {reason}.")
 

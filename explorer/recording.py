@@ -141,9 +141,12 @@ class RecordSink:
         raw = changed = make()
         for edit, name, reach in edits:
             now = take(changed, reach.place) if reach.native else changed[name]
+            if now is None:
+                raise Unavailable(f"{edit.value} is None in this call, so there is nothing to edit.")
             new = edit.change(now.clone(), changed) if isinstance(edit, JointEdit) else edit.change(now.clone())
-            if new.shape != now.shape:
-                raise ValueError(f"The edit of {edit.value} returned {list(new.shape)} where {list(now.shape)} belongs.")
+            if getattr(new, "shape", None) != now.shape:
+                given = list(new.shape) if isinstance(new, torch.Tensor) else type(new).__name__
+                raise ValueError(f"The edit of {edit.value} returned {given} where {list(now.shape)} belongs.")
             changed = put(changed, reach.place, new) if reach.native else {**changed, name: new}
         for key, name, reach in keys:
             self.values[key] = kept(take(changed, reach.place) if reach.native else changed[name])
@@ -211,6 +214,7 @@ def record(model: "LanguageModel", inputs: dict[str, torch.Tensor], rows: list[t
     changes: dict[str, list] = {}
     for edit in edits:
         value, taps = model.writable(edit.value, edit.layer)
+        edit.check(taps.host.sizes)
         reach = taps.reach[value.name]
         changes.setdefault(reach.location, []).append((edit, value.name, reach))
     sink = RecordSink(wanted, derived, changes, model)
