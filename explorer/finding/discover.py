@@ -83,6 +83,8 @@ def discover(twin: torch.nn.Module) -> Anatomy:
     groups = kinds(blocks)
     depth = max(group[0] for group in groups) + 1
     _shorten(twin, base.blocks, depth)
+    if getattr(twin.config.get_text_config(), "_experts_implementation", None) == "eager":
+        _choose_no_expert(twin)
     paths = [f"{base.blocks}.{group[0]}" for group in groups]
     batch, seq = probe_lengths(twin)
     ids = torch.zeros(batch, seq, dtype=torch.long, device="meta")
@@ -105,6 +107,19 @@ def discover(twin: torch.nn.Module) -> Anatomy:
 def _shorten(twin: torch.nn.Module, path: str, depth: int) -> None:
     owner, _, name = path.rpartition(".")
     setattr(twin.get_submodule(owner), name, twin.get_submodule(path)[:depth])
+
+
+def _choose_no_expert(twin: torch.nn.Module) -> None:
+    """Let the loop over the chosen experts run on shapes alone.
+
+    Which experts are chosen is data, and the meta device has none. The loop starts from zeros in the
+    shape of its input and adds each chosen expert's tokens; with none chosen it returns the zeros.
+    """
+    for module in twin.modules():
+        if hasattr(module, "_is_expert_parallel"):  # what transformers' own experts classes set
+            kind = type(module)
+            members = {"forward": lambda self, hidden_states, *rest, **options: torch.zeros_like(hidden_states)}
+            module.__class__ = type(kind.__name__, (kind,), members | {"__module__": kind.__module__})
 
 
 def probe_lengths(model: torch.nn.Module) -> tuple[int, int]:
