@@ -76,7 +76,7 @@ class _Figure:
         self.ink, self.name = ink, name
         self.figure = figure(
             name=name, sizing_mode="stretch_both", tools=tools, toolbar_location="above" if tools else None,
-            output_backend="canvas", min_border=2, background_fill_alpha=0, border_fill_alpha=0, **options,
+            toolbar_inner=True, output_backend="canvas", min_border=2, background_fill_alpha=0, border_fill_alpha=0, **options,
         )
         self.figure.toolbar.logo = None
         self.figure.toolbar.autohide = True
@@ -210,9 +210,9 @@ class MosaicFigure(_Figure):
         self.drawn: MosaicPicture | None = None
         self.figure.image("image", x="x", y="y", dw="dw", dh="dh", source=self.source, color_mapper=ink.mapper)
         self._text = self.figure.text(
-            "x", "y", "text", source=self.labels, text_font=FONT, text_font_size="11px", text_baseline="bottom",
+            "x", "y", "text", source=self.labels, text_font={"value": FONT}, text_font_size="11px", text_baseline="bottom",
         )
-        self._frame = BoxAnnotation(left=0, right=0, top=0, bottom=0, fill_alpha=0, line_width=2.5, visible=False)
+        self._frame = BoxAnnotation(left=0, right=0, top=0, bottom=0, fill_alpha=0, line_width=2.5, line_alpha=1, visible=False)
         self.figure.add_layout(self._frame)
         self.figure.axis.visible = False
         self._point_at(None)
@@ -247,7 +247,7 @@ class CurveFigure(_Figure):
     """Lines over the tokens, with a dashed line at the selected one."""
 
     def __init__(self, ink: Ink, name: str) -> None:
-        super().__init__(ink, name, "box_zoom,pan,reset,save", active_drag="box_zoom", x_range=Range1d(-0.5, 0.5))
+        super().__init__(ink, name, "box_zoom,pan,reset,save", active_drag="box_zoom", x_range=Range1d(-0.5, 0.5), y_range=Range1d(0, 1))
         self.source = ColumnDataSource({"xs": [], "ys": [], "colour": [], "width": []})
         self.figure.multi_line("xs", "ys", line_color="colour", line_width="width", source=self.source)
         self._span = Span(dimension="height", visible=False, line_width=1, line_dash=[4, 3])
@@ -282,6 +282,9 @@ class CurveFigure(_Figure):
                 axis_label=curves.x.title, major_label_overrides=dict(enumerate(curves.x.labels))
             )
         self.figure.yaxis[0].axis_label = curves.unit
+        low, high = curves.bounds
+        self.figure.y_range.update(start=low, end=high)
+        self.figure.y_range.update(reset_start=low, reset_end=high)
 
     def select(self, token: int) -> None:
         self._span.update(location=token, visible=True)

@@ -7,6 +7,7 @@ one page and puts what was looked up on them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ from explorer.widgets.reduction import Scale, Window
 from explorer.widgets.selection import Selection
 from explorer.widgets.text import number
 
+log = logging.getLogger(__name__)
+
 View = Heatmap | Mosaic | Curves | Refusal
 
 
@@ -29,6 +32,7 @@ class Card:
     """One card: its figure, its view, the parts of the selection the view depends on.
 
     ``token`` says which dashed lines follow the selected token: "row", "column", "both" or "".
+    ``compares`` marks a card that shows the run with interventions whichever one the others show.
     """
 
     name: str
@@ -58,12 +62,12 @@ CARDS: tuple[Card, ...] = (
     Card("stream_addends", "stream", CellFigure, lambda run, chosen: views_stream.addend_norms(run), (), "column", snippets.stream_addends),
     Card("stream_norms", "stream", CellFigure, lambda run, chosen: views_stream.stream_norms(run), (), "column", snippets.stream_norms),
     Card("compare_kl", "compare", CurveFigure,
-         lambda run, chosen: views_next.divergence_by_position(run.baseline, run if run.baseline is not run else None),
-         (), "column", lambda origin, chosen: snippets.compare(origin, chosen.token), compares=True),
-    Card("part", "part", CellFigure, views_part.part, ("block", "head", "token", "part"), "row"),
+         lambda run, chosen: views_next.divergence_by_position(run.baseline, None if run is run.baseline else run),
+         (), "column", snippets.compare, compares=True),
+    Card("part", "tensor", CellFigure, views_part.part, ("block", "head", "token", "part"), "row"),
 )
 
-TABS = ("router", "attention", "state", "stream", "compare")
+TABS = ("tensor", "router", "attention", "state", "stream", "compare")
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,12 @@ class Looked:
     view: View
     drawn: Picture | MosaicPicture | None
     key: tuple
+    origin: snippets.Origin
+
+
+def seen(card: Card, run: Run, other: Run | None) -> Run:
+    """The run a card shows, of the one on show and the one with interventions."""
+    return other if card.compares and other is not None else run.baseline if card.compares else run
 
 
 def key_of(card: Card, run: Run, chosen: Selection) -> tuple:
@@ -83,13 +93,17 @@ def key_of(card: Card, run: Run, chosen: Selection) -> tuple:
 
 def look(card: Card, run: Run, chosen: Selection, window: Callable[[Heatmap], Window | None]) -> Looked:
     """The view of one card and its bytes. Pure; ``window`` gives the cells in view of a heatmap."""
-    view = card.view(run, chosen)
+    try:
+        view = card.view(run, chosen)
+    except Exception as error:  # noqa: BLE001  one card that fails leaves the others standing
+        log.exception("the card %s failed", card.name)
+        view = Refusal(f"This could not be drawn: {type(error).__name__}: {error}")
     drawn: Picture | MosaicPicture | None = None
     if isinstance(view, Heatmap):
         drawn = picture(view, window(view))
     elif isinstance(view, Mosaic):
         drawn = mosaic_picture(view)
-    return Looked(card, view, drawn, key_of(card, run, chosen))
+    return Looked(card, view, drawn, key_of(card, run, chosen), run.origin)
 
 
 @dataclass
@@ -103,11 +117,11 @@ class Board:
     def __post_init__(self) -> None:
         self.figures = {card.name: card.kind(self.ink, card.name) for card in CARDS}
 
-    def stale(self, tab: str, run: Run, chosen: Selection) -> list[Card]:
+    def stale(self, tab: str, run: Run, other: Run | None, chosen: Selection) -> list[Card]:
         """The cards in view whose picture is no longer the one asked for."""
         return [
             card for card in CARDS
-            if card.tab in (tab, "part") and self.on_them.get(card.name) != key_of(card, run, chosen)
+            if card.tab == tab and self.on_them.get(card.name) != key_of(card, seen(card, run, other), chosen)
             and (card.name != "part" or chosen.part)
         ]
 
@@ -115,7 +129,7 @@ class Board:
         figure = self.figures[card.name]
         return figure.window_for if isinstance(figure, CellFigure) else (lambda heatmap: None)
 
-    def put(self, looked: Looked, run: Run, chosen: Selection) -> dict[str, Any]:
+    def put(self, looked: Looked, chosen: Selection) -> dict[str, Any]:
         """Put a picture on its figure; returns the words of the card."""
         card, view, figure = looked.card, looked.view, self.figures[looked.card.name]
         self.on_them[card.name] = looked.key
@@ -127,13 +141,13 @@ class Board:
             figure.draw(looked.drawn, tile_labels(view))
         else:
             figure.draw(view)
-        return words(looked, code=card.code(run.origin, chosen) if card.code else None)
+        return words(looked, code=card.code(looked.origin, chosen) if card.code else None)
 
     def follow(self, tab: str, chosen: Selection) -> None:
         """Move the dashed lines and the frame to the selected token and head."""
         for card in CARDS:
             figure = self.figures[card.name]
-            if card.tab not in (tab, "part") or card.name not in self.on_them:
+            if card.tab != tab or card.name not in self.on_them:
                 continue
             if isinstance(figure, MosaicFigure) and figure.drawn is not None:
                 figure.frame(chosen.head)
@@ -156,6 +170,8 @@ def words(looked: Looked, code: str | None) -> dict[str, Any]:
     said: dict[str, Any] = {"refusal": None, "title": view.title, "note": view.note, "code": code}
     if drawn is not None:
         said |= {"reduction": drawn.reduction, "scale": scale_words(drawn.scale)}
+    if isinstance(view, Mosaic):
+        said["mosaic"] = [drawn.indexes.shape[1] + 4, drawn.indexes.shape[0] + 2]
     if isinstance(view, Heatmap):
         said["axes"] = {side: _axis_words(getattr(view, side)) for side in "xy"}
     elif isinstance(view, Curves):

@@ -22,7 +22,7 @@ from explorer.widgets.snippets import Origin
 BUDGET = 1_500_000_000
 
 #: Never recorded with a run: one matrix per token, or wide and rarely looked at.
-_ON_DEMAND = {"state", "states", "expert_outputs"}
+_ON_DEMAND = {"states", "expert_outputs", "lm_head_output"}
 _SQUARE = {"Pattern", "StatePattern"}
 
 _numbers = itertools.count(1)
@@ -50,8 +50,8 @@ def wanted(model: Any, tokens: int) -> list[Wanted]:
     """Everything the model can give for a prompt of ``tokens`` tokens, with what it would take in float32."""
     found = []
     for row in model.support():
-        layers = [None] if row.host == "model" and row.layers else list(row.layers)
-        if not layers or row.host == "shared_experts" or row.name in _ON_DEMAND:
+        layers = [None] * row.available if row.host == "model" else list(row.layers)
+        if not layers or row.name in _ON_DEMAND | {"state"}:
             continue
         square = row.value.layout in _SQUARE
         count = sum(_elements(model, row.value, layer, tokens) for layer in layers)
@@ -61,21 +61,16 @@ def wanted(model: Any, tokens: int) -> list[Wanted]:
 
 def _elements(model: Any, value: vocabulary.Value, layer: int | None, tokens: int) -> int:
     """About how many numbers a value holds; an axis whose size nothing states counts as the stream's width."""
-    host = model if layer is None else model.layers[layer]
-    if value.host not in ("model", "layers"):
-        host = getattr(host, value.host)
+    sizes = model.sizes
+    if layer is not None:
+        sizes = sizes | model.anatomy.block(layer).hosts[value.host].sizes
     count = 1
     for axis in value.axes:
         if axis in vocabulary.CALL_AXES:
             count *= 1 if axis == "batch" else tokens
         else:
-            count *= _size(host, axis) or _size(model, axis) or model.hidden_size
+            count *= sizes.get(axis, model.hidden_size)
     return count
-
-
-def _size(host: Any, axis: str) -> int | None:
-    size = getattr(host, axis, None)
-    return size if isinstance(size, int) else None
 
 
 def plan(values: Iterable[Wanted], budget: int = BUDGET) -> Plan:
@@ -128,7 +123,7 @@ class Run:
         return self.parts[_pair(key)] if _pair(key) in self.parts else self.recording[key]
 
     def why(self, name: str, layer: int | None = None) -> str:
-        return self.recording.why(name.rpartition(".")[2], layer)
+        return self.recording.why(name, layer)
 
     def add(self, key: str, layer: int | None, tensor: torch.Tensor, keep: int = 4) -> None:
         """Keep a value asked for later; the oldest of more than ``keep`` go."""
@@ -140,10 +135,7 @@ class Run:
         """Whether a value that is not here was left to be asked for (rather than unavailable)."""
         if (name, layer) in self:
             return False
-        bare = name.rpartition(".")[2]
-        return name.startswith("shared_experts.") or bare in _ON_DEMAND - {"state"} or any(
-            later.rpartition(".")[2] == bare for later in self.later
-        )
+        return name in _ON_DEMAND or any(later.rpartition(".")[2] == name for later in self.later)
 
 
 def _pair(key: Any) -> tuple[str, int | None]:

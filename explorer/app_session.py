@@ -15,12 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from explorer.app_panels import TABS, Board, Looked, look
+from explorer.app_monitor import Lateness
+from explorer.app_panels import TABS, Board, Looked, look, seen
 from explorer.app_runs import Run
-from explorer.app_store import Store
-from explorer.app_texts import compare_words, diagram_words, part_words, router_words, attention_words, run_words
+from explorer.app_store import Store, default_prompt, source_choices
+from explorer.app_texts import (
+    attention_words, compare_words, diagram_words, head_count, part_words, router_words, run_words,
+)
 from explorer.app_worker import Job, Worker
-from explorer.widgets import views_attention, views_router, views_state
+from explorer.widgets import views_attention, views_router
 from explorer.widgets.selection import Selection, is_recurrent
 from explorer.widgets.snippets import Intervention
 
@@ -37,6 +40,7 @@ class Services:
     worker: Worker
     store: Store
     diagrams: Callable[[Any], dict[str, Any]]
+    lateness: Lateness
     default_source: str
     default_prompt: str | None
 
@@ -83,7 +87,12 @@ class Session:
         self.chosen = Selection(**{name: _whole(wish.get(name), 0) for name in ("block", "token", "head")})
         if "token" not in wish:
             self.chosen = self.chosen.moved(token=-1)
-        self._start(wish.get("model") or self.services.default_source, wish.get("prompt") or self.services.default_prompt)
+        if isinstance(wish.get("part"), str):
+            self.chosen = self.chosen.moved(part=wish["part"])
+        source = wish.get("model") or self.services.default_source
+        prompt = wish.get("prompt") or (self.services.default_prompt if source == self.services.default_source else None)
+        self._tell({"hello": {"models": source_choices(), "source": source, "prompt": prompt}})
+        self._start(source, prompt)
 
     def _do_theme(self, message: dict[str, Any]) -> None:
         with self._together():
@@ -234,32 +243,31 @@ class Session:
         self.chosen = clamped(self.run, self.chosen)
         self._newest += 1
         turn, run, chosen, tab = self._newest, self.run, self.chosen, self.tab
-        cards = self.board.stale(tab, self._seen(run), chosen)
+        other = self.other
+        cards = self.board.stale(tab, run, other, chosen)
         windows = {card.name: self.board.window_of(card) for card in cards}
 
         def prepare() -> None:
             if turn != self._newest:
                 return  # a newer selection is waiting behind this one
-            looked = [look(card, self._seen(run), chosen, windows[card.name]) for card in cards]
-            texts = self._texts(run, chosen, tab)
+            looked = [look(card, seen(card, run, other), chosen, windows[card.name]) for card in cards]
+            texts = self._texts(run, other, chosen, tab)
             self._post(lambda: self._put(turn, seq, run, chosen, tab, looked, texts))
 
         self._aside(prepare)
 
-    def _seen(self, run: Run) -> Run:
-        """The run that comparisons are made with: the one with interventions where there is one."""
-        return run
-
     def _put(
         self, turn: int, seq: int | None, run: Run, chosen: Selection, tab: str, looked: list[Looked], texts: dict[str, Any],
     ) -> None:
+        """Back on the event loop: pictures, dashed lines and words in one go."""
         if self._closed or turn != self._newest:
             return
         with self._together():
-            cards = {one.card.name: self.board.put(one, run, chosen) for one in looked}
+            cards = {one.card.name: self.board.put(one, chosen) for one in looked}
             self.board.follow(tab, chosen)
             self._send({
                 "seq": seq, "cards": cards, **texts, "tab": tab,
+                "status": [f"loop at most {1000 * self.services.lateness.worst:.0f} ms late"],
                 "selection": {name: getattr(chosen, name) for name in ("block", "token", "head", "pattern", "router", "part")},
             })
         self._fetch_missing(run, chosen)
@@ -269,25 +277,25 @@ class Session:
         self.board.on_them.pop(name, None)
         self._show(None)
 
-    def _texts(self, run: Run, chosen: Selection, tab: str) -> dict[str, Any]:
+    def _texts(self, run: Run, other: Run | None, chosen: Selection, tab: str) -> dict[str, Any]:
         """The words of the page that follow the selection."""
         texts = {
-            "compare": compare_words(run.baseline, self.other, chosen, self._decode),
-            "diagram_marks": diagram_words(run, chosen),
-            "shown": "after" if run is self.other else "before",
+            "compare": compare_words(run.baseline, other, chosen, self._decode),
+            "marks": diagram_words(run, chosen),
+            "shown": "after" if run is other else "before",
         }
         if tab == "router":
             texts["router"] = router_words(run, chosen)
         if tab == "attention":
             texts["attention"] = attention_words(run, chosen)
-        if chosen.part:
+        if tab == "tensor" and chosen.part:
             texts["part"] = part_words(run, chosen)
         return texts
 
     def _fetch_missing(self, run: Run, chosen: Selection) -> None:
         """Record what is looked at and was left out of the run."""
         layer = chosen.block
-        keys = [chosen.part] if chosen.part else []
+        keys = [chosen.part] if chosen.part and self.tab == "tensor" else []
         if self.tab == "attention" and not is_recurrent(run, layer):
             keys.append(f"attention_{chosen.pattern}")
         if self.tab == "state" and is_recurrent(run, layer):
@@ -354,17 +362,6 @@ class Session:
         self._pictures.shutdown(wait=False, cancel_futures=True)
 
 
-def default_prompt(model: Any) -> str:
-    """A prompt that suits a model nobody gave one for."""
-    return getattr(model, "prompt", None) or "The Eiffel Tower is in the city of"
-
-
-def head_count(run: Run, layer: int) -> int:
-    """How many heads the mixer of a block has, softmax or recurrent."""
-    outputs = ("attention_head_outputs", layer)
-    return run[outputs].shape[2] if outputs in run else 1
-
-
 def clamped(run: Run, chosen: Selection) -> Selection:
     """``chosen`` with everything in range; token -1 is the last."""
     tokens = len(run.tokens)
@@ -390,5 +387,3 @@ def _whole(value: Any, otherwise: int) -> int:
     except (TypeError, ValueError):
         return otherwise
 
-
-__all__ = ["Services", "Session", "clamped", "default_prompt", "sentence", "views_state"]

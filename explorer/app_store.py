@@ -7,18 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from explorer import edits
 from explorer.app_runs import Run, plan, wanted
 from explorer.app_worker import Cancelled, Job
+from explorer.prompts import prepared
+from explorer.recording import Cancelled as RecordingCancelled
+from explorer.specimens.recipes import recipe
 from explorer.widgets import views_state
 from explorer.widgets.selection import is_recurrent
 from explorer.widgets.snippets import Intervention, Origin
 
 MODEL_BYTES = 8_000_000_000
 RUN_BYTES = 3_000_000_000
-
-
-class BadPrompt(ValueError):
-    """A prompt that cannot be run; the message is for the person who wrote it."""
 
 
 class Bounded:
@@ -74,17 +74,17 @@ class Store:
     def run(self, source: str, prompt: str, interventions: tuple[Intervention, ...], job: Job) -> Run:
         """The run of a prompt, recorded if need be, its baseline first where there are interventions.
 
-        Raises BadPrompt for a prompt that cannot be run, Cancelled when the job is to stop.
+        Raises PromptError for a prompt that cannot be run, Cancelled when the job is to stop.
         """
         key = (source, prompt, interventions)
         if (run := self.runs.get(key)) is not None:
             return run
         job.stage(f"Loading {shown_source(source)}")
         model = self.model(source)
-        ids = token_ids(model, prompt)
+        tokens = prepared(model, prompt)["input_ids"].shape[1]
         baseline = self.run(source, prompt, (), job) if interventions else None
-        job.stage(f"Running {len(ids)} tokens" + (" with interventions" if interventions else ""))
-        recorded = plan(wanted(model, len(ids)))
+        job.stage(f"Running {tokens} tokens" + (" with interventions" if interventions else ""))
+        recorded = plan(wanted(model, tokens))
         recording = self._record(model, prompt, job, values=recorded.names, edits=[_edit(one) for one in interventions])
         run = Run(Origin(source, prompt, interventions), recording, recorded.later, baseline=baseline)
         job.stage("Replaying the recurrent state")
@@ -100,13 +100,10 @@ class Store:
             model, run.origin.prompt, job, values=[key], layers=None if layer is None else [layer],
             edits=[_edit(one) for one in run.origin.interventions],
         )
-        bare = key.rpartition(".")[2]
-        run.add(key, layer, recording[bare] if layer is None else recording[bare, layer])
+        run.add(key, layer, recording[key, layer])
         return run
 
     def _record(self, model: Any, prompt: str, job: Job, **options: Any) -> Any:
-        from explorer.recording import Cancelled as RecordingCancelled
-
         try:
             return model.record(prompt, progress=job.progress, cancel=job.stopping, **options)
         except RecordingCancelled:
@@ -122,29 +119,14 @@ def replay(run: Run, job: Job) -> None:
             job.progress(layer + 1, run.num_layers)
 
 
-def _edit(one: Intervention) -> Any:
-    from explorer import edits
-
+def _edit(one: Intervention) -> edits.Edit:
     return {"expert": edits.ablate_expert, "head": edits.zero_head}[one.kind](one.layer, one.index)
 
 
-def token_ids(model: Any, prompt: str) -> list[int]:
-    """The token ids of a prompt. Raises BadPrompt when there are none, or more than the model takes."""
-    if not prompt.strip():
-        raise BadPrompt("The prompt is empty: write some text to run the model on.")
-    ids = list(model.tokenizer(prompt)["input_ids"])
-    if not ids:
-        raise BadPrompt("The prompt has no tokens: write some text to run the model on.")
-    limit = token_limit(model)
-    if limit is not None and len(ids) > limit:
-        raise BadPrompt(f"The prompt is {len(ids)} tokens long and this model takes at most {limit}: shorten it.")
-    return ids
-
-
-def token_limit(model: Any) -> int | None:
-    """The most positions the model was built for, where its configuration says."""
-    limit = getattr(model.config, "max_position_embeddings", None)
-    return limit if isinstance(limit, int) and limit > 0 else None
+def default_prompt(model: Any) -> str:
+    """A prompt that suits a model nobody gave one for: the specimen's own, else a short English one."""
+    family = model.label.removeprefix("specimen:")
+    return recipe(family).prompt if family != model.label else "The Eiffel Tower is in the city of"
 
 
 def shown_source(source: str) -> str:

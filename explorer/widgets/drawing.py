@@ -111,6 +111,16 @@ class Curves:
     lines: tuple[Curve, ...]
     note: str = ""
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Ends of the axis of numbers: what is drawn with a little air, zero included where nothing is negative."""
+        values = np.concatenate([line.values for line in self.lines])
+        values = values[np.isfinite(values)]
+        low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
+        low = min(low, 0.0)
+        air = 0.05 * (high - low) or 0.5
+        return (low - air if low < 0 else low), high + air
+
 
 @dataclass(frozen=True)
 class Picture:

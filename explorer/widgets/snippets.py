@@ -41,6 +41,11 @@ class Origin:
     interventions: tuple[Intervention, ...] = ()
 
 
+def quoted(text: str) -> str:
+    """``text`` as a Python string: double quotes where they need no escape, what is not printable escaped."""
+    return repr(text) if '"' in text else '"' + repr("'" + text)[2:]
+
+
 def cell(
     origin: Origin, values: Sequence[str], layers: Iterable[int] | None, lines: Sequence[str], imports: str = "",
 ) -> str:
@@ -53,8 +58,9 @@ def cell(
         arguments.append(f"edits=[{', '.join(edit.call for edit in origin.interventions)}]")
     return "\n".join([
         *([imports, ""] if imports else []), f"from explorer import {', '.join(names)}", "",
-        f"model = load({origin.source!r})",
-        f"rec = model.record({origin.prompt!r}, {', '.join(arguments)})",
+        f"model = load({quoted(origin.source)})",
+        f"prompt = {quoted(origin.prompt)}",
+        f"rec = model.record(prompt, {', '.join(arguments)})",
         *lines, "",
     ])
 
@@ -143,22 +149,24 @@ def stream_norms(origin: Origin, chosen: Selection) -> str:
 
 def part(origin: Origin, key: str, layer: int | None, typed: str) -> str:
     """The cell that reads one value, whole."""
-    name = key.rpartition(".")[2]
-    where = f'"{name}"' if layer is None else f'"{name}", {layer}'
+    where = f'"{key}"' if layer is None else f'"{key}", {layer}'
     return cell(origin, [key], None if layer is None else [layer], [f"shown = rec[{where}]  # {typed}"])
 
 
-def compare(origin: Origin, token: int) -> str:
-    """The cell behind before, after and difference: probabilities of the next token without and with the edits."""
-    plain = cell(Origin(origin.source, origin.prompt), ["logits"], None, [])
-    functions = sorted({_EDIT_CALLS[edit.kind] for edit in origin.interventions})
+def compare(origin: Origin, chosen: Selection) -> str:
+    """The cell behind before, after and difference: how far the edits move every position."""
+    functions = sorted({_EDIT_CALLS[edit.kind] for edit in origin.interventions} | {"load"})
     calls = ", ".join(edit.call for edit in origin.interventions)
-    return plain.replace("import load", f"import {', '.join([*functions, 'load'])}") + "\n".join([
-        f'after = model.record({origin.prompt!r}, values=["logits"], edits=[{calls}])',
-        f'before, after = (x["logits"][0, {token}].float().softmax(-1) for x in (rec, after))',
-        "shown = after - before  # [vocab_size]",
-        "for token in before.topk(5).indices.tolist():",
-        "    print(repr(model.tokenizer.decode([token])), float(before[token]), float(shown[token]))", "",
+    return "\n".join([
+        f"from explorer import {', '.join(functions)}", "",
+        f"model = load({quoted(origin.source)})",
+        f"prompt = {quoted(origin.prompt)}",
+        'before = model.record(prompt, values=["logits"])["logits"][0].log_softmax(-1)',
+        f'after = model.record(prompt, values=["logits"], edits=[{calls}])["logits"][0].log_softmax(-1)',
+        "shown = (before.exp() * (before - after)).sum(-1)  # [token]",
+        f"difference = after[{chosen.token}].exp() - before[{chosen.token}].exp()  # [vocab_size]",
+        f"for token in before[{chosen.token}].topk(5).indices.tolist():",
+        f"    print(repr(model.tokenizer.decode([token])), float(before[{chosen.token}, token].exp()), float(difference[token]))", "",
     ])
 
 

@@ -93,15 +93,11 @@ def norm_over_time(rec: Recorded, chosen: Selection, values: np.ndarray | None) 
     )
 
 
-def matrix(rec: Recorded, chosen: Selection, state: np.ndarray | None) -> Heatmap | Refusal:
-    """The state of the chosen head after the chosen token: key channels down, value channels across.
-
-    ``state`` is ``[key_dim value_dim]``, as the recording's replay gives it.
-    """
+def matrix(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
+    """The state of the chosen head after the chosen token: key channels down, value channels across."""
     if (reason := refusal(rec, chosen.block)) is not None:
         return reason
-    if state is None:
-        return Refusal("The state is being replayed …")
+    state = state_at(rec, chosen)
     return Heatmap(
         title=f"state of head {chosen.head} after token {chosen.token}, block {chosen.block}",
         x=numbered_axis("value channel", state.shape[1]), y=numbered_axis("key channel", state.shape[0]),
@@ -110,7 +106,7 @@ def matrix(rec: Recorded, chosen: Selection, state: np.ndarray | None) -> Heatma
 
 
 def state_at(rec: Recorded, chosen: Selection) -> np.ndarray:
-    """The state matrix ``[key_dim value_dim]`` of the chosen head after the chosen token."""
+    """The state matrix ``[key_dim value_dim]`` of the chosen head after the chosen token, replayed up to it."""
     whole = recurrence.delta_rule_state_at(
         *(rec[name, chosen.block] for name in ARGUMENTS), tokens=chosen.token, heads=chosen.head
     )

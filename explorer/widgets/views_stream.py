@@ -57,11 +57,14 @@ def stream_norms(rec: Recorded) -> Heatmap | Refusal:
 
 
 def line_weights(rec: Recorded, chosen: Selection) -> dict[str, float]:
-    """For the diagram: each addend's norm at the chosen token over the stream's, by value name."""
-    if ("layer_input", chosen.block) not in rec:
-        return {}
-    stream = float(norm(rec["layer_input", chosen.block])[chosen.token]) or 1.0
-    return {
-        name: float(norm(rec[name, chosen.block])[chosen.token]) / stream
-        for name, _ in ADDENDS if (name, chosen.block) in rec
+    """For the diagram: the chosen block's addends at the chosen token, by value name.
+
+    Each is a norm over the largest addend of any block at that token, so 0 to 1.
+    """
+    names = [name for name, _ in ADDENDS]
+    norms = {
+        (name, layer): float(rec[name, layer][0, chosen.token].float().norm())
+        for layer in range(rec.num_layers) for name in names if (name, layer) in rec
     }
+    largest = max(norms.values(), default=0.0) or 1.0
+    return {name: norms[name, chosen.block] / largest for name in names if (name, chosen.block) in norms}

@@ -194,6 +194,7 @@ export function drawAttention(words, selection, tokens) {
 export function drawPart(words) {
   const section = $("part");
   section.hidden = !words;
+  $("part-empty").hidden = Boolean(words);
   if (!words) return;
   $("part-name").textContent = words.expression ?? words.name;
   setText($("part-meaning"), words.meaning ? `${words.meaning}. ${words.layout}` : "");

@@ -78,6 +78,8 @@ const HANDLERS = {
     at.dataset.key = words.key;
     at.innerHTML = words.html;  // written and escaped by the server's diagram, from facts
     moveDiagram();
+    const part = state.selection.part ?? new URLSearchParams(location.search).get("part");
+    if (part) at.querySelector("block-diagram").select(part.split(".").at(-1), part.includes(".") ? part.split(".")[0] : undefined);
   },
   interventions(list) { state.interventions = list; drawSwitches(list); },
   shown(which) {
@@ -112,7 +114,7 @@ const HANDLERS = {
   status(words) { state.status = words; drawStatus(); },
 };
 // What follows the selection is drawn after it.
-const ORDER = ["hello", "job", "notice", "run", "diagram", "interventions", "shown", "selection", "tab", "cards", "compare", "router", "attention", "part", "marks", "status"];
+const ORDER = ["hello", "job", "notice", "run", "diagram", "interventions", "shown", "tab", "selection", "cards", "compare", "router", "attention", "part", "marks", "status"];
 
 function receive(event) {
   const message = event.data ?? event;
@@ -219,7 +221,9 @@ function listen() {
   document.addEventListener("block-change", (event) => select({ block: event.detail.layer }));
   document.addEventListener("part-select", (event) => {
     const { name, host, pinned } = event.detail;
-    select({ part: pinned ? (host === "shared_experts" ? `${host}.${name}` : name) : "" });
+    if (pinned && state.tab !== "tensor") state.tabBefore = state.tab;
+    const tab = pinned ? "tensor" : state.tab === "tensor" ? state.tabBefore ?? "router" : state.tab;
+    changeTab(tab, { part: pinned ? (host === "shared_experts" ? `${host}.${name}` : name) : "" });
   });
   document.addEventListener("click", clicked);
   document.addEventListener("change", (event) => {
@@ -259,10 +263,10 @@ function expand(card) {
   $("expand", card).textContent = full ? "close" : "expand";
 }
 
-function changeTab(tab) {
+function changeTab(tab, more = {}) {
   state.tab = tab;
   showTab();
-  select({ tab });
+  select({ tab, ...more });
 }
 
 const MOVES = {

@@ -1,0 +1,77 @@
+"""The page of the explorer as a Panel template: our own elements, nothing from other hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import panel as pn
+
+from explorer.app_figures import Ink
+from explorer.app_panels import TABS, Board
+from explorer.widgets import palette, views_attention, views_router
+
+ASSETS = Path(__file__).parent / "widgets" / "assets"
+_PAGE = Path(__file__).with_name("app_page.jinja")
+_FULL = Path(__file__).with_name("app_full.jinja")
+
+#: Steps of a colour ramp that are enough for a gradient beside a heatmap.
+_STOPS = 12
+
+
+class Bridge(pn.custom.JSComponent):
+    """The wire between page and server: no looks of its own, messages both ways.
+
+    The page's script (``assets/explorer.js``) takes it over, whichever of the two is there first.
+    """
+
+    _esm = """
+    export function render({ model }) {
+      window.bestiaryBridge = model
+      document.dispatchEvent(new CustomEvent("bestiary-bridge"))
+      return document.createElement("span")
+    }
+    """
+
+
+def theme_css() -> str:
+    """The roles of both themes and the ramps of the heatmaps, as custom properties."""
+    selectors = {"light": ":root", "dark": ':root[data-theme="dark"]'}
+    ramps = [
+        f"{selectors[theme]} {{ --map-sequential: {_gradient(palette.sequential())}; "
+        f"--map-diverging: {_gradient(palette.diverging(theme))}; }}"
+        for theme in selectors
+    ]
+    return palette.css(selectors) + "\n".join(ramps)
+
+
+def _gradient(ramp: Sequence[str]) -> str:
+    stops = [ramp[round(step * (len(ramp) - 1) / (_STOPS - 1))] for step in range(_STOPS)]
+    return f"linear-gradient(to right, {', '.join(stops)})"
+
+
+def build() -> tuple[pn.Template, Board, Bridge]:
+    """A page with all its figures, empty, and the bridge to it."""
+    board, bridge = Board(Ink()), Bridge()
+    page = pn.Template(_PAGE.read_text(encoding="utf-8"))
+    for name, value in _variables().items():
+        page.add_variable(name, value)
+    for name, figure in board.figures.items():
+        page.add_panel(name, pn.pane.Bokeh(figure.figure, sizing_mode="stretch_both", margin=0))
+    page.add_panel("bridge", bridge)
+    return page, board, bridge
+
+
+def refused(sentence: str) -> pn.Template:
+    """The page shown instead when there is no room for another one."""
+    page = pn.Template(_FULL.read_text(encoding="utf-8"))
+    page.add_variable("sentence", sentence)
+    page.add_variable("colours", theme_css())
+    return page
+
+
+def _variables() -> Mapping[str, object]:
+    return {
+        "colours": theme_css(), "tabs": TABS, "routers": dict(views_router.CHOICES),
+        "patterns": dict(views_attention.CHOICES), "title": "Bestiary explorer",
+    }
