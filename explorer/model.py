@@ -15,7 +15,7 @@ from explorer.finding.discover import Anatomy, Host
 from explorer.hosts import HOST_CLASSES, BlocksEnvoy, HostEnvoy, Standard, Unavailable, host_class, implied
 from explorer.places import Place
 from explorer.printing import printout
-from explorer.prompts import prepared, token_ids
+from explorer.prompts import PromptError, prepared, token_ids
 from explorer.recording import Recording, choose, record, timed
 from explorer.support import Row, Support, support
 from explorer.taps import HostTaps, Taps, TraceSink
@@ -174,6 +174,9 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
 
     def _batch(self, invokes: list, fn: Any) -> tuple:
         """The engine's assembly of the call; a model without weights gets no mask, which would be looked into."""
+        for text in (part for inputs, _ in invokes for part in inputs if isinstance(part, str)):
+            if not self.tokenizer(text)["input_ids"]:
+                raise PromptError("The prompt is empty; write at least one word.")
         args, kwargs = super()._batch(invokes, fn)
         if self.hf.device.type == "meta":
             kwargs.pop("attention_mask", None)
@@ -223,6 +226,8 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
 
         positions: which tokens (all by default); batch_index: which row (all by default).
         """
+        if vector.shape != (self.hidden_size,):
+            raise ValueError(f"The stream is {self.hidden_size} wide; the vector to steer with is {list(vector.shape)}.")
         rows = slice(None) if batch_index is None else [batch_index]
         where = slice(None) if positions is None else [positions] if isinstance(positions, int) else positions
         for layer in sorted({self.layer_index(i) for i in ([layers] if isinstance(layers, int) else layers)}):
