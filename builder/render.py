@@ -61,7 +61,7 @@ def family_page(
         records=records, first=first, title=title or first["title"], summary=summary or first.get("summary") or "",
         notes=Markup(notes_html) if notes_html else None, note_headings=_NOTE_HEADING.findall(notes_html or ""),
         diagram=Markup(diagram.element(records)), hosts=host_tables(records),
-        varying=lambda part: varying(records, part), figures=figures.figures, checks=check_groups, facts_file=facts_file,
+        varying=lambda part: varying(records, part), figures=figures.figures, host_sizes=host_sizes, checks=check_groups, facts_file=facts_file,
     )
 
 
@@ -167,12 +167,22 @@ def _table(record: Record, path: str) -> dict[str, Any]:
         "class": rows[0].get("class", "") if rows else "", "on": on if layers else "",
         "rows": [
             {
-                **{key: row.get(key) for key in ("name", "layout", "dims", "meaning", "read_at", "condition", "writable", "verified")},
+                **{key: row.get(key) for key in ("name", "layout", "dims", "meaning", "read_at", "condition", "writable", "optional", "verified")},
                 "some": figures.layer_ranges(row["layers"]) if row["layers"] is not None and set(row["layers"]) != set(layers) else "",
             }
             for row in rows
         ],
     }
+
+
+def host_sizes(record: Record) -> list[tuple[str, Mapping[str, Any]]]:
+    """The sizes that hosts have of their own, by path, from the first block of each shape that has the host."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for block in shapes(record):
+        for name, host in block.facts["hosts"].items():
+            if host.get("sizes"):
+                found.setdefault(name, {"path": f"layers[{block.first}].{host['path']}", **host["sizes"]})
+    return [(sizes["path"], {key: size for key, size in sizes.items() if key != "path"}) for sizes in found.values()]
 
 
 def check_groups(record: Record) -> list[dict[str, Any]]:

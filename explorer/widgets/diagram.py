@@ -57,8 +57,8 @@ def _wide(canvas: Canvas, block: Block) -> tuple[float, float]:
     for index, sub in enumerate(block.sublayers):
         draw = diagram_wide.DRAW.get(sub["role"], diagram_wide.draw_mlp)
         bottom, leaves = draw(canvas, block, sub, top)
-        # The first box starts beside the stream's label, so its norm hangs a little lower.
-        entry = _enter(canvas, block, sub, top + (56 if index == 0 else 66))
+        # Beside the first box the stream's label has two lines, so its norm hangs lower.
+        entry = _enter(canvas, block, sub, top + (56 if index == 0 else 42))
         join = max(bottom + 22, entry + 26)
         _join(canvas, block, sub, (leaves, bottom), join)
         if index + 1 < len(block.sublayers):

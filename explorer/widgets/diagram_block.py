@@ -67,6 +67,12 @@ class Part:
         return not self.row.get("writable", True)
 
     @property
+    def width(self) -> int | None:
+        """The length of its last axis, where the record has numbers."""
+        numbers = (self.row.get("shape") or {}).get("numbers")
+        return numbers[-1] if numbers else None
+
+    @property
     def label(self) -> str:
         return f"{self.name}: {self.row['layout']} [{' '.join(self.row['dims'])}]"
 

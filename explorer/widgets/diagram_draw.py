@@ -103,9 +103,10 @@ class Canvas:
             f'<tspan class="bd-module" dx="10">{escape(module)}</tspan></text>'
         )
 
-    def lines(self, x: float, y: float, lines: Sequence[str], kind: str, pitch: float = 16) -> float:
+    def lines(self, x: float, y: float, lines: Sequence[str], kind: str, pitch: float = 16, anchor: str = "start") -> float:
+        """Lines of text under each other; returns the y of the line after them."""
         for index, line in enumerate(lines):
-            self.text(x, y + index * pitch, line, kind)
+            self.text(x, y + index * pitch, line, kind, anchor=anchor)
         return y + len(lines) * pitch
 
     def type(self, x: float, y: float, *types: Type | tuple[str, Type], anchor: str = "start") -> None:

@@ -98,7 +98,7 @@ def _slider() -> str:
         '<div class="bd-slider"><label><span class="bd-which">block</span> <output>i = 0</output></label>'
         '<div class="bd-track"><div class="bd-ticks" aria-hidden="true"></div>'
         '<input type="range" min="0" max="0" value="0" step="1" aria-label="block"></div>'
-        '<button type="button" class="bd-notation" aria-pressed="false">numbers</button></div>'
+        '<button type="button" class="bd-notation" aria-pressed="false" aria-label="sizes as numbers"><span>names</span><span>numbers</span></button></div>'
     )
 
 

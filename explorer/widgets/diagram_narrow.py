@@ -83,8 +83,9 @@ def sublayer(canvas: Canvas, block: Block, sub: Record, top: float) -> float:
     canvas.title(X0, top + 25, sub["title"], sub["host"], role)
     y = canvas.lines(X0, top + 44, wrap(sub.get("summary") or "", X1 - X0), "note")
     y = DRAW.get(sub["role"], draw_mlp)(canvas, block, sub, y - 4)
-    lines = wrap(" · ".join(sub.get("steps") or ()), X1 - X0 - 30)
-    bottom = canvas.lines(X0, y + 16, lines, "note") if lines else y + 6
+    lines = wrap(" · ".join(sub.get("steps") or ()), X1 - X0 - 40)
+    bottom = canvas.lines(X1 - 26, y + 16, lines, "note", anchor="end") if lines else y + 6
+    canvas.edge((X1 - 16, y + 2), (X1 - 16, bottom), arrow=False)
     at = len(canvas.over)
     canvas.box(Box(LEFT, top, RIGHT - LEFT, bottom - top), role)
     canvas.over.insert(0, canvas.over.pop(at))

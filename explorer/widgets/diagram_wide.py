@@ -29,10 +29,10 @@ def heading(canvas: Canvas, sub: Record, top: float) -> None:
     canvas.text(X1 - 2, top + 27, summary, "note", anchor="end")
 
 
-def closing(canvas: Canvas, sub: Record, y: float, width: float = X1 - X0) -> float:
-    """The sublayer's steps in words, under everything else; returns the box's bottom."""
-    lines = wrap(" · ".join(sub.get("steps") or ()), width)
-    return canvas.lines(X0 + 2, y, lines, "note") - (4 if lines else 10)
+def closing(canvas: Canvas, sub: Record, y: float, leaves: float, room: float = 440) -> float:
+    """The sublayer's last steps in words, beside the edge that leaves at ``leaves``; returns the box's bottom."""
+    lines = wrap(" · ".join(sub.get("steps") or ()), room)
+    return canvas.lines(leaves - 10, y, lines, "note", anchor="end") - (4 if lines else 10)
 
 
 def frame(canvas: Canvas, sub: Record, top: float, bottom: float) -> None:
@@ -84,7 +84,7 @@ def draw_attention(canvas: Canvas, block: Block, sub: Record, top: float) -> Lea
     if heads:
         canvas.edge((meet[0], meet[1] - 8), (meet[0], heads.cy), (heads.x - 1, heads.cy))
     end = gate_and_premix(canvas, block, sub, Box(c, top + 48, 176, PILL))
-    bottom = closing(canvas, sub, max(low + 94, end + 8), c - X0 + 130)
+    bottom = closing(canvas, sub, max(low + 94, end + 8), c + 160)
     frame(canvas, sub, top, bottom)
     canvas.edge((c + 160, end - 18), (c + 160, bottom), arrow=False)
     return bottom, c + 160
@@ -118,7 +118,7 @@ def draw_recurrent(canvas: Canvas, block: Block, sub: Record, top: float) -> Lea
     end = recurrent_results(canvas, block, host, top, rule)
     q, v, g = (block.part(host, name) for name in ("attention_queries", "attention_values", "decays"))
     canvas.type(X0 + 2, reads + 17, *types_line(block, (("q, k", q), ("v", v), ("g, β", g))))
-    bottom = closing(canvas, sub, reads + 36, 440)
+    bottom = closing(canvas, sub, reads + 36, X0 + 480)
     frame(canvas, sub, top, bottom)
     canvas.edge((X0 + 480, end), (X0 + 480, bottom), arrow=False)
     return bottom, X0 + 480
@@ -203,7 +203,7 @@ def draw_experts(canvas: Canvas, block: Block, sub: Record, top: float) -> Leave
         draw_shared(canvas, block, sub, Box(field.right + 16, y, X1 - field.right - 16, h), meet)
     w, o, s = (block.part(host, name) for name in ("expert_weights", "expert_outputs", "router_scores"))
     canvas.type(X0 + 2, meet[1] + 24, *types_line(block, (("scores", s), ("weights", w), ("outputs", o))))
-    bottom = closing(canvas, sub, meet[1] + 43) if sub.get("steps") else meet[1] + 38
+    bottom = closing(canvas, sub, meet[1] + 43, meet[0]) if sub.get("steps") else meet[1] + 38
     frame(canvas, sub, top, bottom)
     canvas.edge((meet[0], meet[1] + (8 if shared else 0)), (meet[0], bottom), arrow=False)
     return bottom, meet[0]
@@ -251,13 +251,13 @@ def draw_mlp(canvas: Canvas, block: Block, sub: Record, top: float) -> Leaves:
     if neurons:
         canvas.type(middle, y + 4 + 30 * len(neurons) + 10, block.type(neurons[-1]), anchor="middle")
         stream = block.part(sub["host"], sub["output"])
-        inner = neurons[-1].row.get("shape", {}).get("numbers", [""])[-1]
-        outer = (stream.row.get("shape") or {}).get("numbers", [""])[-1] if stream else ""
-        canvas.text(up.cx, up.cy + 4, f"{outer} → {inner}", "caption", anchor="middle")
-        canvas.text(down.cx, down.cy + 4, f"{inner} → {outer}", "caption", anchor="middle")
+        inner, outer = neurons[-1].width, stream.width if stream else None
+        if inner and outer:
+            canvas.text(up.cx, up.cy + 4, f"{outer} → {inner}", "caption", anchor="middle")
+            canvas.text(down.cx, down.cy + 4, f"{inner} → {outer}", "caption", anchor="middle")
     canvas.edge((up.right, up.cy), (middle - width / 2 - 1, up.cy))
     canvas.edge((middle + width / 2, up.cy), (down.x - 1, up.cy))
-    bottom = closing(canvas, sub, y + 122, 420)
+    bottom = closing(canvas, sub, y + 122, down.right - 14)
     frame(canvas, sub, top, bottom)
     canvas.edge((down.right - 14, down.bottom - 21.4), (down.right - 14, bottom), arrow=False)
     return bottom, down.right - 14

@@ -1,0 +1,31 @@
+"""Facts records for tests that draw and render: real ones, of released checkpoints, made once a run."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+#: What stands in for the contract's report, which takes a run of its own.
+REPORT = {
+    "checks": [
+        {"name": "addends", "host": "model.layers[i]", "about": "layer_output", "passed": True, "detail": "input plus addends", "worst": 2.4e-07},
+        {"name": "reads", "host": "model.layers[i].mlp", "about": "mlp_output", "passed": True, "detail": "axes as named", "worst": None},
+    ],
+    "passed": 2, "failed": 0,
+}
+
+
+@cache
+def _made(family: str, checkpoint: str) -> dict[str, Any]:
+    import explorer  # noqa: F401  before the engine
+    from explorer.facts import facts
+
+    return facts(family, checkpoint, REPORT, {"weights": "random, seed 0"})
+
+
+def records(family: str, count: int = 2) -> list[dict[str, Any]]:
+    """Records of the first ``count`` checkpoints of ``family``; copies, so that a test may change them."""
+    from explorer import cards
+
+    return [copy.deepcopy(_made(family, checkpoint)) for checkpoint in cards.family_checkpoints(family)[:count]]

@@ -1,0 +1,232 @@
+"""The block diagram: what is drawn follows from the facts, is readable, and cannot be injected into."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from xml.etree import ElementTree
+
+import pytest
+
+from explorer import vocabulary
+from explorer.widgets import palette
+from explorer.widgets.diagram import LAYOUTS, block_svg, element
+from explorer.widgets.diagram_block import axis_name, host_key, lit_cells, shapes, type_of
+from explorer.widgets.diagram_element import card_data
+from tests.facts_records import records
+
+FAMILIES = ("llama", "qwen3_moe", "qwen3_next")
+
+
+def parts(svg: str) -> list[tuple[str, str]]:
+    """``(host, name)`` of everything in a drawing that can be pointed at, in drawing order."""
+    tree = ElementTree.fromstring(svg)
+    return [(node.get("data-host"), node.get("data-value")) for node in tree.iter() if node.get("data-value")]
+
+
+def drawings():
+    return [(family, shape, layout) for family in FAMILIES for shape in range(2 if family == "qwen3_next" else 1) for layout in LAYOUTS]
+
+
+@pytest.mark.parametrize(("family", "shape", "layout"), drawings())
+def test_every_value_of_the_block_is_drawn_once(family: str, shape: int, layout: str) -> None:
+    record = records(family, 1)[0]
+    block = shapes(record)[shape]
+    drawn = parts(block_svg(record, shape, layout))
+    expected = {key for key in block.rows if key[0] != "model"}
+    assert set(drawn) == expected
+    assert len(drawn) == len(set(drawn))
+
+
+@pytest.mark.parametrize(("family", "shape", "layout"), drawings())
+def test_parts_can_be_reached_and_named(family: str, shape: int, layout: str) -> None:
+    tree = ElementTree.fromstring(block_svg(records(family, 1)[0], shape, layout))
+    assert tree.get("aria-label")
+    for node in tree.iter():
+        if node.get("data-value"):
+            assert node.get("tabindex") == "0" and node.get("role") == "button"
+            assert node.get("aria-label").startswith(node.get("data-value"))
+            assert any(name.startswith("role-") for name in node.get("class").split())
+
+
+@pytest.mark.parametrize(("family", "shape", "layout"), drawings())
+def test_nothing_leaves_the_drawing(family: str, shape: int, layout: str) -> None:
+    tree = ElementTree.fromstring(block_svg(records(family, 1)[0], shape, layout))
+    _, _, width, height = map(float, tree.get("viewBox").split())
+    for node in tree.iter():
+        if node.tag.endswith("rect") and node.get("width"):
+            x, y, w, h = (float(node.get(key)) for key in ("x", "y", "width", "height"))
+            assert 0 <= x and x + w <= width and 0 <= y and y + h <= height, ElementTree.tostring(node)
+
+
+@pytest.mark.parametrize(("family", "shape", "layout"), drawings())
+def test_pills_do_not_cover_each_other(family: str, shape: int, layout: str) -> None:
+    tree = ElementTree.fromstring(block_svg(records(family, 1)[0], shape, layout))
+    boxes = []
+    for node in tree.iter():
+        if node.get("data-value"):
+            rect = next(child for child in node if child.tag.endswith("rect"))
+            boxes.append((node.get("data-value"), *(float(rect.get(key)) for key in ("x", "y", "width", "height"))))
+    for index, (one, x, y, w, h) in enumerate(boxes):
+        for other, x2, y2, w2, h2 in boxes[index + 1 :]:
+            assert x + w <= x2 or x2 + w2 <= x or y + h <= y2 or y2 + h2 <= y, f"{one} covers {other}"
+
+
+def test_a_hybrid_has_two_shapes_in_the_order_of_the_blocks() -> None:
+    first, second = shapes(records("qwen3_next", 1)[0])
+    assert (first.first, second.first) == (0, 3)
+    assert first.sublayers[0]["role"] == "recurrent" and second.sublayers[0]["role"] == "attention"
+
+
+def test_the_recurrence_loops_and_attention_takes_a_softmax() -> None:
+    record = records("qwen3_next", 1)[0]
+    for layout in LAYOUTS:
+        recurrent, attention = (block_svg(record, shape, layout) for shape in (0, 1))
+        assert "bd-loop" in recurrent and "bd-loop" not in attention
+        assert "softmax</text>" in attention and "softmax</text>" not in recurrent
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_experts_are_a_field_of_cells(layout: str) -> None:
+    record = records("qwen3_next", 1)[0]
+    experts = record["blocks"][0]["sublayers"][1]["experts"]
+    svg = block_svg(record, 0, layout)
+    cells = [int(number) for number in re.findall(r'data-expert="(\d+)"', svg)]
+    assert cells == list(range(experts["count"]))
+    assert svg.count('class="lit"') == experts["chosen"]
+    assert "bd-dashed" in svg and "shared expert" in svg
+
+
+def test_a_mixture_without_a_shared_expert_draws_none() -> None:
+    assert "shared expert" not in block_svg(records("qwen3_moe", 1)[0])
+
+
+def test_lit_cells_are_distinct_and_within_the_field() -> None:
+    for count, chosen in ((8, 2), (128, 8), (512, 10), (4, 9)):
+        lit = lit_cells(count, chosen)
+        assert len(set(lit)) == len(lit) == min(count, chosen)
+        assert all(0 <= cell < count for cell in lit)
+        assert lit == lit_cells(count, chosen)
+
+
+def test_addend_edges_can_be_marked() -> None:
+    svg = block_svg(records("llama", 1)[0])
+    assert re.findall(r'data-addend="(\w+)"', svg) == ["attention_output", "mlp_output"]
+
+
+def test_types_have_names_and_numbers() -> None:
+    row = {"dims": ["batch", "num_kv_heads", "seq", "head_dim"], "dtype": "float32",
+           "shape": {"symbols": ["batch", "num_kv_heads", "seq", "head_dim"], "numbers": ["B", 2, "S", 256]}}
+    assert type_of(row).names == "[B, KvHeads, S, HeadDim; f32]"
+    assert type_of(row).numbers == "[B, 2, S, 256; f32]"
+    assert type_of(row, "float32").names == "[B, KvHeads, S, HeadDim]"
+
+
+def test_every_axis_of_the_vocabulary_has_a_short_name() -> None:
+    for layout in vocabulary.LAYOUTS.values():
+        for axis in layout.axes:
+            assert re.fullmatch(r"[A-Z][A-Za-z]*", axis_name(axis))
+
+
+def test_a_block_without_a_norm_or_shapes_still_draws() -> None:
+    record = records("llama", 1)[0]
+    for sub in record["blocks"][0]["sublayers"]:
+        sub["norm"] = None
+    for row in record["values"]:
+        row["shape"] = None
+    for layout in LAYOUTS:
+        assert "bd-norm" not in block_svg(record, 0, layout)
+
+
+def test_sinks_have_a_place_between_scores_and_probabilities() -> None:
+    record = records("llama", 1)[0]
+    record["values"].append({**next(row for row in record["values"] if row["name"] == "attention_scores"), "name": "attention_sinks", "layout": "Sinks", "dims": ["num_heads"], "shape": None})
+    for layout in LAYOUTS:
+        assert ("self_attn", "attention_sinks") in parts(block_svg(record, 0, layout))
+
+
+def test_text_of_a_record_is_shown_never_interpreted() -> None:
+    record = records("llama", 1)[0]
+    evil = "<script>alert(1)</script>"
+    record["checkpoint"] = evil
+    record["blocks"][0]["sublayers"][0].update(title=evil, summary=evil, steps=[evil])
+    record["blocks"][0]["identity"] = evil
+    record["values"][0]["meaning"] = f"</script>{evil}"
+    for layout in LAYOUTS:
+        assert evil not in block_svg(record, 0, layout)
+    assert evil not in element([record]) and "</script><script>" not in element([record])
+
+
+def test_unknown_layout_and_shape_are_refused() -> None:
+    record = records("llama", 1)[0]
+    with pytest.raises(ValueError, match="wide and narrow"):
+        block_svg(record, 0, "tall")
+    with pytest.raises(IndexError):
+        block_svg(record, 9)
+
+
+def test_the_element_holds_every_drawing_and_its_data() -> None:
+    made = records("qwen3_next", 2)
+    html = element(made)
+    assert re.findall(r'data-drawing="([\d.]+)"', html) == ["0.1", "1.0", "1.1"]
+    data = json.loads(unescape(re.search(r'class="bd-data">(.*?)</script>', html, re.DOTALL)[1]))
+    assert [one["id"] for one in data["checkpoints"]] == [record["checkpoint"] for record in made]
+    assert data["checkpoints"][0]["layers"] == 48
+
+
+def test_card_data_says_which_shapes_have_a_value() -> None:
+    record = records("qwen3_next", 1)[0]
+    data = card_data([record])
+    where = {(data["values"][index]["host"], data["values"][index]["name"]): have for index, _, have in data["checkpoints"][0]["values"]}
+    assert where["linear_attn", "decays"] == [0] and where["self_attn", "attention_scores"] == [1]
+    assert where["mlp", "router_logits"] == [0, 1] and where["model", "logits"] is None
+
+
+def test_a_surface_may_leave_card_and_strip_out() -> None:
+    html = element(records("llama", 1), card=False, strip=False)
+    assert "bd-card" not in html and "bd-strip" not in html and "bd-slider" in html
+
+
+def test_hosts_are_named_by_their_last_part() -> None:
+    assert [host_key(host.path) for host in vocabulary.HOSTS.values()] == list(vocabulary.HOSTS)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_role_is_readable_on_its_ground(theme: str) -> None:
+    ground = palette.BACKGROUND[theme]
+    for role in palette.ROLES.values():
+        assert palette.contrast(role.on(theme), ground) >= 5, role.name
+        # Boxes are filled with their role at five parts in a hundred, inner boxes twice.
+        twice = palette.over(role.on(theme), 0.05, palette.over(role.on(theme), 0.05, ground))
+        assert palette.contrast(palette.ROLES["ink"].on(theme), twice) >= 7
+        assert palette.contrast(palette.ROLES["muted"].on(theme), palette.over(role.on(theme), 0.05, ground)) >= 4.5
+        assert palette.contrast(role.on(theme), palette.over(role.on(theme), 0.05, ground)) >= 4.5
+
+
+def test_contrast_is_that_of_the_definition() -> None:
+    assert palette.contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert palette.contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+
+
+def test_heatmap_maps_have_their_lengths_and_a_centre() -> None:
+    assert len(palette.sequential()) == 256 and len(set(palette.sequential())) > 250
+    bright = [palette.luminance(colour) for colour in palette.sequential()]
+    assert all(after > before - 0.001 for before, after in zip(bright, bright[1:]))
+    for theme, ground in palette.BACKGROUND.items():
+        colours = palette.diverging(theme)
+        assert len(colours) == 255
+        strength = [palette.contrast(colour, ground) for colour in colours]
+        assert strength.index(min(strength)) == 127
+        assert strength[:128] == sorted(strength[:128], reverse=True) and strength[127:] == sorted(strength[127:])
+
+
+def test_every_value_has_a_role_with_a_colour() -> None:
+    for value in vocabulary.VALUES:
+        assert palette.role_of(value.host, value.name) in palette.ROLES
+        assert palette.role_of(vocabulary.HOSTS[value.host].path, value.name) == palette.role_of(value.host, value.name)
+
+
+def test_colours_are_properties_of_each_theme() -> None:
+    text = palette.css({"light": ":root", "dark": ".dark"})
+    assert text.count("--role-attention:") == 2 and "--role-ground: #10141b;" in text
