@@ -174,10 +174,10 @@ class Standard:
             replay: Replay = self._wait(mediator, self.taps.replay_location, value, mediator.wanted(self.taps.replay_location))
             return replay.states() if value.name == "states" else implied(replay, self.expression(value.name))
         source, compute = DERIVED[value.name]
-        origin = vocabulary.BY_HOST[self.name][source]
         if value.name in self.missing:
             raise Unavailable(f"{self.expression(value.name)} is unavailable: {self.missing[value.name]}.")
-        return compute(self.read(origin), self.sizes)
+        reach = self.reach(vocabulary.BY_HOST[self.name][source])
+        return compute(self._visit(value, reach).view(source, reach), self.sizes)
 
     def _mediator(self, value: vocabulary.Value) -> Mediator:
         expression = self.expression(value.name)
