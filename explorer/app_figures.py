@@ -8,12 +8,14 @@ stand at the middles of cells.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
 from bokeh.events import MouseLeave, MouseMove, RangesUpdate, Reset, Tap
 from bokeh.models import (
-    BasicTicker, BoxAnnotation, ColumnDataSource, CustomJS, LinearColorMapper, NoOverlap, Range1d, Span,
+    BasicTicker, BoxAnnotation, CDSView, ColumnDataSource, CustomJS, Glyph, GlyphRenderer, Image, LinearColorMapper,
+    MultiLine, NoOverlap, Range1d, Rect, Span, Text,
 )
 from bokeh.plotting import figure
 
@@ -39,6 +41,7 @@ document.dispatchEvent(new CustomEvent("bestiary-point", {detail}))
 """
 
 
+@functools.cache
 def colours(theme: str) -> list[str]:
     """The one palette: 0 see-through, 1 to 127 sequential, 128 to 254 centred on zero, 255 spare."""
     ends = [
@@ -97,6 +100,13 @@ class _Figure:
             axis.axis_line_color = axis.major_tick_line_color = muted
             axis.axis_line_alpha = axis.major_tick_line_alpha = 0.4
 
+    def _glyph(self, glyph: Glyph, source: ColumnDataSource) -> None:
+        """Add a glyph that looks the same selected or not (three fewer models than the default)."""
+        self.figure.renderers.append(GlyphRenderer(
+            data_source=source, glyph=glyph, view=CDSView(), selection_glyph=None, nonselection_glyph=None,
+            hover_glyph=None, muted_glyph=None,
+        ))
+
     def _point_at(self, source: ColumnDataSource | None) -> None:
         code = CustomJS(args={"name": self.name, "source": source}, code=_POINT)
         self.figure.js_on_event(MouseMove, code)
@@ -106,12 +116,16 @@ class _Figure:
         self.figure.on_event(Tap, lambda event: do(event.x, event.y))
 
 
+def _image(ink: Ink) -> Image:
+    return Image(image="image", x="x", y="y", dw="dw", dh="dh", color_mapper=ink.mapper)
+
+
 def _nothing() -> dict[str, list]:
     return {"image": [np.zeros((1, 1), dtype=np.uint8)], "x": [0], "y": [0], "dw": [1], "dh": [1]}
 
 
 class CellFigure(_Figure):
-    """A heatmap: one image glyph, outlines of marked cells, the selected row and column.
+    """A heatmap: one image glyph, and dashed lines along the selected row and column.
 
     ``window_changed`` is called after a zoom or a reset: whoever draws then sends the
     cells of `window_for`.
@@ -126,12 +140,7 @@ class CellFigure(_Figure):
         self._shape: tuple[int, ...] = ()
         self._axes: dict[str, Axis] = {}
         self.source = ColumnDataSource(_nothing())
-        self.marks = ColumnDataSource({"x": np.zeros(0), "y": np.zeros(0)})
-        self.figure.image("image", x="x", y="y", dw="dw", dh="dh", source=self.source, color_mapper=ink.mapper)
-        self._outlines = [
-            self.figure.rect("x", "y", 1, 1, source=self.marks, fill_color=None, line_width=width, line_color=colour)
-            for width, colour in ((3, "#10141b"), (1.3, "#ffffff"))
-        ]
+        self._glyph(_image(ink), self.source)
         self._spans = {side: Span(dimension=side, visible=False, line_width=1, line_dash=[4, 3]) for side in ("width", "height")}
         self.figure.renderers.extend(self._spans.values())
         for axis in self.figure.axis:
@@ -164,8 +173,6 @@ class CellFigure(_Figure):
             self._frame(*self._shape)
         self._label("x", heatmap.x)
         self._label("y", heatmap.y)
-        if len(heatmap.marks) or len(self.marks.data["x"]):
-            self.marks.data = {axis: heatmap.marks[:, n].astype(np.float32) for n, axis in enumerate("xy")}
         self.source.data = {
             "image": [drawn.indexes], "x": [drawn.left - 0.5], "y": [drawn.top - 0.5],
             "dw": [drawn.wide], "dh": [drawn.high],
@@ -200,6 +207,22 @@ class CellFigure(_Figure):
         )
 
 
+class MarkedFigure(CellFigure):
+    """A heatmap with outlines round some of its cells: white within dark, to be seen on every colour of the map."""
+
+    def __init__(self, ink: Ink, name: str) -> None:
+        super().__init__(ink, name)
+        self.marks = ColumnDataSource({"x": np.zeros(0), "y": np.zeros(0)})
+        for width, colour in ((3, "#10141b"), (1.3, "#ffffff")):
+            outline = Rect(x="x", y="y", width=1, height=1, fill_color=None, line_width=width, line_color=colour)
+            self._glyph(outline, self.marks)
+
+    def draw(self, heatmap: Heatmap, drawn: Picture) -> None:
+        super().draw(heatmap, drawn)
+        if len(heatmap.marks) or len(self.marks.data["x"]):
+            self.marks.data = {axis: heatmap.marks[:, n].astype(np.float32) for n, axis in enumerate("xy")}
+
+
 class MosaicFigure(_Figure):
     """All heads small: one image of all tiles, their numbers as text, the chosen one framed."""
 
@@ -208,10 +231,11 @@ class MosaicFigure(_Figure):
         self.source = ColumnDataSource(_nothing())
         self.labels = ColumnDataSource({"x": [], "y": [], "text": []})
         self.drawn: MosaicPicture | None = None
-        self.figure.image("image", x="x", y="y", dw="dw", dh="dh", source=self.source, color_mapper=ink.mapper)
-        self._text = self.figure.text(
-            "x", "y", "text", source=self.labels, text_font={"value": FONT}, text_font_size="11px", text_baseline="bottom",
+        self._glyph(_image(ink), self.source)
+        self._text = Text(
+            x="x", y="y", text="text", text_font={"value": FONT}, text_font_size={"value": "11px"}, text_baseline="bottom",
         )
+        self._glyph(self._text, self.labels)
         self._frame = BoxAnnotation(left=0, right=0, top=0, bottom=0, fill_alpha=0, line_width=2.5, line_alpha=1, visible=False)
         self.figure.add_layout(self._frame)
         self.figure.axis.visible = False
@@ -221,7 +245,7 @@ class MosaicFigure(_Figure):
     def colour(self) -> None:
         super().colour()
         self.figure.outline_line_color = None
-        self._text.glyph.text_color = self.ink.role("muted")
+        self._text.text_color = self.ink.role("muted")
         self._frame.line_color = self.ink.role("attention")
 
     def draw(self, drawn: MosaicPicture, labels: list[str]) -> None:
@@ -249,7 +273,7 @@ class CurveFigure(_Figure):
     def __init__(self, ink: Ink, name: str) -> None:
         super().__init__(ink, name, "box_zoom,pan,reset,save", active_drag="box_zoom", x_range=Range1d(-0.5, 0.5), y_range=Range1d(0, 1))
         self.source = ColumnDataSource({"xs": [], "ys": [], "colour": [], "width": []})
-        self.figure.multi_line("xs", "ys", line_color="colour", line_width="width", source=self.source)
+        self._glyph(MultiLine(xs="xs", ys="ys", line_color="colour", line_width="width"), self.source)
         self._span = Span(dimension="height", visible=False, line_width=1, line_dash=[4, 3])
         self.figure.renderers.append(self._span)
         self.figure.xaxis.ticker = BasicTicker(min_interval=1, desired_num_ticks=_TICKS, num_minor_ticks=0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import panel as pn
+from bokeh.document import Document
 
 from explorer.app_figures import Ink
 from explorer.app_panels import TABS, Board
@@ -34,6 +36,17 @@ class Bridge(pn.custom.JSComponent):
     """
 
 
+class Page(pn.Template):
+    """A template that counts the models of all its figures once, not again after each figure."""
+
+    def _init_doc(self, doc: Document | None = None, *args: object, **options: object) -> Document:
+        if doc is None:
+            return super()._init_doc(doc, *args, **options)
+        with doc.models.freeze():
+            return super()._init_doc(doc, *args, **options)
+
+
+@functools.cache
 def theme_css() -> str:
     """The roles of both themes and the ramps of the heatmaps, as custom properties."""
     selectors = {"light": ":root", "dark": ':root[data-theme="dark"]'}
@@ -53,7 +66,7 @@ def _gradient(ramp: Sequence[str]) -> str:
 def build() -> tuple[pn.Template, Board, Bridge]:
     """A page with all its figures, empty, and the bridge to it."""
     board, bridge = Board(Ink()), Bridge()
-    page = pn.Template(_PAGE.read_text(encoding="utf-8"))
+    page = Page(_PAGE.read_text(encoding="utf-8"))
     for name, value in _variables().items():
         page.add_variable(name, value)
     for name, figure in board.figures.items():

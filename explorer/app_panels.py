@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from explorer.app_figures import CellFigure, CurveFigure, Ink, MosaicFigure
+from explorer.app_figures import CellFigure, CurveFigure, Ink, MarkedFigure, MosaicFigure
 from explorer.app_runs import Run
 from explorer.widgets import snippets, views_attention, views_next, views_part, views_router, views_state, views_stream
 from explorer.widgets.drawing import (
@@ -46,7 +46,7 @@ class Card:
 
 
 CARDS: tuple[Card, ...] = (
-    Card("router_grid", "router", CellFigure, views_router.token_by_expert, ("block", "router"), "row", snippets.router_grid),
+    Card("router_grid", "router", MarkedFigure, views_router.token_by_expert, ("block", "router"), "row", snippets.router_grid),
     Card("router_margin", "router", CurveFigure, views_router.margins, ("block",), "column", snippets.router_margin),
     Card("router_load", "router", CellFigure, lambda run, chosen: views_router.layer_by_expert(run), (), "", snippets.router_load),
     Card("attention_all", "attention", MosaicFigure, views_attention.all_heads, ("block", "pattern"), "", snippets.attention_all),

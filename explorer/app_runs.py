@@ -114,7 +114,8 @@ class Run:
     @property
     def bytes(self) -> int:
         """What the run holds beside its baseline."""
-        return self.recording.bytes + sum(part.numel() * part.element_size() for part in self.parts.values())
+        parts = (part for part in self.parts.values() if isinstance(part, torch.Tensor))
+        return self.recording.bytes + sum(part.numel() * part.element_size() for part in parts)
 
     def __contains__(self, key: Any) -> bool:
         return key in self.recording or _pair(key) in self.parts

@@ -18,7 +18,7 @@ from typing import Any
 from explorer.app_monitor import Lateness
 from explorer.app_panels import TABS, Board, Looked, look, seen
 from explorer.app_runs import Run
-from explorer.app_store import Store, default_prompt, source_choices
+from explorer.app_store import Store, default_prompt, shown_source, source_choices
 from explorer.app_texts import (
     attention_words, compare_words, diagram_words, head_count, part_words, router_words, run_words,
 )
@@ -45,6 +45,16 @@ class Services:
     default_prompt: str | None
 
 
+@dataclass(frozen=True)
+class Ran:
+    """What a finished run hands to the page."""
+
+    model: Any
+    run: Run
+    diagram: dict[str, Any]
+    decode: Callable[[int], str]
+
+
 class Session:
     """The controller of one page."""
 
@@ -61,6 +71,7 @@ class Session:
         self.interventions: list[tuple[Intervention, bool]] = []
         self.source = ""
         self.job: Job | None = None
+        self._decode: Callable[[int], str] = str
         self._pictures = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pictures")
         self._newest = 0
         self._closed = False
@@ -69,14 +80,14 @@ class Session:
                 figure.window_changed = lambda name=card_name: self._redraw(name)
             if hasattr(figure, "drawn"):
                 figure.on_tap(lambda x, y, name=card_name: self._tapped_tile(name, x, y))
-            elif hasattr(figure, "marks"):
+            elif hasattr(figure, "window_changed"):
                 figure.on_tap(lambda x, y, name=card_name: self._tapped_cell(name, x, y))
 
     # -- messages from the page --------------------------------------------
 
     def receive(self, message: dict[str, Any]) -> None:
         """Act on one message of the page; what it does not understand it ignores."""
-        handler = getattr(self, f"_do_{message.get('do')}", None)
+        handler = getattr(self, f"_do_{message.get('do')}", None) if isinstance(message, dict) else None
         if handler is not None:
             handler(message)
 
@@ -149,25 +160,21 @@ class Session:
     def _start(self, source: str, prompt: str | None) -> None:
         """Load and run; a missing prompt is the specimen's own."""
         self.source = source
-        edits = ()
 
-        def work(job: Job) -> tuple[Any, Run, dict[str, Any]]:
+        def work(job: Job) -> Ran:
             store = self.services.store
-            job.stage("Loading the model")
+            job.stage(f"Loading {shown_source(source)}")
             model = store.model(source)
-            text = default_prompt(model) if prompt is None else prompt
-            run = store.run(source, text, edits, job)
-            return model, run, self.services.diagrams(model)
+            run = store.run(source, default_prompt(model) if prompt is None else prompt, (), job)
+            return Ran(model, run, self.services.diagrams(model), store.decoder(source))
 
         self._submit("Waiting for the worker", work, self._ran)
 
-    def _ran(self, result: tuple[Any, Run, dict[str, Any]]) -> None:
-        model, run, diagrams = result
-        self.run, self.other = run, None
-        self._decode = lambda token: model.tokenizer.decode([token])
+    def _ran(self, ran: Ran) -> None:
+        self.run, self.other, self._decode = ran.run, None, ran.decode
         self.board.on_them.clear()
         self._tell({
-            "run": run_words(model, run), "diagram": diagrams, "notice": None,
+            "run": run_words(ran.model, ran.run), "diagram": ran.diagram, "notice": None,
             "interventions": self._intervention_words(),
         })
         if any(on for _, on in self.interventions):
@@ -243,6 +250,8 @@ class Session:
         self.chosen = clamped(self.run, self.chosen)
         self._newest += 1
         turn, run, chosen, tab = self._newest, self.run, self.chosen, self.tab
+        # The diagram need not wait for pictures.
+        self._tell({"marks": diagram_words(run, chosen), "marked": seq})
         other = self.other
         cards = self.board.stale(tab, run, other, chosen)
         windows = {card.name: self.board.window_of(card) for card in cards}
@@ -281,7 +290,6 @@ class Session:
         """The words of the page that follow the selection."""
         texts = {
             "compare": compare_words(run.baseline, other, chosen, self._decode),
-            "marks": diagram_words(run, chosen),
             "shown": "after" if run is other else "before",
         }
         if tab == "router":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +73,20 @@ class Store:
             model = self._load(source)
             self.models.put(source, model)
         return model
+
+    def decoder(self, source: str) -> Callable[[int], str]:
+        """Turns a token id of a loaded model into text, from any thread.
+
+        The tokenizer is a copy: the worker may be encoding with the model's own meanwhile.
+        """
+        tokenizer, lock = copy.deepcopy(self.model(source).tokenizer), threading.Lock()
+
+        @functools.lru_cache(maxsize=4096)
+        def decode(token: int) -> str:
+            with lock:
+                return tokenizer.decode([token])
+
+        return decode
 
     def run(self, source: str, prompt: str, interventions: tuple[Intervention, ...], job: Job) -> Run:
         """The run of a prompt, recorded if need be, its baseline first where there are interventions.

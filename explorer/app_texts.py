@@ -146,6 +146,8 @@ def part_words(run: Run, chosen: Selection) -> dict[str, Any]:
         waiting = run.askable(chosen.part, layer)
         return said | {"refusal": "Being recorded …" if waiting else run.why(chosen.part, layer)}
     tensor = views_part.get(run, chosen.part, layer)
+    if (reason := views_part.not_drawn(tensor, value)) is not None:
+        return said | {"refusal": reason.reason}
     facts = views_part.facts(tensor, value)
     return said | {"facts": [
         ["shape", " × ".join(map(str, facts.shape)) or "one number"], ["axes", " ".join(facts.axes)],

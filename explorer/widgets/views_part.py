@@ -64,6 +64,8 @@ def part(rec: Recorded, chosen: Selection, key: str | None = None) -> Heatmap | 
     if not has(rec, key, layer):
         return Refusal(rec.why(key, layer))
     tensor = get(rec, key, layer)
+    if (reason := not_drawn(tensor, value)) is not None:
+        return reason
     matrix, axes, of = _matrix(tensor, value, chosen)
     values = plain(matrix).astype(np.float32)
     values[values < -1e30] = np.nan
@@ -72,6 +74,15 @@ def part(rec: Recorded, chosen: Selection, key: str | None = None) -> Heatmap | 
         title=f"{value.name}{of}", values=values, signed=signed,
         x=_axis(rec, axes[1], values.shape[1]), y=_axis(rec, axes[0], values.shape[0]),
     )
+
+
+def not_drawn(tensor: object, value: Value) -> Refusal | None:
+    """Why a recorded value is no picture: it is None, or plain numbers."""
+    if tensor is None:
+        return Refusal(f"{value.name} is None here: {value.meaning}.")
+    if not isinstance(tensor, torch.Tensor):
+        return Refusal(f"{value.name} is {tensor}: {value.meaning}.")
+    return None
 
 
 def has(rec: Recorded, key: str, layer: int | None) -> bool:

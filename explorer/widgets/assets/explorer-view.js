@@ -49,7 +49,7 @@ export function selectToken(place) {
 
 // -- cards -------------------------------------------------------------------
 
-export const cards = new Map();  // name -> the words last said of it
+const cards = new Map();  // name -> the words last said of it
 
 export function drawCard(name, words) {
   const card = document.querySelector(`[data-card="${name}"]`);
@@ -78,6 +78,19 @@ export function drawCard(name, words) {
     // A mosaic has the shape of its grid, and small ones are not blown up.
     const [wide, high] = words.mosaic;
     Object.assign(card.querySelector(".plot").style, { height: "auto", aspectRatio: `${wide} / ${high}`, maxWidth: `${2 * wide}px` });
+  }
+}
+
+// Where all cards of a panel are refused for one reason, it is said once.
+export function settle(panels) {
+  for (const panel of panels) {
+    const at = panel.querySelector(":scope > [data-panel-refusal]");
+    if (!at) continue;
+    const shown = [...panel.querySelectorAll("[data-card]")].filter((card) => cards.has(card.dataset.card));
+    const reasons = new Set(shown.map((card) => cards.get(card.dataset.card).refusal));
+    const one = shown.length > 1 && reasons.size === 1 ? [...reasons][0] : null;
+    setText(at, one);
+    for (const card of shown) card.hidden = Boolean(one);
   }
 }
 
@@ -116,7 +129,7 @@ function cellValue(index, scale) {
 
 const COLUMNS = [["before_text", "before"], ["after_text", "after"], ["difference_text", "change, points"], ["logit", "logit before"], ["logit_after", "logit after"]];
 
-export function drawNext(table, compare, few) {
+function drawNext(table, compare, few) {
   const changed = compare.rows.some((row) => row.after !== undefined);
   const keys = few
     ? COLUMNS.slice(0, changed ? 3 : 1)

@@ -5,8 +5,8 @@
 // of the last request that is drawn.
 
 import {
-  $, $$, cards, drawAttention, drawCard, drawCompare, drawNext, drawPart, drawRouter, drawStrip, drawSwitches,
-  make, options, readOut, selectToken, setText,
+  $, $$, drawAttention, drawCard, drawCompare, drawPart, drawRouter, drawStrip, drawSwitches,
+  make, options, readOut, selectToken, setText, settle,
 } from "./explorer-view.js";
 
 const PATH = "path…";
@@ -36,9 +36,11 @@ function answered(seq) {
   if (seq === null || seq === undefined) return;
   waiting = false;
   if (wish) ask();
-  // Two frames on, the browser has painted what this answer changed.
-  requestAnimationFrame(() => requestAnimationFrame(() => { document.body.dataset.drawn = seq; }));
+  painted(() => { document.body.dataset.drawn = seq; });
 }
+
+// Two frames on, the browser has painted what was just changed.
+function painted(then) { requestAnimationFrame(() => requestAnimationFrame(then)); }
 
 const HANDLERS = {
   hello(words) {
@@ -102,7 +104,7 @@ const HANDLERS = {
     if (moved) { $("layer").value = words.block; fillIndex(); }
     remember();
   },
-  cards(words) { for (const [name, one] of Object.entries(words)) drawCard(name, one); },
+  cards(words) { for (const [name, one] of Object.entries(words)) drawCard(name, one); settle($$("panel")); },
   compare(words) {
     $("shown").hidden = !words.kl;
     drawCompare(words, state.selection, state.tokens);
@@ -110,11 +112,12 @@ const HANDLERS = {
   router(words) { drawRouter(words, state.selection, state.tokens); },
   attention(words) { drawAttention(words, state.selection, state.tokens); },
   part(words) { drawPart(words); },
-  marks(words) { $("diagram").querySelector("block-diagram")?.setMarks?.(words); },
+  marks(words) { $("diagram").querySelector("block-diagram")?.setMarks(words); },
+  marked(seq) { painted(() => { document.body.dataset.marked = seq; }); },
   status(words) { state.status = words; drawStatus(); },
 };
 // What follows the selection is drawn after it.
-const ORDER = ["hello", "job", "notice", "run", "diagram", "interventions", "shown", "tab", "selection", "cards", "compare", "router", "attention", "part", "marks", "status"];
+const ORDER = ["hello", "job", "notice", "run", "diagram", "interventions", "shown", "tab", "selection", "cards", "compare", "router", "attention", "part", "marks", "marked", "status"];
 
 function receive(event) {
   const message = event.data ?? event;
@@ -320,5 +323,3 @@ function start(bridge) {
 
 if (window.bestiaryBridge) start(window.bestiaryBridge);
 else document.addEventListener("bestiary-bridge", () => start(window.bestiaryBridge), { once: true });
-
-export { cards, drawNext };
