@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,8 @@ def shown(value: Any) -> str:
 
 
 def front_matter(text: str) -> Markup:
-    """A string as a YAML scalar on one line."""
-    escaped = " ".join(text.split()).replace("\\", "\\\\").replace('"', '\\"')
+    """A string as a YAML scalar on one line, its HTML escaped: the theme puts it into its pages as it is."""
+    escaped = escape(" ".join(text.split()), quote=False).replace("\\", "\\\\").replace('"', '\\"')
     return Markup(f'"{escaped}"')
 
 

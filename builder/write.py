@@ -21,6 +21,9 @@ Record = Mapping[str, Any]
 SITE = Path("site")
 CONFIG = Path("mkdocs.yml")
 
+#: What the pages take from the assets that site and app share.
+SHARED = ("block-diagram.js", "block-diagram.css")
+
 #: What the theme calls the two schemes.
 SCHEMES = {"light": ":root, [data-md-color-scheme=default]", "dark": "[data-md-color-scheme=slate]"}
 
@@ -73,9 +76,7 @@ def write_shared(*, site: Path = SITE) -> list[Path]:
         _write(site / "guides" / "layouts.md", render.layouts_page()),
         _write(site / "assets" / "palette.css", palette.css(SCHEMES)),
     ]
-    for asset in sorted(ASSETS.iterdir()):
-        written.append(_write(site / "assets" / asset.name, asset.read_text(encoding="utf-8")))
-    return written
+    return written + [_write(site / "assets" / name, (ASSETS / name).read_text(encoding="utf-8")) for name in SHARED]
 
 
 def build_site(out: Path | str, *, families: Mapping[str, str] | None = None, config: Path = CONFIG, site: Path = SITE) -> Path:
@@ -154,7 +155,7 @@ def _writable(folder: Path) -> None:
 def clear(site: Path = SITE) -> None:
     """Remove everything this module generated in ``site``."""
     generated = [site / "index.md", site / "guides" / "layouts.md", site / "assets" / "palette.css"]
-    generated += [site / "assets" / asset.name for asset in ASSETS.iterdir()]
+    generated += [site / "assets" / name for name in SHARED]
     generated += [*site.glob("families/*/index.md"), *site.glob("guides/*/index.md")]
     for path in generated:
         path.unlink(missing_ok=True)
