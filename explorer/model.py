@@ -33,12 +33,16 @@ def _top(anatomy: Anatomy, config: Any) -> Host:
     places = dict((
         place("logits", "", "output", "logits", "the output of the model"),
         place("token_embeddings", frame.embedding, "output", None, f"the output of the module {frame.embedding}"),
-        place("final_norm_output", anatomy.norm, "output", None, f"the output of the module {anatomy.norm}"),
         place("lm_head_output", frame.head, "output", None, f"the output of the module {frame.head}"),
         place("input_ids", "", "input", "input_ids", "the model's argument input_ids"),
         place("attention_mask", "", "input", "attention_mask", "the model's argument attention_mask"),
     ))
-    return Host("model", "", {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}, places, {}, {})
+    missing = {}
+    if anatomy.norm is None:
+        missing["final_norm_output"] = "no module runs between the last block and the head"
+    else:
+        places |= [place("final_norm_output", anatomy.norm, "output", None, f"the output of the module {anatomy.norm}")]
+    return Host("model", "", {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}, places, missing, {})
 
 
 class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, TransformersModel), {}))):
@@ -55,8 +59,10 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         blocks = anatomy.frame.blocks
         envoys = {blocks: BlocksEnvoy, **_host_envoys(module.get_submodule(blocks), blocks, anatomy)}
         rename: dict[str, str | list[str]] = {
-            anatomy.frame.embedding: "embed_tokens", blocks: "layers", anatomy.norm: "norm",
+            anatomy.frame.embedding: "embed_tokens", blocks: "layers",
         }
+        if anatomy.norm is not None:
+            rename[anatomy.norm] = "norm"
         if anatomy.frame.head != "lm_head":
             rename[anatomy.frame.head] = "lm_head"
         for block in anatomy.blocks:
@@ -240,7 +246,7 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
 
     def project_on_vocab(self, hidden: torch.Tensor) -> torch.Tensor:
         """The lens: logits [… vocab_size] of a stream [… hidden_size], through the final norm and the head."""
-        return self.lm_head(self.norm(hidden))
+        return self.lm_head(self.norm(hidden) if self.anatomy.norm is not None else hidden)
 
     def top_tokens(self, hidden: torch.Tensor, k: int = 5) -> list:
         """The ``k`` likeliest next tokens of a stream vector [hidden_size], as (token, probability).

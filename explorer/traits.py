@@ -104,13 +104,15 @@ def _mixture(model: "LanguageModel") -> Iterator[Trait]:
 def _frame(model: "LanguageModel") -> Iterator[Trait]:
     if getattr(model.config.get_text_config(), "tie_word_embeddings", False):
         yield Trait("tied_head", "Tied head", "the head's matrix is the embedding's", "tie_word_embeddings is true")
-    if _one_plus(model.hf.get_submodule(model.anatomy.norm)):
+    if model.anatomy.norm is not None and _one_plus(model.hf.get_submodule(model.anatomy.norm)):
         yield Trait("one_plus_gain", "1 + weight norm gain", "norms multiply by one plus their weight, so a weight of zero passes the normed stream through",
                     "the final norm with its weight at zero does not return zero")
 
 
 def _one_plus(norm: torch.nn.Module) -> bool:
     """Asked of a copy with real numbers: whether the norm's output survives a weight of zero."""
+    if not any(True for _ in norm.parameters()):
+        return False
     tried = copy.deepcopy(norm).to_empty(device="cpu") if next(norm.parameters()).is_meta else copy.deepcopy(norm).cpu()
     with torch.no_grad():
         for parameter in tried.parameters():

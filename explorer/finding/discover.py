@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -61,10 +63,10 @@ class Block:
 
 @dataclass
 class Anatomy:
-    """What discovery found out about a model."""
+    """What discovery found out about a model; ``norm`` is the last module before the head, if any."""
 
     frame: Frame
-    norm: str
+    norm: str | None
     blocks: list[Block]
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
@@ -89,17 +91,16 @@ def discover(twin: torch.nn.Module) -> Anatomy:
     batch, seq = probe_lengths(twin)
     ids = torch.zeros(batch, seq, dtype=torch.long, device="meta")
     with torch.no_grad():
-        with recorded(twin, paths) as prompt:
+        with recorded(twin, paths) as prompt, _tail(twin, base) as tail:
             out = twin(ids, use_cache=True)
         first = [find_block(prompt, path) for path in paths]
-        norm = _final_norm(twin, base)
         second: list[BlockFinds | None] = [None] * len(paths)
         if any("linear_attn" in finds.hosts for finds in first):
             with recorded(twin, paths) as step:
                 twin(ids[:, :1], cache=out.cache, use_cache=True)
             second = [find_block(step, path) for path in paths]
     sizes = {"batch": batch, "seq": seq}
-    return Anatomy(base, norm, [
+    return Anatomy(base, tail[-1] if tail else None, [
         _block(group, path, a, b, sizes) for group, path, a, b in zip(groups, paths, first, second)
     ])
 
@@ -131,14 +132,21 @@ def probe_lengths(model: torch.nn.Module) -> tuple[int, int]:
     return next((b, s) for b in free for s in free if s > b and b * s not in taken)
 
 
-def _final_norm(twin: torch.nn.Module, base: Frame) -> str:
-    """The norm next to the block list: the last module of the decoder that is not the list itself."""
-    owner = base.blocks.rpartition(".")[0]
-    siblings = [name for name, module in twin.get_submodule(owner).named_children()
-                if not isinstance(module, torch.nn.ModuleList) and any(True for _ in module.parameters())]
-    names = [f"{owner}.{name}" for name in siblings if f"{owner}.{name}" != base.embedding]
-    widths = [n for n in names if all(p.dim() == 1 for p in twin.get_submodule(n).parameters())]
-    return widths[-1]
+@contextmanager
+def _tail(twin: torch.nn.Module, base: Frame) -> Iterator[list[str]]:
+    """The modules that run between the last block and the head, in order, as the run goes on."""
+    called: list[str] = []
+    inside = f"{base.blocks}."
+    last = twin.get_submodule(base.blocks)[-1]
+    hooks = [last.register_forward_hook(lambda *_: called.clear())]
+    for path, module in twin.named_modules():
+        if path and not path.startswith(inside) and path != base.head and not any(True for _ in module.children()):
+            hooks.append(module.register_forward_hook(lambda *_, path=path: called.append(path)))
+    try:
+        yield called
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _block(layers: tuple[int, ...], path: str, prompt: BlockFinds, step: BlockFinds | None, call: dict[str, int]) -> Block:
