@@ -15,7 +15,7 @@ import torch
 from explorer import vocabulary
 from explorer.engine import Envoy, Mediator, OutOfOrderError, WriteBack, eproperty
 from explorer.places import put, take
-from explorer.taps import HostTaps, Reach, Replay
+from explorer.taps import REPLAY, HostTaps, Reach, Replay
 
 if TYPE_CHECKING:
     from explorer.model import LanguageModel
@@ -171,7 +171,7 @@ class Standard:
             if value.name == "state":
                 location = self.taps.state_location
                 return self._wait(mediator, location, value, None).clone()
-            replay: Replay = self._wait(mediator, self.taps.replay_location, value, mediator.wanted(self.taps.replay_location))
+            replay = Replay(**self._visit(value, self.taps.reach["state_output"]).raw[REPLAY])
             return replay.states() if value.name == "states" else implied(replay, self.expression(value.name))
         source, compute = DERIVED[value.name]
         if value.name in self.missing:

@@ -14,7 +14,7 @@ from explorer.edits import Edit, JointEdit
 from explorer.finding.discover import ABSENT
 from explorer.hosts import DERIVED, Unavailable, implied
 from explorer.places import put, take
-from explorer.taps import REPLAYED, HostTaps, Reach, Replay
+from explorer.taps import REPLAY, REPLAYED, HostTaps, Reach, Replay
 
 if TYPE_CHECKING:
     from explorer.model import LanguageModel
@@ -135,11 +135,12 @@ class RecordSink:
 
     def offer(self, location: str, make: Callable[[], Any]) -> Any:
         keys, edits = self.wanted.get(location, ()), self.edits.get(location, ())
-        for key in self.derived.get(location, ()):
-            self.values[key] = kept(self.model._replayed(key, make()))
-        if not keys and not edits:
+        derived = self.derived.get(location, ())
+        if not keys and not edits and not derived:
             return None
         raw = changed = make()
+        for key in derived:
+            self.values[key] = kept(self.model._replayed(key, Replay(**raw[REPLAY])))
         for edit, name, reach in edits:
             now = take(changed, reach.place) if reach.native else changed[name]
             if now is None:

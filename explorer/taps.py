@@ -30,6 +30,9 @@ REPLAYED = ("attention_queries", "attention_keys", "attention_values", "decays",
 class Busy(ValueError):
     """The model is already running one trace or recording in this thread."""
 
+#: The name they are served under once more when the kernel has run.
+REPLAY = "@replay"
+
 
 class Sink(Protocol):
     """Where a tap's values go."""
@@ -163,7 +166,8 @@ class HostTaps:
 
     @property
     def replay_location(self) -> str:
-        return f"{self.path}.{self.host.module}@replay"
+        """After the kernel, where its arguments are served again under `REPLAY`."""
+        return self.reach["state_output"].location
 
     @property
     def state_location(self) -> str:
@@ -200,8 +204,6 @@ class Taps:
                     self.hosts[host.name, layer] = HostTaps(path, host, modules)
         for taps in self.hosts.values():
             self.locations |= {reach.location for reach in taps.reach.values()}
-            if taps.replays:
-                self.locations.add(taps.replay_location)
 
     def module(self, taps: HostTaps, place: Place) -> torch.nn.Module:
         path = _joined(taps.path, place.module).removeprefix(self.prefix).lstrip(".")
@@ -353,16 +355,20 @@ class Taps:
         else:
             changed = self._edited(moment, container)
         if taps.replays and "state_output" in moment.members:
-            self._replay(taps)
+            self._states(taps)
         return changed
 
     def _served(self, moment: _Moment, container: Any) -> dict[str, torch.Tensor | None]:
-        sizes = {**moment.host.host.sizes, **self.call}
+        taps = moment.host
+        sizes = {**taps.host.sizes, **self.call}
         found = {name: take(container, place) for name, place in moment.members.items()}
-        return {
-            name: None if tensor is None else serve(tensor, moment.members[name], moment.host.values[name].axes, sizes)
+        served = {
+            name: None if tensor is None else serve(tensor, moment.members[name], taps.values[name].axes, sizes)
             for name, tensor in found.items()
         }
+        if taps.replays and "state_output" in moment.members:
+            served[REPLAY] = {name: taps.kept.get(name) for name in REPLAYED}
+        return served
 
     def _edited(self, moment: _Moment, container: Any) -> Any:
         """Serve a tap's values by name and put back those that come back changed."""
@@ -388,15 +394,13 @@ class Taps:
                 moment.host.kept[name] = value
         return container
 
-    def _replay(self, taps: HostTaps) -> None:
-        """After the kernel: its states, from what it was given, for whoever asks."""
-        replay = Replay(**{name: taps.kept.get(name) for name in REPLAYED})
-        self._sink.offer(taps.replay_location, lambda: replay)
+    def _states(self, taps: HostTaps) -> None:
+        """After the kernel: the state after each token, made as far as somebody asks for it."""
         states: list[Iterator] = []
 
         def at(token: int) -> torch.Tensor:
             if not states:
-                states.append(enumerate(replay.steps()))
+                states.append(enumerate(Replay(**{name: taps.kept.get(name) for name in REPLAYED}).steps()))
             return next(state for index, state in states[0] if index == token)
 
         for token in range(self.call["seq"]):
