@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from explorer import cards, engine, specimens  # noqa: F401  the engine before any modeling code
+from explorer import cards, engine, hub, specimens  # noqa: F401  the engine before any modeling code
 from explorer.accounting import build_meta
 from explorer.finding.discover import discover
+from explorer.hub import LoadError, brief
 from explorer.model import LanguageModel
 from explorer.specimens import bpe
 
@@ -20,10 +21,6 @@ SPECIMEN = "specimen:"
 
 #: Files that hold weights as pickles, which can run code when they are read.
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-
-
-class LoadError(ValueError):
-    """A model cannot be loaded; the message says what and what to do."""
 
 
 def load(source: str | os.PathLike, *, weights: bool = True, attn_implementation: str = "eager",
@@ -44,13 +41,15 @@ def load(source: str | os.PathLike, *, weights: bool = True, attn_implementation
     Raises LoadError (and, for names, UnknownFamily and UnknownCheckpoint, all
     ValueErrors) with one sentence that says what to do.
     """
-    source = os.fspath(source)
+    source = _named(source)
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise LoadError(f"{dtype!r} is not a dtype; give one of torch's, such as torch.bfloat16.")
     if source.startswith(SPECIMEN):
         found = _specimen(source.removeprefix(SPECIMEN), dtype, weights, attn_implementation)
     elif _is_path(source):
         path = Path(source).expanduser()
         if path.suffix.lower() == ".gguf":
-            found = _gguf(path, dtype, attn_implementation)
+            found = _gguf(path, dtype, weights, attn_implementation)
         else:
             found = _folder(path, dtype, weights, attn_implementation, trust_remote_code)
     elif not weights:
@@ -59,10 +58,32 @@ def load(source: str | os.PathLike, *, weights: bool = True, attn_implementation
         found = _hub(source, dtype, attn_implementation, trust_remote_code)
     module, tokenizer, label, numbers = found
     if experts_implementation is not None:
-        module.set_experts_implementation(experts_implementation)
-    anatomy = discover(build_meta(module.config, attn_implementation=attn_implementation,
-                                  experts_implementation=experts_implementation))
-    return LanguageModel(module.eval(), tokenizer, anatomy, label, numbers)
+        with _broken(label):
+            module.set_experts_implementation(experts_implementation)
+    return LanguageModel(module.eval(), tokenizer, _anatomy(module, label, attn_implementation, experts_implementation), label, numbers)
+
+
+def _named(source: Any) -> str:
+    """What to load, as text, or one sentence when it names nothing."""
+    if not isinstance(source, (str, os.PathLike)) or not os.fspath(source).strip():
+        raise LoadError("Say what to load: 'specimen:<family>', the id of a checkpoint, a checkpoint folder or a .gguf file.")
+    source = os.fspath(source)
+    if source in specimens.FAMILIES and not Path(source).exists():
+        ids = cards.family_checkpoints(source)
+        other = f" or a checkpoint such as {ids[0]!r} with weights=False" if ids else ""
+        raise LoadError(f"{source!r} is a family: load its small model as 'specimen:{source}'{other}.")
+    return source
+
+
+def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> Any:
+    """Where the values of ``module`` are, found on a twin of it without weights."""
+    twin = build_meta(module.config, attn_implementation=attention, experts_implementation=experts)
+    try:
+        return discover(twin)
+    except Exception as error:  # whatever a forward of another kind trips over, this model is not one of ours
+        raise LoadError(
+            f"{label} is a {type(module).__name__}, whose forward does not go the way the standard values are found ({brief(error)})."
+        ) from error
 
 
 def _is_path(source: str) -> bool:
@@ -78,7 +99,8 @@ def _specimen(family: str, dtype: torch.dtype | None, weights: bool, attention: 
         config = specimens.config_of(family)
         return build_meta(config, dtype or torch.bfloat16, attention), _specimen_tokenizer(), f"{SPECIMEN}{family}", "none: shapes only"
     specimen = specimens.build(family, dtype=dtype or torch.float32)
-    specimen.model.set_attn_implementation(attention)
+    with _broken(f"{SPECIMEN}{family}"):
+        specimen.model.set_attn_implementation(attention)
     return specimen.model, specimen.tokenizer, f"{SPECIMEN}{family}", specimen.weights
 
 
@@ -88,53 +110,39 @@ def _specimen_tokenizer() -> Any:
 
 
 def _shapes(source: str, dtype: torch.dtype | None, attention: str, trust: bool) -> tuple:
-    config = cards.config(source) if source in cards.IDS else _hub_config(source, trust)
-    return build_meta(config, dtype or torch.bfloat16, attention), _specimen_tokenizer(), source, "none: shapes only"
-
-
-def _hub_config(source: str, trust: bool) -> Any:
     from transformers import AutoConfig
 
-    with _hub_errors(source):
-        return AutoConfig.from_pretrained(source, trust_remote_code=trust)
-
-
-@contextlib.contextmanager
-def _hub_errors(source: str):
-    """Turn the many ways a hub can fail into one sentence."""
-    if source.count("/") != 1:
-        cards.card(source)  # raises UnknownCheckpoint with the nearest names
-    try:
-        yield
-    except (OSError, ValueError, ImportError) as error:
-        with contextlib.suppress(cards.UnknownCheckpoint):
-            cards.card(source)
-            raise LoadError(
-                f"The weights of {source} are not here and the hub could not be reached; "
-                f"load it with weights=False for its shapes, or give the folder you downloaded."
-            ) from error
-        near = _near(source)
-        raise LoadError(f"There is no checkpoint {source!r} here or on a hub that can be reached{near}.") from error
-
-
-def _near(source: str) -> str:
-    try:
-        cards.card(source)
-    except cards.UnknownCheckpoint as error:
-        return "; " + str(error)[0].lower() + str(error)[1:].rstrip(".")
-    return ""
+    config = cards.config(source) if source in cards.IDS else hub.read(
+        source, lambda local: AutoConfig.from_pretrained(source, trust_remote_code=trust, local_files_only=local)
+    )
+    with _broken(source):
+        return build_meta(config, dtype or torch.bfloat16, attention), _specimen_tokenizer(), source, "none: shapes only"
 
 
 def _hub(source: str, dtype: torch.dtype | None, attention: str, trust: bool) -> tuple:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    with _hub_errors(source):
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
-        model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype or torch.float32, attn_implementation=attention,
-            trust_remote_code=trust, use_safetensors=True,
-        )
+    def read(local: bool) -> tuple:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust, local_files_only=local)
+        return _weighted(source, source, dtype, attention, trust_remote_code=trust, local_files_only=local), tokenizer
+
+    model, tokenizer = hub.read(source, read)
     return model, tokenizer, source, "released"
+
+
+def _weighted(source: Any, label: str, dtype: torch.dtype | None, attention: str, **options: Any) -> Any:
+    """A model with its weights, every one of them from the checkpoint; float32 unless told otherwise."""
+    from transformers import AutoModelForCausalLM
+
+    if not options.get("gguf_file"):
+        options["use_safetensors"] = True
+    model, report = AutoModelForCausalLM.from_pretrained(
+        source, dtype=dtype or torch.float32, attn_implementation=attention, output_loading_info=True, **options
+    )
+    if missing := sorted(report["missing_keys"]):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise LoadError(f"{label} lacks the weights {missing[0]}{more}, which its configuration calls for; fetch it again.")
+    return model
 
 
 def _folder(path: Path, dtype: torch.dtype | None, weights: bool, attention: str, trust: bool) -> tuple:
@@ -152,31 +160,31 @@ def _folder(path: Path, dtype: torch.dtype | None, weights: bool, attention: str
         _check_weights(path)
     with _broken(path):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust, local_files_only=True)
+        if type(config) not in AutoModelForCausalLM._model_mapping and not hasattr(config, "auto_map"):
+            raise LoadError(f"{path} is a {config.model_type}, of which transformers has no causal language model.")
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust, local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise LoadError(f"{path} has no tokenizer that transformers reads; add its tokenizer.json.") from error
+        except Exception as error:
+            raise LoadError(f"{path} has no tokenizer that transformers can read; add its tokenizer.json.") from error
         if not weights:
             return build_meta(config, dtype or torch.bfloat16, attention), tokenizer, str(path), "none: shapes only"
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype or torch.float32, attn_implementation=attention,
-            trust_remote_code=trust, use_safetensors=True, local_files_only=True,
-        )
+        model = _weighted(path, str(path), dtype, attention, trust_remote_code=trust, local_files_only=True)
     return model, tokenizer, str(path), "as found in the folder"
 
 
 @contextlib.contextmanager
-def _broken(path: Path):
-    from safetensors import SafetensorError
-
+def _broken(path: Path | str):
+    """Turn what the libraries say of files they cannot read into one sentence."""
     try:
         yield
     except LoadError:
         raise
-    except (SafetensorError, OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+    except Exception as error:
         if "trust_remote_code" in str(error):
             raise LoadError(f"{path} brings modeling code of its own; read it, then load with trust_remote_code=True.") from error
-        raise LoadError(f"{path} cannot be read as a checkpoint ({error}); check that every file arrived whole.") from error
+        if "ignore_mismatched_sizes" in str(error):
+            raise LoadError(f"The weights in {path} do not have the sizes its configuration says; fetch both again.") from error
+        raise LoadError(f"{path} cannot be loaded ({brief(error)}).") from error
 
 
 def _check_weights(path: Path) -> None:
@@ -188,7 +196,7 @@ def _check_weights(path: Path) -> None:
     if index.exists():
         try:
             named = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LoadError(f"{index} is not an index of weights; fetch it again.") from error
         missing = [name for name in named if not (path / name).exists()]
         if missing:
@@ -210,7 +218,7 @@ def _check_weights(path: Path) -> None:
             raise LoadError(f"{file} is truncated or damaged ({error}); fetch it again.") from error
 
 
-def _gguf(path: Path, dtype: torch.dtype | None, attention: str) -> tuple:
+def _gguf(path: Path, dtype: torch.dtype | None, weights: bool, attention: str) -> tuple:
     if not path.is_file():
         raise LoadError(f"There is no file {path}; give the path of a .gguf file.")
     with path.open("rb") as file:
@@ -221,13 +229,19 @@ def _gguf(path: Path, dtype: torch.dtype | None, attention: str) -> tuple:
         import gguf  # noqa: F401
     except ImportError as error:
         raise LoadError("Reading a GGUF file needs two more packages: pip install gguf accelerate.") from error
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
+    options = {"gguf_file": path.name, "local_files_only": True}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=dtype or torch.float32, attn_implementation=attention, local_files_only=True
-        )
-    except (OSError, ValueError, KeyError, IndexError, RuntimeError) as error:
-        raise LoadError(f"{path} cannot be read as a model ({error}); check that it arrived whole.") from error
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, **options)
+        if not weights:
+            config = AutoConfig.from_pretrained(path.parent, **options)
+            return build_meta(config, dtype or torch.bfloat16, attention), tokenizer, path.name, "none: shapes only"
+        model = _weighted(path.parent, path.name, dtype, attention, **options)
+    except LoadError:
+        raise
+    except Exception as error:  # the reader trips over a damaged file in ways of its own
+        if "not supported" in str(error):
+            raise LoadError(f"{path} cannot be read as a model ({brief(error)}).") from error
+        raise LoadError(f"{path} is truncated or damaged; fetch it again.") from error
     return model, tokenizer, path.name, "released"
