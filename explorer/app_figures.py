@@ -20,7 +20,7 @@ from bokeh.models import (
 from bokeh.plotting import figure
 
 from explorer.widgets import palette
-from explorer.widgets.drawing import Axis, Curves, Heatmap, MosaicPicture, Picture
+from explorer.widgets.drawing import Axis, Curves, Heatmap, MosaicPicture, Picture, marks_in
 from explorer.widgets.reduction import DIVERGING, SEQUENTIAL, Window
 
 FONT = "Inter, system-ui, sans-serif"
@@ -219,8 +219,9 @@ class MarkedFigure(CellFigure):
 
     def draw(self, heatmap: Heatmap, drawn: Picture) -> None:
         super().draw(heatmap, drawn)
-        if len(heatmap.marks) or len(self.marks.data["x"]):
-            self.marks.data = {axis: heatmap.marks[:, n].astype(np.float32) for n, axis in enumerate("xy")}
+        marks = marks_in(heatmap, drawn)
+        if len(marks) or len(self.marks.data["x"]):
+            self.marks.data = {axis: marks[:, n].astype(np.float32) for n, axis in enumerate("xy")}
 
 
 class MosaicFigure(_Figure):

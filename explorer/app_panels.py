@@ -188,7 +188,8 @@ def _axis_words(axis: Any) -> dict[str, Any]:
 
 
 def scale_words(scale: Scale) -> dict[str, Any]:
-    return {
-        "low": scale.low, "high": scale.high, "signed": scale.signed,
-        "texts": [number(scale.low), number((scale.low + scale.high) / 2), number(scale.high)],
-    }
+    """The scale in words: its ends, marked where numbers beyond them are drawn as the ends."""
+    low, middle, high = (number(value) for value in (scale.low, (scale.low + scale.high) / 2, scale.high))
+    if scale.clipped:
+        low, high = (f"≤ {low}" if scale.signed else low), f"≥ {high}"
+    return {"low": scale.low, "high": scale.high, "signed": scale.signed, "clipped": scale.clipped, "texts": [low, middle, high]}

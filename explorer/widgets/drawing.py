@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from explorer.widgets.reduction import (
-    EMPTY, Scale, Window, causal, exact_or_reduced, quantised, reduction_text, scale_of,
+    EMPTY, FURTHEST, MAXIMUM, Scale, Window, causal, exact_or_reduced, quantised, reduction_text, scale_of,
 )
 
 #: The most cells a side of one picture is sent with: what a panel shows, and at
@@ -23,6 +23,10 @@ CELLS = 640
 
 #: The most cells a side of one tile of a mosaic.
 TILE_CELLS = 72
+
+
+#: Cells in view beyond which outlines would hide what they outline.
+MARKED_ROWS, MARKED_COLUMNS = 64, 160
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,9 @@ class Heatmap:
 
     ``signed`` chooses the map that is centred on zero. ``low`` and ``high`` fix the scale
     where the quantity has bounds of its own (a probability); otherwise it is taken
-    from the numbers. ``marks`` are cells ``(x, y)`` to outline. ``note`` is one
-    sentence a reader needs to read the picture rightly.
+    from the numbers, up to their percentile ``clip`` where that is given. ``marks`` are
+    cells ``(x, y)`` to outline. ``note`` is one sentence a reader needs to read the
+    picture rightly.
     """
 
     title: str
@@ -61,8 +66,15 @@ class Heatmap:
     signed: bool = False
     low: float | None = None
     high: float | None = None
+    clip: float | None = None
+    reduction: str = ""
     marks: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int32))
     note: str = ""
+
+    @property
+    def reduces_to(self) -> str:
+        """What a cell shows where it stands for several."""
+        return self.reduction or (FURTHEST if self.signed else MAXIMUM)
 
 
 @dataclass(frozen=True)
@@ -89,6 +101,7 @@ class Mosaic:
     signed: bool = False
     low: float | None = None
     high: float | None = None
+    clip: float | None = None
     note: str = ""
 
 
@@ -144,14 +157,23 @@ def picture(heatmap: Heatmap, window: Window | None = None, cells: int = CELLS) 
 
     The scale is that of the whole matrix, so that zooming never changes a colour.
     """
-    scale = scale_of(heatmap.values, heatmap.signed, heatmap.low, heatmap.high)
-    part, box, factors = exact_or_reduced(heatmap.values, window, cells, heatmap.signed)
+    scale = scale_of(heatmap.values, heatmap.signed, heatmap.low, heatmap.high, heatmap.clip)
+    part, box, factors = exact_or_reduced(heatmap.values, window, cells, heatmap.reduces_to)
     return Picture(
         indexes=quantised(part, scale), left=box.left, top=box.top,
         # A last block that is not full is drawn at full size: cells stay where they are.
         wide=part.shape[1] * factors[1], high=part.shape[0] * factors[0],
-        scale=scale, reduction=reduction_text(factors, heatmap.signed),
+        scale=scale, reduction=reduction_text(factors, heatmap.reduces_to),
     )
+
+
+def marks_in(heatmap: Heatmap, drawn: Picture, rows: int = MARKED_ROWS, columns: int = MARKED_COLUMNS) -> np.ndarray:
+    """The outlines to draw over a picture: those in view, none where cells are too small to have one."""
+    if drawn.high > rows or drawn.wide > columns:
+        return heatmap.marks[:0]
+    x, y = heatmap.marks[:, 0], heatmap.marks[:, 1]
+    inside = (x >= drawn.left) & (x < drawn.left + drawn.wide) & (y >= drawn.top) & (y < drawn.top + drawn.high)
+    return heatmap.marks[inside]
 
 
 @dataclass(frozen=True)
@@ -180,12 +202,14 @@ def mosaic_picture(mosaic: Mosaic, cells: int = TILE_CELLS) -> MosaicPicture:
 
     Small tiles are enlarged by whole factors, so that four tokens are as visible as four hundred.
     """
+    extreme = FURTHEST if mosaic.signed else MAXIMUM
     small = [
-        exact_or_reduced(causal(tile.values) if mosaic.patterns else tile.values, None, cells, mosaic.signed)
+        exact_or_reduced(causal(tile.values) if mosaic.patterns else tile.values, None, cells, extreme)
         for tile in mosaic.tiles
     ]
     # Every reduction in use keeps the extremes, so the scale of what is drawn is the scale of all.
-    scale = scale_of(np.concatenate([part.ravel() for part, _, _ in small]), mosaic.signed, mosaic.low, mosaic.high)
+    shown = np.concatenate([part.ravel() for part, _, _ in small])
+    scale = scale_of(shown, mosaic.signed, mosaic.low, mosaic.high, mosaic.clip)
     factors = small[0][2]
     parts = []
     for part, _, _ in small:
@@ -202,4 +226,4 @@ def mosaic_picture(mosaic: Mosaic, cells: int = TILE_CELLS) -> MosaicPicture:
         top, left = row * (high + GAP + LABEL) + LABEL, column * (wide + GAP)
         image[top : top + part.shape[0], left : left + part.shape[1]] = part
         boxes.append(Window(left, top, left + part.shape[1], top + part.shape[0]))
-    return MosaicPicture(image, tuple(boxes), scale, reduction_text(factors, mosaic.signed))
+    return MosaicPicture(image, tuple(boxes), scale, reduction_text(factors, extreme))

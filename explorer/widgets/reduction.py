@@ -13,6 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 EMPTY = 0
+
+#: What one drawn cell can stand for of the cells it covers, by name.
+MAXIMUM, MINIMUM, FURTHEST = "maximum", "minimum", "furthest from zero"
 SEQUENTIAL = (1, 127)
 DIVERGING = (128, 254)
 
@@ -29,30 +32,38 @@ class Window:
 
 @dataclass(frozen=True)
 class Scale:
-    """What the ends of the colours mean."""
+    """What the ends of the colours mean. ``clipped``: numbers beyond the ends are drawn as the ends."""
 
     low: float
     high: float
     signed: bool
+    clipped: bool = False
 
     def index(self, value: float) -> int:
         """The palette index of one number."""
         return int(quantised(np.array([[value]], dtype=np.float32), self)[0, 0])
 
 
-def scale_of(values: np.ndarray, signed: bool, low: float | None = None, high: float | None = None) -> Scale:
+def scale_of(
+    values: np.ndarray, signed: bool, low: float | None = None, high: float | None = None, clip: float | None = None,
+) -> Scale:
     """The scale of a matrix: its own ends, or the given ones; symmetric about zero when signed.
 
     Sequential scales of numbers that are never negative start at zero, so that
-    "dark" always means "near nothing".
+    "dark" always means "near nothing". ``clip`` is a percentile of magnitudes to end
+    the scale at: a few huge numbers then do not leave all others in the dark.
     """
     finite = values[np.isfinite(values)]
     least, most = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    reach = float(np.percentile(np.abs(finite), clip)) if clip is not None and finite.size else None
     if signed:
-        reach = max(abs(least), abs(most), abs(low or 0.0), abs(high or 0.0)) or 1.0
-        return Scale(-reach, reach, True)
+        whole = max(abs(least), abs(most), abs(low or 0.0), abs(high or 0.0)) or 1.0
+        end = reach if reach else whole
+        return Scale(-end, end, True, end < max(abs(least), abs(most)))
     bottom = low if low is not None else min(least, 0.0) if least >= 0 else least
     top = high if high is not None else most
+    if reach is not None and bottom < reach < top:
+        return Scale(bottom, reach, False, reach < most)
     return Scale(bottom, top if top > bottom else bottom + 1.0, False)
 
 
@@ -66,7 +77,7 @@ def quantised(values: np.ndarray, scale: Scale) -> np.ndarray:
 
 
 def exact_or_reduced(
-    values: np.ndarray, window: Window | None, cells: int, signed: bool
+    values: np.ndarray, window: Window | None, cells: int, reduction: str
 ) -> tuple[np.ndarray, Window, tuple[int, int]]:
     """The part of ``values`` in ``window`` with at most ``cells`` a side.
 
@@ -77,7 +88,7 @@ def exact_or_reduced(
     box = _whole(window, rows, columns)
     part = values[int(box.top) : int(box.bottom), int(box.left) : int(box.right)]
     factors = tuple(max(1, -(-length // cells)) for length in part.shape)
-    return reduced(part, factors, signed), box, factors
+    return reduced(part, factors, reduction), box, factors
 
 
 def causal(values: np.ndarray) -> np.ndarray:
@@ -104,19 +115,22 @@ def _whole(window: Window | None, rows: int, columns: int) -> Window:
     return Window(left, top, right, bottom)
 
 
-def reduced(values: np.ndarray, factors: tuple[int, int], signed: bool) -> np.ndarray:
-    """Each block of ``factors`` cells as one: its maximum, or when signed the number furthest from zero.
+def reduced(values: np.ndarray, factors: tuple[int, int], reduction: str) -> np.ndarray:
+    """Each block of ``factors`` cells as one: its maximum, its minimum, or the number furthest from zero.
 
-    Neither hides a peak, as an average would. Empty cells (not finite) count only where a
+    None hides a peak, as an average would. Empty cells (not finite) count only where a
     block has nothing else; the last block of a side may be smaller.
     """
     if factors == (1, 1):
         return values
     starts = [np.arange(0, length, factor) for length, factor in zip(values.shape, factors)]
-    upper = _fold(np.maximum, np.where(np.isfinite(values), values, -np.inf), starts)
-    if not signed:
+    known = np.isfinite(values)
+    upper = _fold(np.maximum, np.where(known, values, -np.inf), starts)
+    if reduction == MAXIMUM:
         return upper
-    lower = _fold(np.minimum, np.where(np.isfinite(values), values, np.inf), starts)
+    lower = _fold(np.minimum, np.where(known, values, np.inf), starts)
+    if reduction == MINIMUM:
+        return lower
     return np.where(np.isfinite(upper) & (-lower > upper), lower, upper)
 
 
@@ -124,9 +138,9 @@ def _fold(operation: np.ufunc, values: np.ndarray, starts: list[np.ndarray]) -> 
     return operation.reduceat(operation.reduceat(values, starts[0], axis=0), starts[1], axis=1)
 
 
-def reduction_text(factors: tuple[int, int], signed: bool) -> str:
-    """What one cell shows, in words: "every cell" or "maximum of 4 × 4 cells"."""
+def reduction_text(factors: tuple[int, int], reduction: str) -> str:
+    """What one cell shows, in words: "every cell shown" or "maximum of 4 × 4 cells"."""
     if factors == (1, 1):
         return "every cell shown"
     rows, columns = factors
-    return f"{'furthest from zero' if signed else 'maximum'} of {rows} × {columns} cells"
+    return f"{reduction} of {rows} × {columns} cells"

@@ -135,7 +135,7 @@ def stream_addends(origin: Origin, chosen: Selection) -> str:
         "shown = torch.stack([",
         '    rec[name, i][0].norm(dim=-1) / rec["layer_input", i][0].norm(dim=-1)',
         '    for i in range(rec.num_layers) for name in ("attention_output", "mlp_output")',
-        "])  # [block and sublayer, token]",
+        "]).log10()  # [block and sublayer, token]",
     ], "import torch")
 
 
@@ -143,7 +143,7 @@ def stream_norms(origin: Origin, chosen: Selection) -> str:
     return cell(origin, ["layer_input", "layer_output"], None, [
         'stream = [rec["layer_input", i][0] for i in range(rec.num_layers)]',
         'stream.append(rec["layer_output", rec.num_layers - 1][0])',
-        "shown = torch.stack([x.norm(dim=-1) for x in stream])  # [place token]",
+        "shown = torch.stack([x.norm(dim=-1) for x in stream]).log10()  # [place token]",
     ], "import torch")
 
 

@@ -14,6 +14,9 @@ CHOICES = {
     "scores": "scores before the softmax",
 }
 
+#: Tokens from which a pattern's scale is cut off above.
+_LONG = 48
+
 
 def value_name(chosen: Selection) -> str:
     return f"attention_{chosen.pattern}"
@@ -48,10 +51,13 @@ def _pattern(rec: Recorded, chosen: Selection, head: int) -> np.ndarray:
     return plain(rec[value_name(chosen), chosen.block][0, head])
 
 
-def _bounds(chosen: Selection) -> dict[str, object]:
-    if chosen.pattern == "probabilities":
-        return {"signed": False, "low": 0.0, "high": 1.0}
-    return {"signed": True}
+def bounds(rec: Recorded, signed: bool) -> dict[str, object]:
+    """The scale of a pattern: 0 to 1 or symmetric; on long prompts it ends where nearly all cells do.
+
+    Over hundreds of tokens a row's weight is spread thin, and only the first rows reach one.
+    """
+    clip = 99.5 if len(rec.tokens) > _LONG else None
+    return {"signed": True, "clip": clip} if signed else {"signed": False, "low": 0.0, "high": 1.0, "clip": clip}
 
 
 def all_heads(rec: Recorded, chosen: Selection) -> Mosaic | Refusal:
@@ -65,7 +71,7 @@ def all_heads(rec: Recorded, chosen: Selection) -> Mosaic | Refusal:
     )
     return Mosaic(
         title=f"all {len(tiles)} heads, block {chosen.block}", tiles=tiles,
-        columns=mosaic_columns(len(tiles), group), **_bounds(chosen),
+        columns=mosaic_columns(len(tiles), group), **bounds(rec, chosen.pattern == "scores"),
         note=(
             f"Grouped queries: the {group} heads of a group share one key and one value head."
             if group > 1 else ""
@@ -94,7 +100,7 @@ def one_head(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
     return Heatmap(
         title=f"head {head} of block {chosen.block}{shared}",
         x=token_axis(rec, "token read (key)"), y=token_axis(rec, "token reading (query)"),
-        values=values, **_bounds(chosen), note=row_sum_note(rec, chosen, values),
+        values=values, **bounds(rec, chosen.pattern == "scores"), note=row_sum_note(rec, chosen, values),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from explorer.widgets.drawing import Axis, Curve, Curves, Heatmap, Refusal
+from explorer.widgets.drawing import MARKED_ROWS, Axis, Curve, Curves, Heatmap, Refusal
 from explorer.widgets.selection import Recorded, Selection, array, numbered_axis, token_axis
 
 #: What the token × expert picture can show, and the words for it.
@@ -15,10 +15,6 @@ CHOICES = {
     "logits": "raw router logits",
     "weights": "weights of the chosen",
 }
-
-#: More outlines than this blur into one; the chosen are then left unmarked.
-MOST_MARKS = 6000
-
 
 def refusal(rec: Recorded, layer: int) -> Refusal | None:
     """Why block ``layer`` has no router to show, None where it has one."""
@@ -44,15 +40,14 @@ def token_by_expert(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
         signed = chosen.router == "logits"
     tokens, slots = indices.shape
     marks = np.stack([indices.ravel(), np.repeat(np.arange(tokens), slots)], axis=1)
-    full = len(marks) > MOST_MARKS
     return Heatmap(
         title=f"{CHOICES[chosen.router]}, block {chosen.block}",
         x=numbered_axis("expert", values.shape[1]), y=token_axis(rec),
         values=values, signed=signed,
-        marks=marks[:0] if full else marks.astype(np.int32),
-        note=(
-            f"{tokens * slots} chosen slots are too many to outline; choose “weights of the chosen”."
-            if full else f"Outlined: the {slots} experts each token was sent to."
+        marks=marks.astype(np.int32),
+        note=f"Outlined: the {slots} experts each token was sent to" + (
+            "." if tokens <= MARKED_ROWS
+            else f", once you zoom in to {MARKED_ROWS} tokens or fewer; “weights of the chosen” shows all of them."
         ),
     )
 

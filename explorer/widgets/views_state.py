@@ -6,9 +6,9 @@ import numpy as np
 
 from explorer import recurrence
 from explorer.widgets.drawing import Curve, Curves, Heatmap, Mosaic, Refusal, Tile
-from explorer.widgets.reduction import causal
+from explorer.widgets.reduction import MINIMUM, causal
 from explorer.widgets.selection import Recorded, Selection, array, is_recurrent, numbered_axis, plain, token_axis
-from explorer.widgets.views_attention import mosaic_columns
+from explorer.widgets.views_attention import bounds, mosaic_columns
 
 #: What the reader of an implied attention must know.
 IMPLIED_NOTE = (
@@ -55,7 +55,7 @@ def kept(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
     note = "1 keeps everything, 0 forgets everything."
     if channels:
         note += " One decay per channel here: the mean of the log decays is shown."
-    return _per_head(rec, chosen, values, "kept: exp(decays)", note, low=0.0, high=1.0)
+    return _per_head(rec, chosen, values, "kept: exp(decays)", note, low=0.0, high=1.0, reduction=MINIMUM)
 
 
 def written(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
@@ -122,7 +122,7 @@ def implied(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
     return Heatmap(
         title=f"implied attention of head {head}, block {chosen.block}",
         x=token_axis(rec, "token read (key)"), y=token_axis(rec, "token reading (query)"),
-        values=causal(values[head]), signed=True, note=IMPLIED_NOTE,
+        values=causal(values[head]), note=IMPLIED_NOTE, **bounds(rec, signed=True),
     )
 
 
@@ -134,6 +134,6 @@ def all_implied(rec: Recorded, chosen: Selection) -> Mosaic | Refusal:
     tiles = tuple(Tile(f"{head}", "", value) for head, value in enumerate(values))
     return Mosaic(
         title=f"implied attention of all {len(tiles)} heads, block {chosen.block}",
-        tiles=tiles, columns=mosaic_columns(len(tiles), 1), signed=True,
+        tiles=tiles, columns=mosaic_columns(len(tiles), 1), **bounds(rec, signed=True),
     )
 

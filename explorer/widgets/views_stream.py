@@ -20,6 +20,11 @@ def norm(tensor: torch.Tensor) -> np.ndarray:
     return tensor[0].float().norm(dim=-1).numpy()
 
 
+def _log10(values: np.ndarray) -> np.ndarray:
+    """Norms differ by orders of magnitude (a first token may be a hundred times longer): their logarithm is drawn."""
+    return np.log10(np.maximum(values, 1e-12))
+
+
 def addend_norms(rec: Recorded) -> Heatmap | Refusal:
     """Tokens across; down, per block, the norm of each addend over that of the stream it joins."""
     rows, labels = [], []
@@ -29,14 +34,14 @@ def addend_norms(rec: Recorded) -> Heatmap | Refusal:
         stream = np.maximum(norm(rec["layer_input", layer]), 1e-12)
         for name, words in ADDENDS:
             if (name, layer) in rec:
-                rows.append(norm(rec[name, layer]) / stream)
+                rows.append(_log10(norm(rec[name, layer]) / stream))
                 labels.append(f"{layer} {words.get(rec.kinds[layer], 'MLP')}")
     if not rows:
         return Refusal(rec.why("layer_input", 0))
     return Heatmap(
-        title="addends: norm over that of the stream entering the block",
-        x=token_axis(rec), y=Axis("block and sublayer", tuple(labels)), values=np.stack(rows), low=0.0,
-        note="1 means the sublayer adds a vector as long as the stream it was added to.",
+        title="addends: log₁₀ of their norm over that of the stream entering the block",
+        x=token_axis(rec), y=Axis("block and sublayer", tuple(labels)), values=np.stack(rows), signed=True,
+        note="0 means as long as the stream it is added to, 1 ten times as long, −1 a tenth.",
     )
 
 
@@ -45,14 +50,14 @@ def stream_norms(rec: Recorded) -> Heatmap | Refusal:
     layers = [layer for layer in range(rec.num_layers) if ("layer_input", layer) in rec]
     if not layers:
         return Refusal(rec.why("layer_input", 0))
-    rows = [norm(rec["layer_input", layer]) for layer in layers]
+    rows = [_log10(norm(rec["layer_input", layer])) for layer in layers]
     labels = [f"into {layer}" for layer in layers]
     if ("layer_output", layers[-1]) in rec:
-        rows.append(norm(rec["layer_output", layers[-1]]))
+        rows.append(_log10(norm(rec["layer_output", layers[-1]])))
         labels.append(f"out of {layers[-1]}")
     return Heatmap(
-        title="stream: norm of every token's vector", x=token_axis(rec),
-        y=Axis("place", tuple(labels)), values=np.stack(rows), low=0.0,
+        title="stream: log₁₀ of the norm of every token's vector", x=token_axis(rec),
+        y=Axis("place", tuple(labels)), values=np.stack(rows),
     )
 
 

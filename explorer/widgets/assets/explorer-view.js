@@ -122,7 +122,8 @@ function cellValue(index, scale) {
   if (!index || !scale) return "nothing here";
   const [first, last] = scale.signed ? [128, 254] : [1, 127];
   const value = scale.low + (index - first) / (last - first) * (scale.high - scale.low);
-  return `≈ ${Number(value.toPrecision(2))}`.replace("-", "−");
+  const beyond = scale.clipped && (index === last ? "≥" : scale.signed && index === first ? "≤" : null);
+  return `${beyond || "≈"} ${Number(value.toPrecision(2))}`.replace("-", "−");
 }
 
 // -- tables ------------------------------------------------------------------

@@ -33,10 +33,11 @@ function ask() {
 }
 
 function answered(seq) {
-  if (seq === null || seq === undefined) return;
-  waiting = false;
-  if (wish) ask();
-  painted(() => { document.body.dataset.drawn = seq; });
+  if (seq !== null) {
+    waiting = false;
+    if (wish) ask();
+  }
+  painted(() => { document.body.dataset.drawn = seq ?? document.body.dataset.drawn ?? 0; });
 }
 
 // Two frames on, the browser has painted what was just changed.
@@ -69,6 +70,10 @@ const HANDLERS = {
     chip.classList.toggle("random", words.weights.startsWith("random"));
     drawStrip(words.tokens);
     $("empty").hidden = true;
+    // Without a router there is no expert to ablate.
+    const [expert] = $("kind").options;
+    expert.disabled = words.experts.every((count) => !count);
+    if (expert.disabled) $("kind").value = "head";
     options($("layer"), words.kinds.map((kind, layer) => [layer, layer]));
     fillIndex();
     drawStatus();
@@ -80,7 +85,7 @@ const HANDLERS = {
     at.dataset.key = words.key;
     at.innerHTML = words.html;  // written and escaped by the server's diagram, from facts
     moveDiagram();
-    const part = state.selection.part ?? new URLSearchParams(location.search).get("part");
+    const part = state.selection.part ?? wished().part;
     if (part) at.querySelector("block-diagram").select(part.split(".").at(-1), part.includes(".") ? part.split(".")[0] : undefined);
   },
   interventions(list) { state.interventions = list; drawSwitches(list); },
@@ -123,7 +128,7 @@ function receive(event) {
   const message = event.data ?? event;
   for (const key of ORDER) if (key in message) HANDLERS[key](message[key]);
   if ("selection" in message && !message.selection.part) drawPart(null);
-  answered(message.seq);
+  if ("selection" in message) answered(message.seq);
 }
 
 // -- what the page decides on its own -------------------------------------------
@@ -172,11 +177,17 @@ function drawStatus() {
   $("status").replaceChildren(...parts.map((text) => make("span", "", text)));
 }
 
-// The whole view in the address, so that a link shows the same.
+// The whole view in the address, so that a link shows the same. A long prompt goes behind the #, which no server sees or limits.
 function remember() {
-  const { block, token, head, part } = state.selection;
-  const view = { model: state.run.source, prompt: state.run.prompt, block, token, head, tab: state.tab, ...(part ? { part } : {}) };
-  history.replaceState(null, "", `?${new URLSearchParams(view)}`);
+  const { block, token, head, part } = state.selection, { source: from, prompt } = state.run;
+  const view = { model: from, prompt, block, token, head, tab: state.tab, ...(part ? { part } : {}) };
+  const long = prompt.length > 1500;
+  if (long) delete view.prompt;
+  history.replaceState(null, "", `?${new URLSearchParams(view)}${long ? `#${new URLSearchParams({ prompt })}` : ""}`);
+}
+
+function wished() {
+  return { ...Object.fromEntries(new URLSearchParams(location.search)), ...Object.fromEntries(new URLSearchParams(location.hash.slice(1))) };
 }
 
 // -- events ---------------------------------------------------------------------
@@ -316,8 +327,7 @@ function start(bridge) {
   model = bridge;
   model.on("msg:custom", receive);
   listen();
-  const wished = Object.fromEntries(new URLSearchParams(location.search));
-  send({ do: "hello", theme: document.documentElement.dataset.theme, wish: wished });
+  send({ do: "hello", theme: document.documentElement.dataset.theme, wish: wished() });
   theme(document.documentElement.dataset.theme);
 }
 
