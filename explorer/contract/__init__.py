@@ -1,0 +1,76 @@
+"""The contract: what is proven of a loaded model, law by law, on every block that hosts it.
+
+    from explorer import load
+    from explorer.contract import check
+
+    report = check(load("specimen:qwen3_next"))
+    report.failed            # 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from explorer import vocabulary
+from explorer.contract.laws import Law, laws
+from explorer.contract.report import Check, Report
+from explorer.contract.subject import Subject
+from explorer.contract.tally import Tally
+
+if TYPE_CHECKING:
+    from explorer.model import LanguageModel
+
+__all__ = ["Check", "Report", "check"]
+
+
+def check(model: "LanguageModel", prompt: str | None = None, bfloat16: "LanguageModel | None" = None,
+          progress: Callable[[int, int], None] | None = None) -> Report:
+    """Prove the contract on ``model`` and say what was measured.
+
+    prompt: some text; its tokens are what the model is run on. bfloat16: the same model in
+    bfloat16, on which the numeric laws are run again and which stands beside it as the second
+    model of the process; built where the model is a specimen in float32, else left out.
+    progress: called with (checks done, checks).
+
+    Laws that do not apply to the model (no router, no state) are not listed. A law that
+    raises is a failed check. A model without weights is held to the laws about names,
+    layouts and refusals alone; one that is not in float32 to those whose tolerance holds there.
+    """
+    if bfloat16 is None and model.label.startswith("specimen:") and model.dtype == torch.float32:
+        from explorer.loading import load
+
+        bfloat16 = load(model.label, dtype=torch.bfloat16)
+    subject = Subject(model, prompt, bfloat16)
+    subjects = {"": subject}
+    if bfloat16 is not None:
+        subjects[" (bfloat16)"] = Subject(bfloat16, prompt)
+    todo = [(law, host, mark) for law in laws() for mark in subjects for host in law.hosts
+            if _applies(law, host, subjects[mark], again=bool(mark))]
+    checks = []
+    for law, host, mark in todo:
+        checks.append(_proven(law, host, subjects[mark], mark))
+        if progress is not None:
+            progress(len(checks), len(todo))
+    return Report.of(checks)
+
+
+def _applies(law: Law, host: str, subject: Subject, again: bool) -> bool:
+    if subject.meta and not law.shapes or again and law.bfloat16 is None:
+        return False
+    if subject.dtype != torch.float32 and law.bfloat16 is None and law.float32 > 0:
+        return False  # its tolerance is stated for float32 alone
+    return law.applies(subject, host)
+
+
+def _proven(law: Law, host: str, subject: Subject, mark: str) -> Check:
+    """Run one law on one host."""
+    tally = Tally(law.float32 if subject.dtype == torch.float32 else law.bfloat16 or 0.0)
+    try:
+        law.run(subject, host, tally)
+        passed, detail = tally.passed, tally.detail
+    except Exception as error:  # a law that cannot be carried out is a law that does not hold
+        passed, detail = False, f"{type(error).__name__}: {str(error).strip() or 'no message'}"
+    return Check(f"{law.name}{mark}", vocabulary.HOSTS[host].path, law.about, passed, detail, tally.worst)

@@ -1,0 +1,61 @@
+"""Laws about what is around a model: a second one beside it, and itself afterwards."""
+
+from __future__ import annotations
+
+import torch
+
+from explorer.contract.laws import law
+from explorer.contract.subject import Subject
+from explorer.contract.tally import Tally
+
+
+@law(
+    "two models apart",
+    "Two models in one process do not disturb each other: one records its states and is edited while the other runs, each gives what it gives alone.",
+    "model",
+)
+def apart(s: Subject, host: str, t: Tally) -> None:
+    other = s.other
+    if other is None:
+        return
+    alone = other.record(s.ids)
+    during: list = []
+    with torch.no_grad():
+        alone_plain = other.hf(s.ids).logits
+
+    def meanwhile(done: int, total: int) -> None:
+        with torch.no_grad():
+            during.append((other.record(s.ids), other.hf(s.ids).logits))
+
+    again = s.model.record(s.ids, [f"{r.host}.{r.name}" for r in s.rows if r.available and r.name != "state"], progress=meanwhile)
+    for (name, layer), found in again.values.items():
+        t.same((layer, f"{name} with the other running"), found, s.clean[name, layer])
+    for recording, plain in during:
+        t.same("the other's logits", plain, alone_plain)
+        for (name, layer), found in recording.values.items():
+            t.same((layer, f"the other's {name}"), found, alone[name, layer])
+    handle = s.module(0, "").register_forward_hook(lambda *_: meanwhile(0, 0))
+    during.clear()
+    try:
+        with torch.no_grad(), s.model.trace(s.ids):
+            s.model.layers[0].layer_input[:] = 0
+            edited = s.model.logits.save()
+    finally:
+        handle.remove()
+    with torch.no_grad(), s.model.trace(s.ids):
+        s.model.layers[0].layer_input[:] = 0
+        want = s.model.logits.save()
+    t.same("a trace with the other running", edited, want)
+    t.same("the other during that trace", during[0][1], alone_plain)
+
+
+@law(
+    "left as it was",
+    "After all of this the transformers model called on its own gives the logits it gave before, to the bit, and no hook is left on it.",
+    "model", last=True, bfloat16=0.0,
+)
+def left(s: Subject, host: str, t: Tally) -> None:
+    t.same("logits", s.forward(s.ids).logits, s.plain)
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in s.hf.modules())
+    t.same("hooks", hooks, s.hooks)
+    t.holds("gradients", all(p.grad is None for p in s.hf.parameters()), "a parameter has been left a gradient")

@@ -1,0 +1,121 @@
+"""Laws of softmax attention: scores, pattern, values, gate."""
+
+from __future__ import annotations
+
+import torch
+
+from explorer.contract.laws import law
+from explorer.contract.subject import Subject
+from explorer.contract.tally import Tally
+
+HOST = "self_attn"
+
+
+def _repeated(s: Subject, name: str, layer: int) -> torch.Tensor:
+    """Keys or values [batch num_heads seq width], each repeated for the heads that share it."""
+    tensor = s.get(HOST, name, layer)
+    return tensor.repeat_interleave(s.envoy(HOST, layer).num_heads // tensor.shape[1], dim=1)
+
+
+def _sunk(s: Subject, layer: int) -> bool:
+    return layer in s.layers(HOST, "attention_sinks")
+
+
+@law(
+    "pattern rows",
+    "Each row of attention_probabilities sums to one (to less where the family has sinks), has no negative entry and reads no later token.",
+    HOST, needs=("attention_probabilities",), float32=1e-5, bfloat16=2e-2,
+)
+def rows(s: Subject, host: str, t: Tally) -> None:
+    for layer in s.layers(HOST, "attention_probabilities"):
+        pattern = s.get(HOST, "attention_probabilities", layer)
+        total = pattern.float().sum(-1)
+        if _sunk(s, layer):
+            t.holds(layer, (total <= 1 + t.allowed).all(), f"a row sums to {total.max().item():.3f}")
+        else:
+            t.near(layer, total, torch.ones_like(total))
+        t.holds(layer, (pattern >= 0).all(), "an entry is negative")
+        t.same(layer, pattern, pattern.tril())
+
+
+@law(
+    "scores are scaled products",
+    "Where a token may look, attention_scores is the product of its query and the key, times one number for the whole block.",
+    HOST, needs=("attention_scores", "attention_queries", "attention_keys"), float32=1e-5, bfloat16=3e-2,
+)
+def scores(s: Subject, host: str, t: Tally) -> None:
+    for layer in s.layers(HOST, "attention_scores", "attention_queries", "attention_keys"):
+        products = s.get(HOST, "attention_queries", layer).double() @ _repeated(s, "attention_keys", layer).double().mT
+        found = s.get(HOST, "attention_scores", layer).double()
+        seen = torch.ones(s.seq, s.seq, dtype=torch.bool).tril()
+        x, y = products[..., seen], found[..., seen]
+        scale = (x * y).sum() / (x * x).sum()  # least squares
+        t.near(layer, scale * x, y)
+
+
+@law(
+    "scores to probabilities",
+    "attention_probabilities is the softmax of attention_scores over the keys (and the sink, where there is one).",
+    HOST, needs=("attention_scores", "attention_probabilities"), float32=1e-5, bfloat16=2e-2,
+)
+def probabilities(s: Subject, host: str, t: Tally) -> None:
+    for layer in s.layers(HOST, "attention_scores", "attention_probabilities"):
+        found = s.get(HOST, "attention_scores", layer).float()
+        if _sunk(s, layer):
+            sinks = s.get(HOST, "attention_sinks", layer).float()[None, :, None, None].expand(*found.shape[:3], 1)
+            want = torch.cat([found, sinks], dim=-1).softmax(-1)[..., :-1]
+        else:
+            want = found.softmax(-1)
+        t.near(layer, s.get(HOST, "attention_probabilities", layer), want)
+
+
+@law(
+    "probabilities mix values",
+    "attention_head_outputs is attention_probabilities times attention_values, each repeated for the heads that share it.",
+    HOST, needs=("attention_probabilities", "attention_values", "attention_head_outputs"), float32=1e-5, bfloat16=2e-2,
+)
+def mixes(s: Subject, host: str, t: Tally) -> None:
+    for layer in s.layers(HOST, "attention_probabilities", "attention_values", "attention_head_outputs"):
+        pattern = s.get(HOST, "attention_probabilities", layer)
+        mixed = (pattern.float() @ _repeated(s, "attention_values", layer).float()).transpose(1, 2)
+        t.near(layer, s.get(HOST, "attention_head_outputs", layer), mixed)
+
+
+@law(
+    "heads to premix",
+    "attention_premix is attention_head_outputs, times head_gate where the family has one, and the projection makes attention_output of it.",
+    HOST, needs=("attention_head_outputs", "attention_premix"), float32=1e-5, bfloat16=2e-2,
+)
+def premix(s: Subject, host: str, t: Tally) -> None:
+    for layer in s.layers(HOST, "attention_head_outputs", "attention_premix"):
+        heads = s.get(HOST, "attention_head_outputs", layer)
+        if layer in s.layers(HOST, "head_gate"):
+            heads = heads * s.get(HOST, "head_gate", layer)
+        found = s.get(HOST, "attention_premix", layer)
+        t.near(layer, found, heads)
+        projection = s.traits(HOST, layer).get("projection")
+        if projection:
+            with torch.no_grad():
+                t.near(layer, s.module(layer, projection)(found.flatten(2)), s.get(HOST, "attention_output", layer))
+
+
+@law(
+    "zero a head",
+    "zero_head makes exactly that head's attention_head_outputs zero, and the logits are those of the same edit in a trace.",
+    HOST, "linear_attn", needs=("attention_head_outputs",),
+)
+def zeroed(s: Subject, host: str, t: Tally) -> None:
+    from explorer.edits import zero_head
+
+    for layer in s.first(host, "attention_head_outputs"):
+        clean = s.get(host, "attention_head_outputs", layer)
+        head = clean.shape[2] - 1
+        edited = s.model.record(s.ids, [f"{host}.attention_head_outputs", "logits"], edits=[zero_head(layer, head)])
+        with torch.no_grad(), s.model.trace(s.ids):
+            s.envoy(host, layer).attention_head_outputs[:, :, head] = 0
+            logits = s.model.logits.save()
+        found = edited["attention_head_outputs", layer]
+        t.holds(layer, not found[:, :, head].any(), f"head {head} is not zero")
+        t.same(layer, found[:, :, :head], clean[:, :, :head])
+        t.same(layer, edited["logits"], logits)
+        t.holds(layer, not torch.equal(logits, s.plain), "the logits did not move")

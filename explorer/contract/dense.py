@@ -1,0 +1,44 @@
+"""Laws of an MLP with neurons of its own: a dense one, and a mixture's shared expert."""
+
+from __future__ import annotations
+
+import torch
+
+from explorer.contract.laws import law
+from explorer.contract.subject import Subject
+from explorer.contract.tally import Tally
+
+
+@law(
+    "neurons",
+    "The down projection makes mlp_output of mlp_neurons; a neuron is its mlp_activation times one number, or is it.",
+    "mlp", "shared_experts", needs=("mlp_neurons",), float32=1e-5, bfloat16=2e-2,
+)
+def neurons(s: Subject, host: str, t: Tally) -> None:
+    for layer in s.layers(host, "mlp_neurons"):
+        found = s.get(host, "mlp_neurons", layer)
+        place = s.model.anatomy.block(layer).hosts[host].places["mlp_neurons"][0]
+        with torch.no_grad():
+            t.near(layer, s.module(layer, place.module)(found), s.get(host, "mlp_output", layer))
+    for layer in s.layers(host, "mlp_neurons", "mlp_activation"):
+        found, activation = s.get(host, "mlp_neurons", layer), s.get(host, "mlp_activation", layer)
+        t.holds(layer, not found[activation == 0].any(), "a neuron whose activation is zero is not")
+
+
+@law(
+    "silencing a neuron",
+    "With one neuron at zero, mlp_output changes by that neuron's column of the down projection and by nothing else.",
+    "mlp", "shared_experts", needs=("mlp_neurons",), float32=1e-5,
+)
+def silenced(s: Subject, host: str, t: Tally) -> None:
+    for layer in s.first(host, "mlp_neurons"):
+        place = s.model.anatomy.block(layer).hosts[host].places["mlp_neurons"][0]
+        weight = s.module(layer, place.module).weight
+        clean = s.get(host, "mlp_neurons", layer)
+        neuron = int(clean[0, -1].abs().argmax())
+        with torch.no_grad(), s.model.trace(s.ids):
+            s.envoy(host, layer).mlp_neurons[0, -1, neuron] = 0
+            edited = s.envoy(host, layer).mlp_output.save()
+        want = s.get(host, "mlp_output", layer).clone()
+        want[0, -1] -= clean[0, -1, neuron] * (weight[:, neuron] if weight.shape[0] == want.shape[-1] else weight[neuron]).detach()
+        t.near(layer, edited, want)

@@ -1,0 +1,62 @@
+"""The register of laws: what each proves, on which hosts, and what it needs to apply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from explorer.contract.tally import Tally
+
+if TYPE_CHECKING:
+    from explorer.contract.subject import Subject
+
+
+@dataclass(frozen=True)
+class Law:
+    """One thing that holds on every family.
+
+    name, about: a few words, and one sentence that says what is proven.
+    hosts: the hosts it is proven on, one check each; it applies to those that are there.
+    needs: values that must be available on the host for it to apply; any block will do.
+    float32, bfloat16: relative errors allowed; None for bfloat16 where it is not run again in it.
+    shapes: whether it also holds of a model without weights.
+    """
+
+    name: str
+    about: str
+    hosts: tuple[str, ...]
+    run: Callable[["Subject", str, Tally], None]
+    needs: tuple[str, ...] = ()
+    float32: float = 0.0
+    bfloat16: float | None = None
+    shapes: bool = False
+    last: bool = False
+
+    def applies(self, subject: "Subject", host: str) -> bool:
+        return subject.has(host) and all(subject.layers(host, name) for name in self.needs)
+
+
+_LAWS: list[Law] = []
+
+
+def law(name: str, about: str, *hosts: str, needs: tuple[str, ...] = (), float32: float = 0.0,
+        bfloat16: float | None = None, shapes: bool = False, last: bool = False) -> Callable:
+    """Register a function ``(subject, host, tally)`` that makes a law's comparisons."""
+
+    def register(run: Callable[["Subject", str, Tally], None]) -> Callable:
+        _LAWS.append(Law(name, about, hosts, run, needs, float32, bfloat16, shapes, last))
+        return run
+
+    return register
+
+
+def laws() -> Iterator[Law]:
+    """Every law, in the order they are read and run; those that look at the model afterwards come last."""
+    # Importing a module registers its laws.
+    from explorer.contract import (  # noqa: F401
+        names, reading, order, stream, acting, inputs, attention, recurrent, mixture, dense, writes, gradients, apart,
+    )
+
+    yield from (each for each in _LAWS if not each.last)
+    yield from (each for each in _LAWS if each.last)

@@ -1,0 +1,185 @@
+"""Laws of a mixture of experts: the choice, the weights, the slots, and what editing them does."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from explorer.contract.laws import law
+from explorer.contract.subject import Subject
+from explorer.contract.tally import Tally
+from explorer.edits import Edit, ablate_expert
+
+HOST = "mlp"
+
+
+@law(
+    "choice",
+    "expert_indices are the top-k of router_scores, each expert once per token.",
+    HOST, needs=("router_scores", "expert_indices"), bfloat16=0.0,
+)
+def choice(s: Subject, host: str, t: Tally) -> None:
+    for layer in s.layers(HOST, "router_scores", "expert_indices"):
+        scores, chosen = s.get(HOST, "router_scores", layer), s.get(HOST, "expert_indices", layer)
+        best = scores.topk(chosen.shape[-1], dim=-1).values
+        t.same(layer, scores.gather(-1, chosen).sort(-1, descending=True).values, best)
+        t.holds(layer, (chosen.sort(-1).values.diff(dim=-1) > 0).all(), "an expert is chosen twice by a token")
+
+
+@law(
+    "margin",
+    "router_margin is the last chosen expert's score minus the best score not chosen, and never negative.",
+    HOST, needs=("router_margin", "router_scores", "expert_indices"), bfloat16=0.0,
+)
+def margin(s: Subject, host: str, t: Tally) -> None:
+    for layer in s.layers(HOST, "router_margin", "router_scores", "expert_indices"):
+        scores, chosen = s.get(HOST, "router_scores", layer), s.get(HOST, "expert_indices", layer)
+        found = s.get(HOST, "router_margin", layer)
+        rest = scores.scatter(-1, chosen, -torch.inf).max(-1).values
+        t.same(layer, found, scores.gather(-1, chosen).min(-1).values - rest)
+        t.holds(layer, (found >= 0).all(), "a margin is negative")
+
+
+@law(
+    "weights as scored",
+    "router_scores are the family's own function of router_logits, and expert_weights the scores of the chosen, renormalised where the family does.",
+    HOST, needs=("router_logits", "router_scores", "expert_indices", "expert_weights"), float32=1e-6, bfloat16=1e-2,
+)
+def weights(s: Subject, host: str, t: Tally) -> None:
+    for layer in s.layers(HOST, "router_logits", "router_scores", "expert_indices", "expert_weights"):
+        scoring = s.traits(HOST, layer)["scoring"]
+        logits, scores = s.get(HOST, "router_logits", layer).float(), s.get(HOST, "router_scores", layer)
+        function = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid, "none": lambda x: x}[scoring["function"]]
+        t.near(layer, scores, function(logits))
+        want = scores.float().gather(-1, s.get(HOST, "expert_indices", layer))
+        if scoring["renormalised"]:
+            want = want / want.sum(-1, keepdim=True)
+        t.near(layer, s.get(HOST, "expert_weights", layer), want)
+
+
+@law(
+    "slots sum",
+    "expert_outputs summed over the slots is routed_output.",
+    HOST, needs=("expert_outputs", "routed_output"), float32=1e-6, bfloat16=1e-2,
+)
+def slots(s: Subject, host: str, t: Tally) -> None:
+    for layer in s.layers(HOST, "expert_outputs", "routed_output"):
+        total = s.get(HOST, "expert_outputs", layer).sum(2)
+        t.near(layer, total, s.get(HOST, "routed_output", layer))
+
+
+@law(
+    "routed plus shared",
+    "routed_output, plus shared_expert_output where there is a shared expert, is mlp_output.",
+    HOST, needs=("routed_output",), float32=1e-6, bfloat16=1e-2,
+)
+def parts(s: Subject, host: str, t: Tally) -> None:
+    for layer in s.layers(HOST, "routed_output"):
+        total = s.get(HOST, "routed_output", layer)
+        if layer in s.layers(HOST, "shared_expert_output"):
+            total = total + s.get(HOST, "shared_expert_output", layer)
+        t.near(layer, total, s.get(HOST, "mlp_output", layer))
+
+
+@law(
+    "shared expert's gate",
+    "shared_expert_output is the shared expert's own output times one number per token, between nought and one where it is gated and one where not.",
+    HOST, needs=("shared_expert_output",), float32=1e-5, bfloat16=2e-2,
+)
+def shared(s: Subject, host: str, t: Tally) -> None:
+    for layer in s.layers(HOST, "shared_expert_output"):
+        whole = s.get("shared_experts", "mlp_output", layer).double()
+        found = s.get(HOST, "shared_expert_output", layer).double()
+        gate = (whole * found).sum(-1, keepdim=True) / (whole * whole).sum(-1, keepdim=True)  # least squares
+        t.near(layer, gate * whole, found)
+        if s.traits(HOST, layer).get("shared_gated"):
+            t.holds(layer, ((gate >= 0) & (gate <= 1)).all(), f"a gate is {gate.max().item():.3f}")
+        else:
+            t.near(layer, gate, torch.ones_like(gate))
+
+
+def expert_alone(experts: torch.nn.Module, expert: int, x: torch.Tensor) -> torch.Tensor:
+    """One expert run by hand on x [tokens hidden_size] with its own weights, as transformers stores them."""
+    first = experts.gate_up_proj if experts.has_gate else experts.up_proj
+    inner = _linear(experts, x, first[expert], "gate_up_proj_bias" if experts.has_gate else "up_proj_bias", expert)
+    inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
+    return _linear(experts, inner, experts.down_proj[expert], "down_proj_bias", expert)
+
+
+def _linear(experts: torch.nn.Module, x: torch.Tensor, weight: torch.Tensor, bias: str, expert: int) -> torch.Tensor:
+    weight = weight.T if experts.is_transposed else weight
+    return F.linear(x, weight, getattr(experts, bias)[expert] if experts.has_bias else None)
+
+
+def _by_hand(s: Subject, layer: int, x: torch.Tensor, chosen: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Each slot's weighted output [tokens top_k hidden_size] for tokens x [tokens hidden_size]."""
+    experts = s.module(layer, s.traits(HOST, layer)["experts"])
+    out = torch.empty(*chosen.shape, x.shape[-1], dtype=x.dtype)
+    with torch.no_grad():
+        for expert in chosen.unique().tolist():
+            tokens, slot = torch.where(chosen == expert)
+            out[tokens, slot] = expert_alone(experts, expert, x[tokens]) * weight[tokens, slot, None]
+    return out
+
+
+@law(
+    "experts by hand",
+    "Each slot of expert_outputs is its expert, run alone with its own weights, times the slot's weight; rerouting slots gives what a hand computation gives.",
+    HOST, needs=("expert_outputs", "expert_indices", "expert_weights"), float32=1e-5, bfloat16=2e-2,
+)
+def rerouted(s: Subject, host: str, t: Tally) -> None:
+    for layer in s.layers(HOST, "expert_outputs", "expert_indices", "expert_weights"):
+        x = s.get("layers", "mlp_input", layer).flatten(0, 1)
+        chosen, weight = (s.get(HOST, name, layer).flatten(0, 1) for name in ("expert_indices", "expert_weights"))
+        t.near(layer, s.get(HOST, "expert_outputs", layer).flatten(0, 1), _by_hand(s, layer, x, chosen, weight))
+
+        count, top = s.envoy(HOST, layer).num_experts, chosen.shape[-1]
+        # Other experts for every other token: the ones after those it chose, all different.
+        moved = chosen.clone()
+        moved[::2] = (chosen[::2, :1] + 1 + torch.arange(top)) % count
+        again = s.model.record(
+            s.ids, ["mlp.expert_outputs", "mlp.routed_output"], [layer],
+            edits=[Edit("expert_indices", layer, lambda old: moved.view_as(old))],
+        )
+        want = _by_hand(s, layer, x, moved, weight)
+        t.near(layer, again["expert_outputs", layer].flatten(0, 1), want)
+        t.near(layer, again["routed_output", layer].flatten(0, 1), want.sum(1))
+
+
+@law(
+    "ablating an expert",
+    "Zeroing an expert's slots changes mlp_output for exactly the tokens that chose it, by exactly those slots; each expert in turn.",
+    HOST, needs=("expert_indices", "expert_weights", "expert_outputs", "routed_output"), float32=1e-5,
+)
+def ablated(s: Subject, host: str, t: Tally) -> None:
+    for layer in s.layers(HOST, "expert_indices", "expert_weights", "expert_outputs", "routed_output"):
+        _each_expert(s, t, layer)
+    layer = s.layers(HOST, "expert_indices", "expert_weights")[0]
+    chosen = s.get(HOST, "expert_indices", layer)
+    expert = int(chosen[0, -1, 0])
+    edited = s.model.record(s.ids, ["logits"], edits=[ablate_expert(layer, expert)])
+    with torch.no_grad(), s.model.trace(s.ids):
+        weights, indices = s.model.layers[layer].mlp.expert_weights, s.model.layers[layer].mlp.expert_indices
+        weights[indices == expert] = 0
+        logits = s.model.logits.save()
+    t.same(layer, edited["logits"], logits)
+    t.holds(layer, not torch.equal(logits, s.plain), "ablating an expert does not move the logits")
+
+
+def _each_expert(s: Subject, t: Tally, layer: int) -> None:
+    """One forward over a copy of the first row per expert, each copy without its own expert."""
+    count = s.envoy(HOST, layer).num_experts
+    ids = s.ids[:1].expand(count, -1).contiguous()
+    names = ["mlp.expert_indices", "mlp.expert_outputs", "mlp.routed_output", "mlp.mlp_output"]
+    clean = s.model.record(ids, names, [layer])
+    chosen = clean["expert_indices", layer]
+    gone = chosen == torch.arange(count)[:, None, None]
+    edit = Edit("expert_weights", layer, lambda weights: weights.masked_fill(gone, 0))
+    without = s.model.record(ids, names, [layer], edits=[edit])
+    touched = (without["mlp_output", layer] != clean["mlp_output", layer]).any(-1)
+    used = (clean["expert_outputs", layer].abs().sum(-1) > 0) & gone
+    for expert in range(count):
+        t.same(layer, touched[expert], used[expert].any(-1))
+    left = clean["expert_outputs", layer].masked_fill(gone[..., None], 0)
+    t.near(layer, without["routed_output", layer], left.sum(2))
+    t.same(layer, without["expert_outputs", layer], left)

@@ -1,0 +1,45 @@
+"""What a run of the contract says: one row per law and host, plain data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Check:
+    """One law on one host.
+
+    host is written as pages write it (``model.layers[i].mlp``). ``about`` says what is
+    proven, ``detail`` what was measured; ``worst`` is the largest error met, relative to
+    the largest number of the tensor it was met in, or None where nothing numeric was compared.
+    """
+
+    name: str
+    host: str
+    about: str
+    passed: bool
+    detail: str
+    worst: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of the whole contract on one model."""
+
+    checks: list[Check] = field(default_factory=list)
+    passed: int = 0
+    failed: int = 0
+
+    @classmethod
+    def of(cls, checks: list[Check]) -> "Report":
+        passed = sum(check.passed for check in checks)
+        return cls(checks, passed, len(checks) - passed)
+
+    @property
+    def failures(self) -> list[Check]:
+        return [check for check in self.checks if not check.passed]
+
+    def to_json(self) -> dict[str, Any]:
+        """``{checks: [{name, host, about, passed, detail, worst}], passed, failed}``."""
+        return asdict(self)

@@ -1,0 +1,199 @@
+"""The model under test, the tokens it is run on, and what one clean run of it gave."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from explorer import vocabulary
+
+if TYPE_CHECKING:
+    from explorer.model import LanguageModel
+    from explorer.recording import Recording
+
+#: A value of one block (None for the model's own).
+Key = tuple[vocabulary.Value, int | None]
+
+#: Some English for a model that brings no prompt of its own.
+PROMPT = "In the beginning God created the heaven and the earth. And the earth was without form, and void"
+
+#: When a derived value can be asked for: right after the last of these.
+_DERIVED_AFTER = {
+    "input_size": ("input_ids",),
+    "router_margin": ("router_scores",),
+    "next_token_probs": ("logits",),
+    "states": ("attention_head_outputs", "state_output"),
+    "state_attention": ("attention_head_outputs", "state_output"),
+}
+
+#: The model's own values in the order of the forward: before its blocks, and after.
+_BEFORE_BLOCKS = ("input_ids", "attention_mask", "token_embeddings")
+_AFTER_BLOCKS = ("final_norm_output", "lm_head_output", "logits")
+
+
+class Subject:
+    """One model, ready to be asked.
+
+    ids: [batch seq], rows that differ, their lengths unlike any size of the model, so that
+    a layout cannot be right by accident. ``other`` is a second model in the same process, or None.
+    """
+
+    def __init__(self, model: "LanguageModel", prompt: str | None = None, other: "LanguageModel | None" = None) -> None:
+        self.model, self.other = model, other
+        self.text = prompt or PROMPT
+        self.hf = model.hf
+        self.blocks = model.anatomy.blocks
+        self.dtype = next(model.hf.parameters()).dtype
+        self.meta = next(model.hf.parameters()).device.type == "meta"
+        self.rows = list(model.support())
+        self.batch, self.seq = self._lengths()
+        self.ids = self._ids()
+        self.hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.hf.modules())
+        #: Runs that several laws look at, by name.
+        self.memo: dict[str, Any] = {}
+
+    def _lengths(self) -> tuple[int, int]:
+        taken = {size for block in self.blocks for host in block.hosts.values() for size in host.sizes.values()}
+        taken |= set(self.model.sizes.values())
+        free = [n for n in (2, 3, 5, 7, 11, 13, 17, 19, 23) if n not in taken]
+        batch = free[0]
+        return batch, next(n for n in free if n > max(batch, 10))
+
+    def _ids(self) -> torch.Tensor:
+        tokens = self.model.tokenizer(self.text)["input_ids"]
+        row = [tokens[i % len(tokens)] for i in range(self.seq)]
+        return torch.tensor([row[r:] + row[:r] for r in range(self.batch)], device=next(self.hf.parameters()).device)
+
+    # -- what is there --------------------------------------------------------
+
+    def has(self, host: str) -> bool:
+        return any(row.available for row in self.rows if row.host == host)
+
+    def layers(self, host: str, *names: str) -> list[int | None]:
+        """Blocks on which all ``names`` of a host are available; ``[None]`` on the model itself."""
+        rows = [row for row in self.rows if row.host == host and (not names or row.name in names)]
+        if host == "model":
+            return [None] if all(row.available for row in rows) else []
+        sets = [set(row.layers) for row in rows if row.available or names]
+        joined = set.intersection(*sets) if names else set.union(*sets)
+        return sorted(joined) if len(rows) >= len(names) else []
+
+    def first(self, host: str, *names: str) -> list[int]:
+        """One block of each kind on which all ``names`` are available."""
+        there = self.layers(host, *names)
+        return [block.layers[0] for block in self.blocks if block.layers[0] in there]
+
+    def traits(self, host: str, layer: int) -> dict[str, Any]:
+        return self.model.anatomy.block(layer).hosts[host].traits
+
+    def module(self, layer: int, path: str) -> torch.nn.Module:
+        """A native module by its path within a block."""
+        block = self.hf.get_submodule(f"{self.model.anatomy.frame.blocks}.{layer}")
+        return block.get_submodule(path) if path else block
+
+    def envoy(self, host: str, layer: int | None) -> Any:
+        """The object that carries a host's values, by the expression pages print for it."""
+        found = self.model
+        for part in vocabulary.HOSTS[host].path.split(".")[1:]:
+            found = found.layers[layer] if part == "layers[i]" else getattr(found, part)
+        return found
+
+    def read(self, key: Key) -> Any:
+        """Inside a trace: the value, as a user reads it."""
+        value, layer = key
+        return getattr(self.envoy(value.host, layer), value.name)
+
+    def write(self, key: Key, new: Any) -> None:
+        """Inside a trace: assign the value, as a user does."""
+        value, layer = key
+        setattr(self.envoy(value.host, layer), value.name, new)
+
+    def extent(self, key: Key, axis: str) -> int:
+        """The length an axis must have: the call's, or the size its host names."""
+        value, layer = key
+        call = {"batch": self.batch, "seq": self.seq, "query": self.seq, "key": self.seq}
+        return call[axis] if axis in call else getattr(self.envoy(value.host, layer), axis)
+
+    def order(self, derived: bool = False) -> list[Key]:
+        """Every value of the model in the order its forward passes them; derived ones only if asked for."""
+        keys = self._own(_BEFORE_BLOCKS)
+        for layer in range(self.model.num_layers):
+            keys += self._block_order(layer)
+        keys += self._own(_AFTER_BLOCKS)
+        return self._with_derived(keys) if derived else keys
+
+    def _own(self, names: tuple[str, ...]) -> list[Key]:
+        there = {row.name for row in self.rows if row.host == "model" and row.available}
+        return [(vocabulary.BY_HOST["model"][name], None) for name in names if name in there]
+
+    def _block_order(self, layer: int) -> Iterator[Key]:
+        for name in self.model.reading_order(layer):
+            yield vocabulary.lookup(name if "." in name else f"layers.{name}")[0], layer
+
+    def _with_derived(self, keys: list[Key]) -> list[Key]:
+        found = list(keys)
+        for row in self.rows:
+            if row.name not in _DERIVED_AFTER:
+                continue
+            for layer in [None] if row.host == "model" else row.layers:
+                sources = [k for k in found if k[1] == layer and k[0].host == row.host and k[0].name in _DERIVED_AFTER[row.name]]
+                found.insert(max(found.index(k) for k in sources) + 1, (row.value, layer))
+        return found
+
+    # -- what a clean run gave --------------------------------------------------
+
+    @cached_property
+    def clean(self) -> "Recording":
+        """Everything, recorded in one forward, per-token states included."""
+        names = [f"{row.host}.{row.name}" for row in self.rows if row.available and row.name != "state"]
+        return self.model.record(self.ids, names)
+
+    def get(self, host: str, name: str, layer: int | None = None) -> Any:
+        """A value of the clean run, in the model's own dtype."""
+        return self.clean[vocabulary.BY_HOST[host][name].key, layer]
+
+    @cached_property
+    def plain(self) -> torch.Tensor:
+        """The logits [batch seq vocab_size] of the transformers model called as anyone would call it."""
+        return self.forward(self.ids).logits
+
+    def forward(self, ids: torch.Tensor, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return self.hf(ids, **kwargs)
+
+    @cached_property
+    def traced(self) -> dict[Key, Any]:
+        """Every value, read in one trace in the order of the forward."""
+        found: dict[Key, Any] = {}
+        keys = self.order(derived=True)
+        with torch.no_grad(), self.model.trace(self.ids):
+            for key in keys:
+                found[key] = self.read(key)
+        return found
+
+    def prefilled(self, length: int) -> Any:
+        """A cache that holds the first ``length`` tokens, a fresh copy each time."""
+        name = f"cache of {length}"
+        if name not in self.memo:
+            self.memo[name] = self.forward(self.ids[:, :length], use_cache=True).cache
+        return copy.deepcopy(self.memo[name])
+
+    def continued(self, position: int) -> dict[str, torch.Tensor]:
+        """The inputs of one decoding step at ``position``, its mask as long as the text so far."""
+        return {
+            "input_ids": self.ids[:, position: position + 1],
+            "attention_mask": torch.ones(self.batch, position + 1, dtype=torch.long, device=self.ids.device),
+        }
+
+
+def attempt(action: Any) -> BaseException | None:
+    """Do something inside a trace; what it raised, or None."""
+    try:
+        action()
+    except Exception as error:  # whatever it is, it is what the law looks at
+        return error
+    return None
