@@ -25,12 +25,16 @@ def build(asked: list[str], out: Path, jobs: int, site: Path = write.SITE) -> li
     failed: list[str] = []
     with tqdm(total=len(wanted) + 2, unit="step", desc="pages", file=sys.stderr) as bar:
         for family, outcome in _collected(wanted, jobs, bar):
-            if isinstance(outcome, BaseException):
-                failed.append(f"{family}: {outcome}")
-                write.remove_family(family, site=site)
-            else:
+            try:
+                if isinstance(outcome, BaseException):
+                    raise outcome
                 collect.write_facts(family, outcome.records, site / "families")
                 write.write_family(outcome.records, outcome.notes_html, outcome.meta, site=site)
+            except write.BuildError:
+                raise
+            except Exception as error:  # whatever it is, the other families are still built
+                failed.append(f"{family}: {error}")
+                write.remove_family(family, site=site)
             bar.update()
         bar.set_postfix_str("guides and index")
         failed += _shared(site)
@@ -50,7 +54,7 @@ def _collected(families: list[str], jobs: int, bar: Any):
             bar.set_postfix_str(family)
             try:
                 yield family, collect.collect(family, bar.set_postfix_str)
-            except Exception as error:  # whatever it is, the other families are still built
+            except Exception as error:
                 yield family, error
         return
     # Fresh processes: torch's threads do not survive a fork.
