@@ -74,7 +74,7 @@ def facts_section(settings: Settings) -> Iterator[Figure]:
         def floor() -> None:
             model = build_meta(cards.config(checkpoint))
             with torch.no_grad():
-                model(input_ids=ids, use_cache=False)
+                model(input_ids=ids)
 
         ratio = against(lambda: facts(family, checkpoint, report, specimen), floor, settings.repeats)
         detail = f"{checkpoint}: {_ms(ratio.ours)} against {_ms(ratio.theirs)} for a meta build and forward"

@@ -64,7 +64,7 @@ def test_both_are_served_until_interrupted(site, busy_port):
     try:
         for line in process.stdout:
             said.append(line)
-            if "Ctrl-C" in line:
+            if "Ctrl-C stops both" in line:
                 break
         text = "".join(said)
         addresses = re.findall(r"http://127\.0\.0\.1:\d+/", text)
