@@ -25,7 +25,8 @@ from explorer.widgets.palette import role_of
 
 Record = Mapping[str, Any]
 
-_NOTE_HEADING = re.compile(r'<h3 id="([^"]+)">(.*?)</h3>', re.DOTALL)
+_HEADING = re.compile(r'<h[23] id="([^"]+)">(.*?)</h[23]>', re.DOTALL)
+_CODE = re.compile(r"<code[^>]*>(.*?)</code>", re.DOTALL)
 
 
 @cache
@@ -60,7 +61,7 @@ def family_page(
     first = records[0]
     return environment().get_template("family.md.jinja").render(
         records=records, first=first, title=title or first["title"], summary=summary or first.get("summary") or "",
-        notes=Markup(notes_html) if notes_html else None, note_headings=_NOTE_HEADING.findall(notes_html or ""),
+        notes=sections(notes_html or ""),
         diagram=Markup(diagram.element(records)), hosts=host_tables(records),
         varying=lambda part: varying(records, part), figures=figures.figures, host_sizes=host_sizes, checks=check_groups, facts_file=facts_file,
     )
@@ -94,7 +95,21 @@ def layouts_page() -> str:
 
 def guide_page(title: str, summary: str, html: str) -> str:
     """A guide whose code was executed; ``html`` is trusted, as the notes' is."""
-    return environment().get_template("guide.md.jinja").render(title=title, summary=summary, html=Markup(html))
+    return environment().get_template("guide.md.jinja").render(title=title, summary=summary, sections=sections(html))
+
+
+def sections(html: str) -> list[dict[str, Any]]:
+    """HTML of notes cut at its headings: ``[{id, title, body}]``, the title as Markdown.
+
+    The headings become Markdown ones, so that the page's list of sections has them; what
+    stands before the first has the id "".
+    """
+    before, *rest = _HEADING.split(html)
+    found = [{"id": "", "title": "", "body": Markup(before)}] if before.strip() else []
+    for anchor, title, body in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
+        plain = Markup(_CODE.sub(r"`\1`", title)).striptags()
+        found.append({"id": anchor, "title": plain, "body": Markup(body)})
+    return found
 
 
 def value_anchor(host: str, name: str) -> str:

@@ -1,8 +1,8 @@
 """Pages on disk, and mkdocs over them.
 
 What is generated lies beside what is authored in the ``site`` folder and is never
-committed: ``families/<model type>/index.md``, ``guides/<name>/index.md``,
-``guides/layouts.md``, ``index.md``, and copies of shared assets.
+committed: ``families/<model type>/index.md``, ``guides/<name>.md`` (from
+``guides/<name>/notes.md``), ``guides/layouts.md``, ``index.md``, and copies of shared assets.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def write_index(
 
 
 def write_guide(name: str, html: str, meta: Mapping[str, str], *, site: Path = SITE) -> Path:
-    """Write the page of an executed guide, ``guides/<name>/index.md``, from its HTML and front matter."""
+    """Write the page of an executed guide, ``guides/<name>.md``, from its HTML and front matter."""
     page = render.guide_page(meta.get("title", name), meta.get("summary", ""), html)
-    return _write(site / "guides" / name / "index.md", page)
+    return _write(site / "guides" / f"{name}.md", page)
 
 
 def guide_sources(site: Path = SITE) -> dict[str, Path]:
@@ -111,7 +111,7 @@ def build_site(out: Path | str, *, families: Mapping[str, str] | None = None, co
 def navigation(families: Mapping[str, str], site: Path = SITE) -> list[dict[str, Any]]:
     """The pages in reading order: index, families by title, guides, how the parts fit."""
     pages: list[dict[str, Any]] = [{"Families": ["index.md", *({title: f"families/{name}/index.md"} for name, title in families.items())]}]
-    guides = [f"guides/{name}/index.md" for name in guide_sources(site) if (site / "guides" / name / "index.md").exists()]
+    guides = [f"guides/{name}.md" for name in guide_sources(site) if (site / "guides" / f"{name}.md").exists()]
     pages.append({"Guides": [*guides, "guides/layouts.md"]})
     if (site / "how-the-parts-fit.md").exists():
         pages.append({"How the parts fit": "how-the-parts-fit.md"})
@@ -156,6 +156,6 @@ def clear(site: Path = SITE) -> None:
     """Remove everything this module generated in ``site``."""
     generated = [site / "index.md", site / "guides" / "layouts.md", site / "assets" / "palette.css"]
     generated += [site / "assets" / name for name in SHARED]
-    generated += [*site.glob("families/*/index.md"), *site.glob("guides/*/index.md")]
+    generated += [*site.glob("families/*/index.md"), *(site / "guides" / f"{name}.md" for name in guide_sources(site))]
     for path in generated:
         path.unlink(missing_ok=True)

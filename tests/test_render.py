@@ -71,6 +71,16 @@ def test_sections_come_in_their_order() -> None:
     ]
 
 
+def test_headings_of_notes_become_sections_of_the_page() -> None:
+    html = '<p>first</p><h3 id="note-a">The <code class="value">router_logits</code> &amp; more</h3><p>body</p><h4 id="note-b">b</h4>'
+    assert render.sections(html) == [
+        {"id": "", "title": "", "body": "<p>first</p>"},
+        {"id": "note-a", "title": "The `router_logits` & more", "body": '<p>body</p><h4 id="note-b">b</h4>'},
+    ]
+    page = render.family_page(records("llama"), html)
+    assert "### The `router_logits` &amp; more { #note-a }" in page and "<p>body</p>" in page
+
+
 def test_a_page_without_notes_has_no_such_section() -> None:
     assert "## Notes" not in render.family_page(records("llama"))
 
@@ -278,11 +288,11 @@ def test_what_mkdocs_refuses_is_one_sentence(tmp_path: Path) -> None:
 
 def test_navigation_lists_what_there_is(tmp_path: Path) -> None:
     write.write_guide("first", "<p>x</p>", {"title": "First", "summary": ""}, site=tmp_path)
-    (tmp_path / "guides" / "first" / "notes.md").write_text("# x")
-    (tmp_path / "guides" / "unbuilt").mkdir()
-    (tmp_path / "guides" / "unbuilt" / "notes.md").write_text("# x")
+    for name in ("first", "unbuilt"):
+        (tmp_path / "guides" / name).mkdir()
+        (tmp_path / "guides" / name / "notes.md").write_text("# x")
     assert list(write.guide_sources(tmp_path)) == ["first", "unbuilt"]
     assert write.navigation({"llama": "Llama"}, tmp_path) == [
         {"Families": ["index.md", {"Llama": "families/llama/index.md"}]},
-        {"Guides": ["guides/first/index.md", "guides/layouts.md"]},
+        {"Guides": ["guides/first.md", "guides/layouts.md"]},
     ]

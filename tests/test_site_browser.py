@@ -15,7 +15,7 @@ from tests.facts_records import records
 
 ROOT = Path(__file__).resolve().parent.parent
 FAMILIES = ("llama", "qwen3_moe", "qwen3_next")
-PAGES = ("index.html", "how-the-parts-fit.html", "guides/layouts.html", "guides/read-your-first-value/index.html",
+PAGES = ("index.html", "how-the-parts-fit.html", "guides/layouts.html", "guides/read-your-first-value.html",
          *(f"families/{family}/index.html" for family in FAMILIES))
 HYBRID = "families/qwen3_next/index.html"
 MIXTURE = "families/qwen3_moe/index.html"
@@ -59,7 +59,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write.write_shared(site=source)
     for name, path in write.guide_sources(source).items():
         notes = read_notes(path)
-        write.write_guide(name, notes_html(notes.blocks), notes.meta, site=source)
+        write.write_guide(name, notes_html(notes.blocks, shift=0), notes.meta, site=source)
     return write.build_site(out, families={family: meta[family]["title"] for family in FAMILIES}, config=ROOT / "mkdocs.yml", site=source)
 
 
