@@ -11,9 +11,9 @@ import torch
 
 from explorer import recurrence, vocabulary
 from explorer.edits import Edit, JointEdit
-from explorer.finding.discover import ABSENT
 from explorer.hosts import DERIVED, Unavailable, implied
 from explorer.places import put, take
+from explorer.support import telling
 from explorer.taps import REPLAY, REPLAYED, HostTaps, Reach, Replay
 
 if TYPE_CHECKING:
@@ -187,9 +187,7 @@ def choose(model: "LanguageModel", values: Iterable[str] | None, layers: Iterabl
     if named is not None:
         for value in named:
             if value.key not in {row[0].key for row in rows}:
-                reasons = [reason for (name, _), reason in missing.items() if name == value.key]
-                # What one block says of its own says more than that another is of another kind.
-                reason = min(reasons, key=lambda r: r in ABSENT.values(), default="it is not on the layers asked for")
+                reason = telling(reason for (name, _), reason in missing.items() if name == value.key)
                 raise Unavailable(f"{value.key} is unavailable on the blocks asked for: {reason}.")
     there = {(value.key, layer) for value, layer, _ in rows}
     return rows, {key: reason for key, reason in missing.items() if key not in there}

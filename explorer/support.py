@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from explorer import vocabulary
-from explorer.finding.discover import Anatomy, Host
+from explorer.finding.discover import ABSENT, Anatomy, Host
 
 #: What a value needs of the way the model is loaded, by the reason's cue in the code that looks for it.
 CONDITIONS = {
@@ -73,8 +73,13 @@ class Support:
                 scope = "" if row.host == "model" else f"  blocks {_ranges(row.layers)}"
                 lines.append(f"  yes  {where:<52} {row.value.typed}{scope}")
             else:
-                lines.append(f"  no   {where:<52} {next(iter(row.reasons.values()))}")
+                lines.append(f"  no   {where:<52} {telling(row.reasons.values())}")
         return "\n".join(lines)
+
+
+def telling(reasons: Iterable[str]) -> str:
+    """Of the blocks' reasons the one that says most: not merely that a block is of another kind."""
+    return min(reasons, key=lambda reason: reason in ABSENT.values(), default="it is not on the blocks asked for")
 
 
 def _ranges(layers: tuple[int, ...]) -> str:
