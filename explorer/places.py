@@ -52,25 +52,24 @@ class Place:
 def arrange(shape: tuple[int, ...], axes: tuple[str, ...], sizes: dict[str, int]) -> Arrangement | None:
     """How ``axes`` lie in a tensor of ``shape``, or None when they do not.
 
-    Each native dimension is one axis or several neighbouring ones merged. The
-    order asked for is tried first, so sizes that happen to be equal do not
-    suggest a transposition.
+    Each native dimension is one axis, several neighbouring ones merged, or, where
+    its extent is 1, none. The order asked for is tried first, so sizes that happen
+    to be equal do not suggest a transposition.
     """
     if any(axis not in sizes for axis in axes) or prod(shape) != prod(sizes[a] for a in axes):
         return None
-    for order in permutations(axes):
-        groups: list[tuple[str, ...]] = []
-        rest = list(order)
-        for extent in shape:
-            group: list[str] = []
-            while rest and (not group or prod(sizes[a] for a in group) < extent):
-                group.append(rest.pop(0))
-            if prod(sizes[a] for a in group) != extent:
-                break
-            groups.append(tuple(group))
-        else:
-            if not rest:
-                return tuple(groups)
+    return next((found for order in permutations(axes) if (found := _split(shape, order, sizes)) is not None), None)
+
+
+def _split(shape: tuple[int, ...], order: tuple[str, ...], sizes: dict[str, int]) -> Arrangement | None:
+    """The axes in ``order`` over the dimensions of ``shape``, as few to each as will do."""
+    if not shape:
+        return None if order else ()
+    for count in (*range(1, len(order) + 1), 0):
+        if prod(sizes[axis] for axis in order[:count]) == shape[0]:
+            rest = _split(shape[1:], order[count:], sizes)
+            if rest is not None:
+                return (order[:count], *rest)
     return None
 
 
