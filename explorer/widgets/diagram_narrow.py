@@ -13,6 +13,7 @@ WIDTH, STREAM = 400.0, 13.0
 LEFT, RIGHT = 32.0, 396.0
 X0, X1 = LEFT + 11, RIGHT - 11
 MIDDLE = (X0 + X1) / 2
+Point = tuple[float, float]
 
 
 def draw(canvas: Canvas, block: Block) -> tuple[float, float]:
@@ -20,8 +21,8 @@ def draw(canvas: Canvas, block: Block) -> tuple[float, float]:
     y = mark(canvas, block, "layer_input", 14, with_type=True)
     for index, sub in enumerate(block.sublayers):
         y = enter(canvas, block, sub, y)
-        bottom = sublayer(canvas, block, sub, y)
-        y = join(canvas, block, sub, bottom)
+        leaves, bottom = sublayer(canvas, block, sub, y)
+        y = join(canvas, block, sub, leaves, bottom)
         last = index + 1 == len(block.sublayers)
         y = mark(canvas, block, "layer_output" if last else "layer_mid", y)
     canvas.under.insert(0, f'<path class="bd-stream role-stream" d="M{STREAM} 14V{y:.1f}"/>')
@@ -65,10 +66,10 @@ def enter(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
     return top + 22
 
 
-def join(canvas: Canvas, block: Block, sub: Record, bottom: float) -> float:
+def join(canvas: Canvas, block: Block, sub: Record, leaves: float, bottom: float) -> float:
     """The addend, back to the stream; returns where the next mark stands."""
     y, name = bottom + 20, sub["output"]
-    canvas.edge((X1 - 16, bottom), (X1 - 16, y), (STREAM + 11, y), kind="addend", attrs=f' data-addend="{name}"')
+    canvas.edge((leaves, bottom), (leaves, y), (STREAM + 11, y), kind="addend", attrs=f' data-addend="{name}"')
     part = block.part(sub["host"], name)
     if part:
         pill = canvas.pill(part, LEFT + 2, y + 4, mono_width(name, 12) + 14, bare=True, size=12)
@@ -77,19 +78,17 @@ def join(canvas: Canvas, block: Block, sub: Record, bottom: float) -> float:
     return y + 50
 
 
-def sublayer(canvas: Canvas, block: Block, sub: Record, top: float) -> float:
-    """Title, content, steps and the box around them; returns the box's bottom."""
+def sublayer(canvas: Canvas, block: Block, sub: Record, top: float) -> Point:
+    """Title, content, steps and the box around them; returns where the result leaves the box."""
     role = ROLE_OF_SUBLAYER.get(sub["role"], "ink")
     canvas.title(X0, top + 25, sub["title"], sub["host"], role)
     y = canvas.lines(X0, top + 44, wrap(sub.get("summary") or "", X1 - X0), "note")
-    y = DRAW.get(sub["role"], draw_mlp)(canvas, block, sub, y - 4)
-    lines = wrap(" · ".join(sub.get("steps") or ()), X1 - X0 - 40)
-    bottom = canvas.lines(X1 - 26, y + 16, lines, "note", anchor="end") if lines else y + 6
-    canvas.edge((X1 - 16, y + 2), (X1 - 16, bottom), arrow=False)
-    at = len(canvas.over)
-    canvas.box(Box(LEFT, top, RIGHT - LEFT, bottom - top), role)
-    canvas.over.insert(0, canvas.over.pop(at))
-    return bottom
+    y, (x, start) = DRAW.get(sub["role"], draw_mlp)(canvas, block, sub, y - 4)
+    lines = wrap(" · ".join(sub.get("steps") or ()), X1 - x - 10)
+    bottom = max(canvas.lines(x + 10, start + 16, lines, "note") - 4, y + 8)
+    canvas.edge((x, start), (x, bottom), arrow=False)
+    under(canvas, Box(LEFT, top, RIGHT - LEFT, bottom - top), role, "box", 13)
+    return x, bottom
 
 
 def row(canvas: Canvas, block: Block, parts: Sequence[Part], y: float, typed: bool = True, x: float = X0, w: float = X1 - X0) -> list[Box]:
@@ -105,7 +104,7 @@ def row(canvas: Canvas, block: Block, parts: Sequence[Part], y: float, typed: bo
     return boxes
 
 
-def draw_attention(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
+def draw_attention(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple[float, Point]:
     host = sub["host"]
     asks = row(canvas, block, block.parts(host, ("attention_queries", "attention_keys")), y)
     y += 56
@@ -133,7 +132,7 @@ def draw_attention(canvas: Canvas, block: Block, sub: Record, y: float) -> float
     return heads_out(canvas, block, host, meet, y + 50)
 
 
-def heads_out(canvas: Canvas, block: Block, host: str, meet: tuple[float, float], y: float) -> float:
+def heads_out(canvas: Canvas, block: Block, host: str, meet: Point, y: float) -> tuple[float, Point]:
     """From where weights meet values, through a gate where there is one, to the projection's input."""
     heads = row(canvas, block, block.parts(host, ("attention_head_outputs",)), y, w=172)
     gate, premix = block.part(host, "head_gate"), block.part(host, "attention_premix")
@@ -151,11 +150,11 @@ def heads_out(canvas: Canvas, block: Block, host: str, meet: tuple[float, float]
         y -= 4
     if premix:
         row(canvas, block, [premix], y, w=172)
-        y += PILL + 16
-    return y
+        y += PILL
+    return y + 14, (X0 + 154, y)
 
 
-def draw_recurrent(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
+def draw_recurrent(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple[float, Point]:
     host = sub["host"]
     before = block.parts(host, ("conv_input",))
     if before:
@@ -173,17 +172,18 @@ def draw_recurrent(canvas: Canvas, block: Block, sub: Record, y: float) -> float
             row(canvas, block, parts, y)
         y += 42
     y = rule(canvas, block, sub, y)
+    turn, trunk = y + 9, X1 - 6
     state = block.parts(host, ("state_output", "state", "states"))
     if state:
         canvas.edge((MIDDLE, y), (MIDDLE, y + 17))
-        canvas.pair(state, X0, y + 18, X1 - X0)
+        canvas.pair(state, X0, y + 18, X1 - X0 - 20)
         canvas.type(X0 + 4, y + 53, block.type(state[0]))
         y += 46
-    heads = block.parts(host, ("attention_head_outputs",))
-    if heads:
-        row(canvas, block, heads, y + 18, w=190)
-        y += 56
-    return y
+    heads = row(canvas, block, block.parts(host, ("attention_head_outputs",)), y + 18, w=190)
+    for pill in heads:
+        canvas.edge((X1 - 60, turn - 9), (X1 - 60, turn), (trunk, turn), (trunk, pill.cy), (pill.right + 1, pill.cy))
+        y = pill.bottom
+    return y + 14, (X0 + 170, y)
 
 
 def rule(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
@@ -203,7 +203,7 @@ def rule(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
     return box.bottom
 
 
-def draw_experts(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
+def draw_experts(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple[float, Point]:
     host, experts, shared = sub["host"], sub["experts"], sub.get("shared")
     router = block.parts(host, ("router_logits", "router_scores", "expert_weights", "expert_indices", "router_margin"))
     y = grid(canvas, block, router, y, "router", "router", (sub.get("router") or {}).get("module", ""))
@@ -221,8 +221,9 @@ def draw_experts(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
     if shared:
         inside = block.parts("shared_experts", ("mlp_activation", "mlp_neurons", "mlp_output")) + block.parts(host, ("shared_expert_output",))
         gate = f"× {shared['gate']}" if shared.get("gate") else ""
-        y = grid(canvas, block, inside, y + 12, "mlp", "shared expert", gate, "dashed")
-    return y + 2
+        canvas.node(MIDDLE, y + 11, "+", 7, "mlp")
+        y = grid(canvas, block, inside, y + 22, "mlp", "shared expert", gate, "dashed")
+    return y + 2, (X1 - 40, y)
 
 
 def grid(canvas: Canvas, block: Block, parts: Sequence[Part], y: float, role: str, title: str, aside: str, kind: str = "inner") -> float:
@@ -238,14 +239,14 @@ def grid(canvas: Canvas, block: Block, parts: Sequence[Part], y: float, role: st
     return bottom
 
 
-def under(canvas: Canvas, box: Box, role: str, kind: str) -> None:
+def under(canvas: Canvas, box: Box, role: str, kind: str, rx: float = 9) -> None:
     """A box put beneath what has been drawn so far."""
     at = len(canvas.over)
-    canvas.box(box, role, kind, 9)
+    canvas.box(box, role, kind, rx)
     canvas.over.insert(0, canvas.over.pop(at))
 
 
-def draw_mlp(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
+def draw_mlp(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple[float, Point]:
     up, down = Box(X0, y, 62, 56), Box(X1 - 62, y, 62, 56)
     canvas.under.append(funnel(up, wide="right") + funnel(down, wide="left"))
     neurons = block.parts(sub["host"], ("mlp_activation", "mlp_neurons"))
@@ -255,9 +256,10 @@ def draw_mlp(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
     canvas.edge((MIDDLE + 78, up.cy), (down.x - 1, up.cy))
     if neurons:
         canvas.type(MIDDLE, y + 72, block.type(neurons[-1]), anchor="middle")
-    return y + 76
+    # The funnel's lower side rises to the right.
+    return y + 74, (down.right - 31, down.bottom - 8)
 
 
-DRAW: dict[str, Callable[[Canvas, Block, Record, float], float]] = {
+DRAW: dict[str, Callable[[Canvas, Block, Record, float], tuple[float, Point]]] = {
     "attention": draw_attention, "recurrent": draw_recurrent, "experts": draw_experts, "mlp": draw_mlp,
 }
