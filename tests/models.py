@@ -1,0 +1,36 @@
+"""Models the core's tests share, each loaded once in a run of the tests."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from explorer import load
+from explorer.specimens.recipes import recipe
+
+FAMILIES = ("llama", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
+MIXTURES = FAMILIES[1:]
+HYBRIDS = FAMILIES[2:]
+
+PROMPT = "In the beginning God created the heaven"
+
+
+@cache
+def specimen(family: str, dtype: torch.dtype = torch.float32):
+    torch.set_num_threads(1)
+    return load(f"specimen:{family}", dtype=dtype)
+
+
+@cache
+def shapes(checkpoint: str):
+    """A checkpoint at its full size, without weights."""
+    return load(checkpoint, weights=False)
+
+
+def prompt(family: str) -> str:
+    return recipe(family).prompt
+
+
+def ids(model, text: str = PROMPT) -> torch.Tensor:
+    return model.tokenizer(text, return_tensors="pt")["input_ids"]
