@@ -1,0 +1,98 @@
+"""From a recipe to a running model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import explorer.engine  # noqa: F401  the engine must be imported before transformers' model classes
+import transformers
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from explorer.specimens import bpe, weights
+from explorer.specimens.errors import SpecimenError
+from explorer.specimens.recipes import Recipe, recipe
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """A small model of one family, ready to run.
+
+    ``weights`` is "trained" or "random, seed N"; ``measured`` holds the figures
+    taken after training and is empty for a random one.
+    """
+
+    family: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    config: PreTrainedConfig
+    weights: str
+    measured: dict[str, Any]
+    prompt: str
+
+
+def config_of(family: str) -> PreTrainedConfig:
+    """The configuration of the specimen of ``family``, a fresh object. Raises UnknownFamily."""
+    kwargs = dict(recipe(family).config)
+    model_type = kwargs.pop("model_type")
+    end = 0  # the tokenizer's one special token is its first entry
+    return AutoConfig.for_model(
+        model_type, **kwargs, bos_token_id=None, eos_token_id=end, pad_token_id=end, dtype="float32"
+    )
+
+
+def build(family: str, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Specimen:
+    """Builds the specimen of ``family``: eager attention, evaluation mode, no gradients needed to run it.
+
+    Numbers are made in float32 and rounded to ``dtype`` afterwards, so that every dtype is the same
+    model. Raises UnknownFamily, or SpecimenError where a weights file is missing or damaged.
+    """
+    made = recipe(family)
+    model = _empty(made)
+    if made.weights is None:
+        weights.fill(model, made.seed, made.std, made.norm_std)
+    else:
+        weights.load(model, made.weights)
+    _round(model, dtype)
+    return Specimen(
+        family=family,
+        model=model.to(device).eval(),
+        tokenizer=bpe.load_tokenizer(model.config.max_position_embeddings),
+        config=model.config,
+        weights="trained" if made.weights else f"random, seed {made.seed}",
+        measured=_measured(made),
+        prompt=made.prompt,
+    )
+
+
+def untrained(family: str) -> PreTrainedModel:
+    """The model of ``family`` as its recipe's seed draws it, whether or not it has a weights file."""
+    made = recipe(family)
+    model = _empty(made)
+    weights.fill(model, made.seed, made.std, made.norm_std)
+    return model
+
+
+def _empty(made: Recipe) -> PreTrainedModel:
+    """The model in float32 with whatever its class starts from; the process's random state is put back."""
+    model_class = getattr(transformers, made.architecture)
+    with torch.random.fork_rng(devices=[]):
+        return model_class._from_config(config_of(made.family), attn_implementation="eager", dtype=torch.float32)
+
+
+def _round(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Casts the parameters alone: buffers such as rotary frequencies stay float32, as released models load."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    model.config.dtype = dtype
+
+
+def _measured(made: Recipe) -> dict[str, Any]:
+    if made.weights is None:
+        return {}
+    if not made.measured_path.is_file():
+        raise SpecimenError(f"The measurements {made.measured_path.name} of a trained specimen are missing.")
+    return json.loads(made.measured_path.read_text(encoding="utf-8"))

@@ -1,0 +1,85 @@
+"""Where a specimen's numbers come from: a seed, or the committed weights file."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from explorer.specimens.errors import SpecimenError
+
+#: Step sizes of the recurrences start between these, so that some heads forget
+#: within a few tokens and others remember for hundreds.
+STEP_RANGE = (0.01, 0.3)
+DECAY_RATE_RANGE = (0.3, 1.5)
+CONV_STD = 0.5
+
+
+def fill(model: nn.Module, seed: int, std: float, norm_std: float) -> None:
+    """Draws every parameter from ``seed``, in place; the process's own random state is not touched.
+
+    Matrices are normal with deviation ``std``, routers and gates included, so that no router is
+    flat. Norm weights keep the value the class starts them at (1, or 0 where it multiplies by
+    1 + weight) plus noise of deviation ``norm_std``, so that the two conventions can be told apart.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(_draw(name, parameter, generator, std, norm_std))
+
+
+def _draw(name: str, parameter: torch.Tensor, generator: torch.Generator, std: float, norm_std: float) -> torch.Tensor:
+    shape, leaf = parameter.shape, name.rsplit(".", 1)[-1]
+    if leaf == "A_log":
+        return _uniform(shape, generator, *DECAY_RATE_RANGE).log()
+    if leaf == "dt_bias":
+        low, high = map(math.log, STEP_RANGE)
+        step = _uniform(shape, generator, low, high).exp()
+        return step + torch.log(-torch.expm1(-step))  # the inverse of softplus
+    noise = torch.randn(shape, generator=generator)
+    if parameter.dim() == 1:
+        return parameter + norm_std * noise
+    return noise * (CONV_STD if "conv1d" in name else std)
+
+
+def _uniform(shape: torch.Size, generator: torch.Generator, low: float, high: float) -> torch.Tensor:
+    return low + (high - low) * torch.rand(shape, generator=generator)
+
+
+def save(model: nn.Module, path: Path) -> None:
+    """Writes the parameters as bfloat16 safetensors: half the bytes, read back exactly as rounded."""
+    tensors = {name: p.detach().to(torch.bfloat16).contiguous() for name, p in model.named_parameters()}
+    save_file(tensors, str(path), metadata={"format": "pt"})
+
+
+def load(model: nn.Module, path: Path) -> None:
+    """Fills every parameter from a safetensors file, in place, widened to the parameter's own dtype.
+
+    Raises SpecimenError with one sentence where the file is missing, damaged or of another model.
+    """
+    stored = _read(path)
+    wanted = dict(model.named_parameters())
+    if stored.keys() != wanted.keys():
+        odd = sorted(stored.keys() ^ wanted.keys())
+        raise SpecimenError(f"The weights file {path.name} is of another model: {odd[0]} is on one side only.")
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            if stored[name].shape != parameter.shape:
+                raise SpecimenError(
+                    f"The weights file {path.name} is of another model: {name} is "
+                    f"{list(stored[name].shape)}, the configuration asks for {list(parameter.shape)}."
+                )
+            parameter.copy_(stored[name])
+
+
+def _read(path: Path) -> dict[str, torch.Tensor]:
+    if not path.is_file():
+        raise SpecimenError(f"The weights file {path.name} is missing; train it with python -m explorer.specimens.train.")
+    try:
+        return load_file(str(path))
+    except (SafetensorError, OSError) as error:
+        raise SpecimenError(f"The weights file {path.name} is damaged or cut short and cannot be read ({error}).") from error
