@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from explorer.finding.attention import find_attention, interface
-from explorer.finding.flow import Call, Flow, tensors
+from explorer.finding.flow import PASSING, Call, Flow, tensors
 from explorer.finding.mlp import experts_call, find_dense, find_mixture
 from explorer.finding.recurrent import find_recurrent, kernel
 from explorer.finding.spots import Finds, Spot, argument, result
@@ -48,25 +48,21 @@ def addends(flow: Flow, block: Call) -> list[tuple[int, int]]:
     Walks back from the block's output along the adds to its input; the other
     operand of each add is an addend. Raises CannotFollow when no such path exists.
     """
-    entering = flow.onward(id(_stream(block)))
-    leaving = next(tensors(block.output))
+    entering, leaving = id(_stream(block)), next(tensors(block.output))
 
     def walk(key: int, before: int | None) -> list[tuple[int, int]] | None:
-        chain = flow.back(key, before)
-        if entering & set(chain):
-            return []
-        for link in chain:
-            index = flow.maker(link, before)
-            if index is None:
-                return None
+        while (index := flow.maker(key, before)) is not None and index >= block.start:
             op = flow.ops[index]
+            if op.name in PASSING:
+                key, before = op.reads[0], index
+                continue
             if op.name in ("add", "add_") and len(op.reads) == 2:
                 for main, other in (op.reads, op.reads[::-1]):
                     if (rest := walk(main, index)) is not None:
                         return [*rest, (other, index)]
-                return None
-            before = index
-        return None
+            return None
+        # Nothing in the block made it or changed it in place: it is the stream as it came, or no part of it.
+        return [] if key == entering else None
 
     found = walk(id(leaving), None)
     if found is None:
