@@ -1,0 +1,373 @@
+"""The explorer behind its page: jobs, caches, sessions, the command line."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from contextlib import contextmanager, nullcontext
+
+import pytest
+
+from explorer import load
+from explorer.__main__ import main
+from explorer.app import BusyPort, Desk, free_port, origins
+from explorer.app_figures import Ink
+from explorer.app_monitor import Lateness
+from explorer.app_panels import Board
+from explorer.app_runs import Wanted, plan, wanted
+from explorer.app_session import Services, Session
+from explorer.app_store import Bounded, Store
+from explorer.app_worker import Job, Worker
+from explorer.recording import Cancelled as RecordingCancelled
+from tests.explorer_server import explorer  # noqa: F401  a fixture
+
+HYBRID = "specimen:qwen3_5_moe_text"
+PATIENCE = 60
+
+
+# -- jobs -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def worker():
+    worker = Worker()
+    yield worker
+    worker.close()
+
+
+def finished(worker: Worker, work, **options) -> Job:
+    done = threading.Event()
+    job = Job("test", work, lambda job: done.set(), **options)
+    worker.submit(job)
+    assert done.wait(PATIENCE)
+    return job
+
+
+def test_jobs_run_one_after_the_other_in_one_thread(worker):
+    threads, order = set(), []
+
+    def work(number):
+        threads.add(threading.get_ident())
+        order.append(number)
+
+    for number in range(5):
+        worker.submit(Job("test", lambda job, number=number: work(number), lambda job: None))
+    finished(worker, lambda job: None)
+    assert order == list(range(5)) and len(threads) == 1 and threading.get_ident() not in threads
+
+
+def test_a_job_that_fails_leaves_the_worker_working(worker):
+    job = finished(worker, lambda job: 1 / 0)
+    assert isinstance(job.error, ZeroDivisionError) and not job.cancelled
+    assert finished(worker, lambda job: 7).result == 7
+
+
+def test_a_waiting_job_can_be_cancelled_and_a_running_one_stops_where_it_asks(worker):
+    started, go = threading.Event(), threading.Event()
+
+    def slow(job):
+        started.set()
+        go.wait(PATIENCE)
+        job.stage("next")
+
+    ended = [threading.Event(), threading.Event()]
+    first = worker.submit(Job("slow", slow, lambda job: ended[0].set()))
+    second = worker.submit(Job("waiting", lambda job: "ran", lambda job: ended[1].set()))
+    assert started.wait(PATIENCE)
+    first.cancel(), second.cancel(), go.set()
+    assert all(event.wait(PATIENCE) for event in ended)
+    assert first.cancelled and second.cancelled and second.result is None
+
+
+def test_a_run_in_the_middle_of_its_forward_is_cancelled():
+    store, shares = Store(load), []
+    model = store.model(HYBRID)
+    job = Job("test", lambda job: None, lambda job: None)
+    job.moved = lambda job: (shares.append(job.share), job.share == 0.5 and job.cancel())
+    with pytest.raises(Exception) as caught:
+        store.run(HYBRID, "In the beginning", (), job)
+    assert type(caught.value).__name__ == "Cancelled" and 0.25 in shares and 1.0 not in shares
+    assert not isinstance(caught.value, RecordingCancelled)
+    assert model.record("still usable", values=["logits"])["logits"].shape[0] == 1
+
+
+# -- caches and plans ---------------------------------------------------------------
+
+
+def test_a_cache_forgets_the_least_recently_used_by_bytes():
+    cache = Bounded(10, lambda value: value)
+    for key, size in (("a", 4), ("b", 4)):
+        cache.put(key, size)
+    assert cache.get("a") == 4
+    cache.put("c", 5)
+    assert cache.get("b") is None and cache.get("a") == 4 and cache.bytes == 9
+    cache.put("huge", 100)
+    assert cache.get("huge") == 100 and cache.get("a") is None
+
+
+def test_runs_are_made_once():
+    store, job = Store(load), Job("test", lambda job: None, lambda job: None)
+    assert store.run(HYBRID, "a b", (), job) is store.run(HYBRID, "a b", (), job)
+
+
+def test_what_would_not_fit_is_left_for_later():
+    rows = [Wanted("logits", False, 100), Wanted("attention_probabilities", True, 1000)]
+    assert plan(rows, 2000).later == ()
+    short = plan(rows, 500)
+    assert short.names == ("logits",) and short.later == ("attention_probabilities",) and short.bytes == 100
+
+
+def test_the_estimate_of_a_run_is_what_it_takes():
+    store, job = Store(load), Job("test", lambda job: None, lambda job: None)
+    run = store.run(HYBRID, "In the beginning God created the heaven and the earth.", (), job)
+    estimate = plan(wanted(store.model(HYBRID), len(run.tokens))).bytes
+    assert 0.8 < estimate / run.recording.bytes < 1.3
+
+
+def test_values_left_out_are_recorded_when_looked_at(monkeypatch):
+    monkeypatch.setattr("explorer.app_runs.BUDGET", 0)
+    monkeypatch.setattr("explorer.app_store.plan", lambda rows: plan(rows, 0))
+    page = Page()
+    page.say(do="hello", wish={"block": 3, "tab": "attention", "prompt": "In the beginning"})
+    page.wait(lambda: (page.cards.get("attention_one") or {}).get("title", None))
+    assert page.session.run.later and page.cards["attention_one"]["refusal"] is None
+
+
+# -- sessions -----------------------------------------------------------------------
+
+
+class Page:
+    """A session whose page is this object: what it was sent, and the loop it runs on."""
+
+    def __init__(self, source: str = HYBRID, prompt: str | None = "In the beginning God") -> None:
+        self.sent, self.waiting, self.lock = [], [], threading.Lock()
+        services = Services(Worker(), Store(load), lambda model: {"key": model.label, "html": ""}, Lateness(), source, prompt)
+        self.session = Session(services, Board(Ink()), self._sent, self._post, nullcontext)
+
+    def _sent(self, message: dict) -> None:
+        json.dumps(message)  # everything a page is sent is plain data
+        self.sent.append(message)
+
+    def _post(self, work) -> None:
+        with self.lock:
+            self.waiting.append(work)
+
+    def say(self, **message) -> None:
+        self.session.receive(message)
+
+    def wait(self, until):
+        """Run what is posted, as an event loop would, until ``until()`` is true."""
+        end = time.monotonic() + PATIENCE
+        while not (found := until()):
+            assert time.monotonic() < end, self.sent[-3:]
+            with self.lock:
+                ready, self.waiting = self.waiting, []
+            for work in ready:
+                work()
+            time.sleep(0.002)
+        return found
+
+    def last(self, key: str):
+        return next((message[key] for message in reversed(self.sent) if key in message), None)
+
+    @property
+    def cards(self) -> dict:
+        found: dict = {}
+        for message in self.sent:
+            found.update(message.get("cards") or {})
+        return found
+
+    def answered(self, seq: int):
+        return self.wait(lambda: any(message.get("seq") == seq and "selection" in message for message in self.sent))
+
+    def start(self, **wish) -> "Page":
+        self.say(do="hello", wish=wish)
+        self.wait(lambda: self.last("selection"))
+        return self
+
+
+@pytest.fixture(scope="module")
+def opened():
+    """One page for the tests that do not mind what was done on it before."""
+    page = Page().start()
+    yield page
+    page.session.close()
+
+
+def test_a_page_gets_its_model_tokens_and_panels(opened):
+    run = next(message["run"] for message in opened.sent if "run" in message)
+    assert run["weights"] == "random, seed 0" and "".join(run["tokens"]) == "In·the·beginning·God"
+    assert run["kinds"] == ["linear_attn"] * 3 + ["self_attn"] and opened.last("selection")["token"] == len(run["tokens"]) - 1
+    assert {"router_grid", "router_load", "router_margin"} <= set(opened.cards)
+    assert opened.last("compare")["rows"][0]["before"] > 0
+
+
+def test_selections_are_answered_and_kept_in_range(opened):
+    opened.say(do="select", block=99, token=99, head=99, tab="attention", seq=101)
+    opened.answered(101)
+    assert opened.last("selection") | {"part": ""} == {
+        "block": 3, "token": len(opened.session.run.tokens) - 1, "head": 8, "pattern": "probabilities", "router": "scores", "part": "",
+    }
+    opened.say(do="select", block="nonsense", pattern="<b>", tab="nowhere", seq=102)
+    opened.answered(102)
+    assert opened.last("selection")["block"] == 3 and opened.last("tab") == "attention"
+
+
+def test_messages_that_make_no_sense_are_ignored(opened):
+    for message in (None, "hello", {}, {"do": None}, {"do": "__init__"}, {"do": "select", "block": [1]}):
+        opened.session.receive(message)
+
+
+def test_only_cards_that_changed_are_drawn_again(opened):
+    opened.say(do="select", tab="attention", block=3, head=0, token=0, seq=201)
+    opened.answered(201)
+    opened.say(do="select", head=1, seq=202)
+    opened.answered(202)
+    assert set(opened.last("cards")) == {"attention_one"}
+    opened.say(do="select", token=1, seq=203)
+    opened.answered(203)
+    assert opened.last("cards") == {}
+
+
+def test_a_part_shows_facts_and_code(opened):
+    opened.say(do="select", tab="tensor", part="decays", block=0, seq=301)
+    opened.answered(301)
+    part = opened.last("part")
+    assert part["expression"] == "model.layers[0].linear_attn.decays" and part["refusal"] is None
+    assert dict(part["facts"])["shape"] == f"1 × {len(opened.session.run.tokens)} × 10" and 'rec["decays", 0]' in part["code"]
+    opened.say(do="select", part="expert_outputs", seq=302)
+    opened.wait(lambda: (opened.last("part") or {}).get("name") == "expert_outputs" and opened.last("part")["refusal"] is None)
+    opened.say(do="select", part="head_gate", seq=303)
+    opened.answered(303)
+    assert "recurrent" in opened.last("part")["refusal"] or "softmax" in opened.last("part")["refusal"]
+    opened.say(do="select", part="router_logit", seq=304)
+    opened.answered(304)
+    assert "router_logits" in opened.last("part")["refusal"], "nearest names are offered"
+
+
+def test_an_intervention_changes_the_run_and_switching_it_off_takes_it_back():
+    page = Page().start()
+    rows = [{"kind": "expert", "layer": 0, "index": 1, "on": True}, {"kind": "head", "layer": 3, "index": 2, "on": True}]
+    page.say(do="intervene", list=rows)
+    kl = page.wait(lambda: (page.last("compare") or {}).get("kl"))
+    assert float(kl["largest"]) > 0 and page.last("compare")["changed"] == ["ablate expert 1 of block 0", "zero head 2 of block 3"]
+    assert abs(page.last("compare")["rows"][0]["difference"]) > 0
+    page.say(do="shown", shown="after", seq=None)
+    page.wait(lambda: page.last("shown") == "after")
+    page.say(do="intervene", list=[row | {"on": False} for row in rows])
+    page.wait(lambda: page.last("shown") == "before" and "kl" not in page.last("compare"))
+
+
+@pytest.mark.parametrize("row, sentence", [
+    ({"kind": "expert", "layer": 0, "index": 99}, "experts 0 to 11"), ({"kind": "head", "layer": 3, "index": 9}, "heads 0 to 8"),
+    ({"kind": "head", "layer": 77, "index": 0}, "no block 77"), ({"kind": "bomb", "layer": 0, "index": 0}, "There is no"),
+])
+def test_an_impossible_intervention_is_refused_in_a_sentence(opened, row, sentence):
+    opened.say(do="intervene", list=[row | {"on": True}])
+    assert sentence in opened.last("notice")
+
+
+@pytest.mark.parametrize("model, prompt, sentence", [
+    (HYBRID, "", "The prompt is empty"), (HYBRID, " \n ", "The prompt is empty"), (HYBRID, "a " * 9000, "takes at most"),
+    ("specimen:qwen", "a", "qwen3"), ("/no/such/folder", "a", "/no/such/folder"), ("", "a", "."),
+])
+def test_what_cannot_be_run_is_said_on_the_page(opened, model, prompt, sentence):
+    before = len(opened.sent)
+    opened.say(do="run", model=model, prompt=prompt)
+    notice = opened.wait(lambda: next((m["notice"] for m in opened.sent[before:] if m.get("notice")), None))
+    assert sentence in notice and "\n" not in notice.strip()
+
+
+def test_a_newer_run_replaces_an_older_one():
+    page = Page().start()
+    page.say(do="run", model=HYBRID, prompt="one two three")
+    page.say(do="run", model=HYBRID, prompt="four five")
+    page.wait(lambda: page.last("run") and page.last("run")["prompt"] == "four five")
+    assert not any(m.get("run", {}).get("prompt") == "one two three" for m in page.sent)
+    page.say(do="run", model=HYBRID, prompt="six")
+    page.say(do="cancel")
+    page.wait(lambda: (page.last("notice") or "").startswith("Cancelled"))
+    assert page.last("run")["prompt"] == "four five"
+
+
+def test_a_closed_session_hears_nothing_more():
+    page = Page().start()
+    page.say(do="select", block=1, seq=9)
+    page.session.close()
+    sent = len(page.sent)
+    page.say(do="select", block=2, seq=10)
+    time.sleep(0.2)
+    for work in page.waiting:
+        work()
+    assert len(page.sent) == sent
+
+
+def test_pages_are_counted():
+    desk = Desk(2)
+    assert desk.enter("a") and desk.enter("b") and not desk.enter("c")
+    desk.leave("a")
+    assert desk.enter("c")
+
+
+# -- the server and the command line --------------------------------------------------
+
+
+@contextmanager
+def taken_port():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+def test_origins_are_exact():
+    assert origins("127.0.0.1", 5006) == ["127.0.0.1:5006", "localhost:5006"]
+    assert origins("192.0.2.7", 80) == ["192.0.2.7:80"]
+    assert all("*" not in origin for origin in origins("0.0.0.0", 5006))
+    assert "[::1]:5006" in origins("::1", 5006)
+
+
+def test_a_busy_port_is_said_before_a_model_is_loaded(capsys):
+    with taken_port() as port:
+        with pytest.raises(BusyPort):
+            free_port("127.0.0.1", port)
+        assert main([HYBRID, "--port", str(port), "--no-browser"]) == 2
+    said = capsys.readouterr().err
+    assert f"Port {port} of 127.0.0.1 is busy" in said and "Loading" not in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("arguments, sentence", [
+    ([HYBRID, "--prompt", ""], "The prompt is empty"),
+    ([HYBRID, "--prompt", "a " * 9000], "takes at most"),
+    (["specimen:quen3_next"], "qwen3_next"),
+    (["/no/such/model.gguf"], "/no/such/model.gguf"),
+    ([HYBRID, "--port", "70000"], "no port 70000"),
+    ([HYBRID, "--host", "192.0.2.7"], "not an address of this machine"),
+])
+def test_what_cannot_be_served_is_one_sentence_and_2(arguments, sentence, capsys):
+    port = [] if "--port" in arguments else ["--port", "0"]
+    assert main([*arguments, *port, "--no-browser"]) == 2
+    said = [line for line in capsys.readouterr().err.strip().splitlines() if not line.startswith("Loading")]
+    assert len(said) == 1 and sentence in said[0]
+
+
+def websocket_status(address: tuple[str, int], origin: str) -> int:
+    """How the server answers a websocket from a page of ``origin``."""
+    line = http.client.HTTPConnection(*address, timeout=30)
+    line.request("GET", "/ws", headers={
+        "Host": f"{address[0]}:{address[1]}", "Origin": origin, "Upgrade": "websocket", "Connection": "Upgrade",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Protocol": "bokeh, token",
+    })
+    status = line.getresponse().status
+    line.close()
+    return status
+
+
+def test_a_page_of_another_origin_gets_no_websocket(explorer):
+    address = explorer.host, explorer.port
+    assert websocket_status(address, "http://evil.example") == 403
+    assert websocket_status(address, f"http://127.0.0.1:{explorer.port + 1}") == 403
+    assert websocket_status(address, f"http://127.0.0.1:{explorer.port}") != 403
