@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 
 from explorer import vocabulary
@@ -14,7 +12,7 @@ from explorer.hosts import PassedBy
 
 HOSTS = tuple(vocabulary.HOSTS)
 
-#: New tokens of the generation that is looked at step by step.
+#: Steps of a generation at which late reads are tried.
 _STEPS = 2
 
 
@@ -24,36 +22,36 @@ _STEPS = 2
     *HOSTS,
 )
 def out_of_order(s: Subject, host: str, t: Tally) -> None:
-    for where, key, outcome in _late(s):
+    for (where, key), outcome in _late(s).items():
         if key[0].host == host:
             expression = vocabulary.HOSTS[host].path.replace("[i]", f"[{key[1]}]") + f".{key[0].name}"
             named = isinstance(outcome, PassedBy) and expression in str(outcome)
-            t.holds((key[1], f"{expression} in a {where}"), named, f"it gives {outcome!r}")
+            t.holds((key[1], f"{expression} in a {where}"), named, f"it gives {outcome if isinstance(outcome, str) else repr(outcome)}")
 
 
-def _late(s: Subject) -> list[tuple[str, Key, object]]:
-    """Each value asked for once the logits were there: in a trace, and at each step of a generation."""
+def _late(s: Subject) -> dict[tuple[str, Key], object]:
+    """What each value gave, asked for once the logits were there: in a trace, and at each step of a generation."""
     if "late" not in s.memo:
         keys = [key for key in s.order(derived=True) if key[0].name not in ("logits", "next_token_probs")]
-        found: list[tuple[str, Key, object]] = []
+        places = ["trace", *(f"generation at step {step}" for step in range(_STEPS))]
+        found: dict[tuple[str, Key], object] = {(where, key): "no answer" for where in places for key in keys}
         with torch.no_grad(), s.model.trace(s.ids):
             s.model.logits
-            found.extend(_asked(s, "trace", keys))
-        with torch.no_grad(), s.model.generate(s.ids, max_new_tokens=_STEPS, min_new_tokens=_STEPS, do_sample=False) as tracer:
-            for step in tracer.iter[:_STEPS]:
-                s.model.logits
-                found.extend(_asked(s, f"generation at step {step}", keys))
+            for key in keys:
+                found["trace", key] = _asked(s, key)
+        for step in range(_STEPS):
+            made = step + 2  # the step after it comes too: its tensors must not be handed out
+            with torch.no_grad(), s.model.generate(s.ids, max_new_tokens=made, min_new_tokens=made, do_sample=False) as tracer:
+                for _ in tracer.iter[step : step + 1]:
+                    s.model.logits
+                    for key in keys:
+                        found[f"generation at step {step}", key] = _asked(s, key)
         s.memo["late"] = found
     return s.memo["late"]
 
 
-def _asked(s: Subject, where: str, keys: Iterable[Key]) -> list[tuple[str, Key, object]]:
-    found = []
-    for key in keys:
-        served: list[object] = []
-        error = attempt(lambda: served.append(s.read(key)))
-        found.append((where, key, error if error is not None else "a tensor of another step"))
-    return found
+def _asked(s: Subject, key: Key) -> object:
+    return attempt(lambda: s.read(key)) or "a tensor of another step"
 
 
 @law(
