@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from explorer import vocabulary
-from explorer.finding.block import BlockFinds, Sublayer, find_block
+from explorer.finding.block import BlockFinds, CannotFollow, Sublayer, find_block
 from explorer.finding.flow import recorded
 from explorer.finding.spots import Finds
 from explorer.finding.structure import Frame, frame, kinds
@@ -94,6 +94,8 @@ def discover(twin: torch.nn.Module) -> Anatomy:
         with recorded(twin, paths) as prompt, _tail(twin, base) as tail:
             out = twin(ids, use_cache=True)
         first = [find_block(prompt, path) for path in paths]
+        if unplaced := next((finds.unplaced for finds in first if finds.unplaced), None):
+            raise CannotFollow(unplaced[0])
         second: list[BlockFinds | None] = [None] * len(paths)
         if any("linear_attn" in finds.hosts for finds in first):
             with recorded(twin, paths) as step:
