@@ -64,7 +64,7 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
         "caches": accounting.cache_sizes(model.config),
         "config": config_of(model),
         "blocks": [_block(model, block) for block in model.anatomy.blocks],
-        "values": [_value(model, row, shapes, bool(report["checks"]) and row.host not in failing)
+        "values": [_value(model, row, shapes, bool(report["checks"]) and vocabulary.HOSTS[row.host].path not in failing)
                    for row in model.support() if row.available],
         "printout": repr(model),
         "traits": traits(model),
