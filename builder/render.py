@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from builder import figures
+from builder.measured import measured_figures
 from builder.printout import printout_html
 from explorer import vocabulary
 from explorer.widgets import diagram
@@ -63,7 +64,7 @@ def family_page(
         records=records, first=first, title=title or first["title"], summary=summary or first.get("summary") or "",
         notes=sections(notes_html or ""),
         diagram=Markup(diagram.element(records)), hosts=host_tables(records),
-        varying=lambda part: varying(records, part), figures=figures.figures, host_sizes=host_sizes, checks=check_groups, facts_file=facts_file,
+        varying=lambda part: varying(records, part), figures=figures.figures, host_sizes=host_sizes, checks=check_groups, measured=lambda record: measured_figures(record["provenance"]["specimen"].get("measured") or {}), facts_file=facts_file,
     )
 
 
@@ -202,15 +203,20 @@ def host_sizes(record: Record) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def check_groups(record: Record) -> list[dict[str, Any]]:
-    """The contract's checks by name: ``[{name, checks, failed, worst}]``, those with a failure first."""
+    """The contract's checks by law: ``[{name, about, checks, failed}]``, those with a failure first.
+
+    ``about`` is what the law says, where its checks agree on it.
+    """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for check in record["contract"]["checks"]:
         groups.setdefault(check["name"], []).append(check)
     found = []
     for name, checks in groups.items():
-        worst = [check["worst"] for check in checks if isinstance(check.get("worst"), int | float)]
-        failed = sum(not check["passed"] for check in checks)
-        found.append({"name": name, "checks": checks, "failed": failed, "worst": max(worst) if worst else None})
+        said = {check["about"] for check in checks}
+        found.append({
+            "name": name, "about": said.pop() if len(said) == 1 else "", "checks": checks,
+            "failed": sum(not check["passed"] for check in checks),
+        })
     return sorted(found, key=lambda group: -group["failed"])
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from builder import figures, render, write
+from builder.measured import measured_figures
 from builder.printout import folded, printout_html
 from explorer import vocabulary
 from explorer.widgets import palette
@@ -126,11 +127,34 @@ def test_a_record_without_a_contract_says_so() -> None:
     assert "The contract has not been run" in page and "<details" not in page
 
 
+MEASURED = {
+    "parameters": 1_900_000,
+    "text": {"held_out_tokens": 61440, "window_tokens": 192, "loss_nats_per_token": 4.031, "unigram_nats_per_token": 6.2, "uniform_nats_per_token": 7.6},
+    "router": {"tokens": 61440, "shuffles": 5, "mean_ratio": 3.4, "best_ratio": 4.0, "worst_ratio": 3.0, "untrained_mean_ratio": 1.8,
+               "layers": [{"layer": 0, "mutual_information": 0.9, "shuffled": 0.25, "above_chance": 0.65, "ratio": 3.6, "load": []}]},
+    "repetition": {"segment_tokens": 48, "segments": 64, "text": {"first_copy": 5.0, "second_copy": 2.5, "lower_by": 2.5},
+                   "random": {"first_copy": 8.0, "second_copy": 3.0, "lower_by": 5.0}},
+    "heads": {"previous_token": {"linear_attn": {"layer": 0, "head": 3, "share": 0.62}, "even_share": 0.03},
+              "induction_target": {"self_attn": {"layer": 3, "head": 1, "share": 0.81}, "even_share": 0.014},
+              "linear_attn_read_as": "absolute implied attention"},
+    "training": {"steps": 4000, "tokens": 12000000, "seed": 0, "seconds": 1080, "threads": 2},
+    "versions": {"torch": "2.13.0"},
+}
+
+
 def test_measurements_of_a_trained_specimen_are_on_the_page() -> None:
     record = records("llama", 1)[0]
-    record["provenance"]["specimen"] = {"weights": "trained", "measured": {"text loss": 4.25}}
+    record["provenance"]["specimen"] = {"weights": "trained", "measured": MEASURED}
     text = str(Text(render.family_page([record])))
-    assert "weights are trained" in text and "text loss4.25" in text
+    for said in ("weights are trained", "4.03nats a token on unseen text", "counting words alone gives 6.20", "3.40 ×what a token tells",
+                 "0.90 against 0.25", "before training 1.80 ×", "2.50 natslower on a segment", "first copy 8.00, second 3.00",
+                 "62 %strongest head on the previous token, linear_attn", "block 3, head 1; looking back evenly gives 1.4 %", "18 mintraining"):
+        assert said in text, said
+
+
+def test_measurements_of_another_shape_are_shown_as_they_are() -> None:
+    found = {item.name: item.value for item in measured_figures({"text": 4.38716, "load": [[0.5, 0.25]], "rep": {"random": [7.79, 7.72]}})}
+    assert found == {"text": "4.387", "load": "[0.5, 0.25]", "rep.random": "7.79, 7.72"}
 
 
 def test_text_from_records_is_never_interpreted() -> None:
