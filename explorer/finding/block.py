@@ -38,6 +38,10 @@ class BlockFinds:
     unplaced: list[str] = field(default_factory=list)
 
 
+#: Operations that mix positions: what has them is no MLP, whatever its modules look like.
+MIXING = ("convolution", "cumsum", "_softmax", "softmax")
+
+
 class CannotFollow(ValueError):
     """The block's output is not its input plus a sum of things."""
 
@@ -88,7 +92,7 @@ def find_block(flow: Flow, path: str) -> BlockFinds:
     modules = [c for c in flow.inside(block) if not c.labels]
     for key, add in addends(flow, block):
         chain = flow.back(key, add)
-        makers = [s for c in modules if (s := result(c, chain)) is not None]
+        makers = [s for c in modules if (s := result(c, chain)) is not None and _intact(flow, s, add)]
         if not makers:
             finds.unplaced.append(f"an addend of {path} is the result of no module")
             continue
@@ -96,6 +100,12 @@ def find_block(flow: Flow, path: str) -> BlockFinds:
         _sublayer(finds, flow, modules, addend, key)
     _between(finds, flow, modules)
     return finds
+
+
+def _intact(flow: Flow, spot: Spot, add: int) -> bool:
+    """Whether what a module returned reached an add unchanged, no operation having written into it."""
+    made = flow.maker(id(spot.tensor), add)
+    return made is None or made < spot.call.stop
 
 
 def _sublayer(finds: BlockFinds, flow: Flow, modules: list[Call], addend: Spot, key: int) -> None:
@@ -108,6 +118,11 @@ def _sublayer(finds: BlockFinds, flow: Flow, modules: list[Call], addend: Spot, 
         role, host, values, output = "experts", "mlp", find_mixture(flow, call, experts), "mlp_output"
     else:
         role, host, values, output = "mlp", "mlp", find_dense(flow, call), "mlp_output"
+        mixing = next((name for name in MIXING if flow.indices(call, name)), None)
+        if mixing is not None or "mlp_neurons" not in values.spots:
+            raise CannotFollow(f"{call.module} adds to the stream and is neither attention nor an MLP that can be followed")
+    if host in finds.hosts:
+        raise CannotFollow(f"{finds.path} has two parts that play {host}")
     values.spots[output] = addend
     values.sizes["hidden_size"] = addend.tensor.shape[-1]
     finds.hosts[host] = values
