@@ -31,6 +31,7 @@ ABSENT = {
     "linear_attn": "this block is softmax attention (self_attn): it has no recurrent state",
     "shared_experts": "this block's MLP has no shared expert",
     "mlp": "this block has no MLP",
+    "mixer": "this block has neither softmax attention nor a recurrent mixer",
 }
 
 
@@ -160,9 +161,11 @@ def _block(layers: tuple[int, ...], path: str, prompt: BlockFinds, step: BlockFi
         ranks = list(vocabulary.BY_HOST[name])
         order += [(spot.when, ranks.index(value), name, value) for value, spot in finds.spots.items()
                   if value in hosts[name].places]
+    mixers = {"self_attn", "linear_attn"}
     for name in vocabulary.HOSTS:
         if name != "model" and name not in hosts:
-            missing = dict.fromkeys(vocabulary.BY_HOST[name], ABSENT[name])
+            reason = ABSENT["mixer"] if name in mixers and not mixers & set(prompt.hosts) else ABSENT[name]
+            missing = dict.fromkeys(vocabulary.BY_HOST[name], reason)
             hosts[name] = Host(name, "", {}, {}, missing, {})
     return Block(layers, hosts, tuple(prompt.sublayers), tuple((h, v) for _, _, h, v in sorted(order)), tuple(prompt.unplaced))
 
