@@ -80,6 +80,8 @@ def _router(finds: Finds, flow: Flow, module: Call, indices: int) -> None:
     entering = flow.back(flow.ops[choice].reads[0], choice)
     scores = next((s for c in innermost(inside, choice) if (s := argument(c, entering))), None)
     finds.sizes["num_experts"] = flow.tensors[flow.ops[choice].reads[0]].shape[-1]
+    if finds.sizes["top_k"] >= finds.sizes["num_experts"]:
+        finds.missing["router_margin"] = "every expert is chosen, so none is rejected"
     owner = next(c for c in innermost(inside, choice) if c.labels).module
     if owner != module.module:
         finds.traits["router"] = owner
