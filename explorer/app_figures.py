@@ -78,7 +78,7 @@ class _Figure:
     def __init__(self, ink: Ink, name: str, tools: str, **options: object) -> None:
         self.ink, self.name = ink, name
         self.figure = figure(
-            name=name, sizing_mode="stretch_both", tools=tools, toolbar_location="above" if tools else None,
+            name=f"figure_{name}", sizing_mode="stretch_both", tools=tools, toolbar_location="above" if tools else None,
             toolbar_inner=True, output_backend="canvas", min_border=2, background_fill_alpha=0, border_fill_alpha=0, **options,
         )
         self.figure.toolbar.logo = None
