@@ -138,7 +138,10 @@ class Standard:
         if value.derived:
             return self._derived(value)
         reach = self.reach(value)
-        return self._visit(value, reach).view(value.name, reach)
+        found = self._visit(value, reach).view(value.name, reach)
+        if found is None and not value.optional:
+            raise Unavailable(f"{self.expression(value.name)} is unavailable: this call does not make it (it may keep no cache).")
+        return found
 
     def write(self, value: vocabulary.Value, new: Any) -> None:
         if not value.written:
