@@ -80,8 +80,9 @@ def index_page(families: Sequence[Sequence[Record]], notes: Mapping[str, Mapping
         for trait in card["traits"]:
             entry = traits.setdefault(trait["name"], {**trait, "families": 0})
             entry["families"] += 1
+    common_first = sorted(traits.values(), key=lambda trait: -trait["families"])
     names = sorted({name for card in cards for _, name in card["offers"]})
-    return environment().get_template("index.md.jinja").render(cards=cards, traits=list(traits.values()), names=names)
+    return environment().get_template("index.md.jinja").render(cards=cards, traits=common_first, names=names)
 
 
 def layouts_page() -> str:

@@ -13,6 +13,7 @@ from explorer import vocabulary
 from explorer.widgets import palette
 from explorer.widgets.diagram import LAYOUTS, block_svg, element
 from explorer.widgets.diagram_block import axis_name, host_key, lit_cells, shapes, type_of
+from explorer.widgets.diagram_draw import grid
 from explorer.widgets.diagram_element import card_data
 from tests.facts_records import records
 
@@ -108,6 +109,13 @@ def test_lit_cells_are_distinct_and_within_the_field() -> None:
         assert len(set(lit)) == len(lit) == min(count, chosen)
         assert all(0 <= cell < count for cell in lit)
         assert lit == lit_cells(count, chosen)
+
+
+@pytest.mark.parametrize(("count", "columns"), [(512, 32), (256, 32), (128, 16), (8, 8), (97, None)])
+def test_cells_fill_their_field_in_full_rows_where_they_can(count: int, columns: int | None) -> None:
+    found, pitch = grid(count, 186, 74)
+    assert columns in (None, found)
+    assert found * pitch <= 186.01 and -(-count // found) * pitch <= 74.01
 
 
 def test_addend_edges_can_be_marked() -> None:

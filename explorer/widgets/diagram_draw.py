@@ -206,10 +206,7 @@ class Canvas:
 
         Each cell carries ``data-expert``; which are lit is an illustration until a token is selected.
         """
-        pitch = min(area.w, area.h, 13.0)
-        while (area.w // pitch) * (area.h // pitch) < count and pitch > 2:
-            pitch -= 0.05
-        columns = int(area.w // pitch)
+        columns, pitch = grid(count, area.w, area.h)
         side, lit = pitch * 0.76, set(lit_cells(count, chosen))
         left = area.x + (area.w - columns * pitch + pitch - side) / 2
         cells = []
@@ -223,6 +220,22 @@ class Canvas:
             f' aria-label="{count} experts, {chosen} chosen for each token">{"".join(cells)}</g>'
         )
         return area.y + -(-count // columns) * pitch
+
+
+def grid(count: int, width: float, height: float, most: float = 17.0) -> tuple[int, float]:
+    """Columns and pitch of a field of ``count`` cells that fills ``width`` by ``height``.
+
+    Full rows are preferred to larger cells, as long as they cost at most a fifth of the size.
+    """
+
+    def pitch(columns: int) -> float:
+        return min(most, width / columns, height / -(-count // columns))
+
+    # Of fields with cells of one size, the widest.
+    best = max(range(1, count + 1), key=lambda columns: (pitch(columns), columns))
+    even = max((columns for columns in range(1, count + 1) if count % columns == 0), key=lambda columns: (pitch(columns), columns))
+    columns = even if pitch(even) >= 0.8 * pitch(best) else best
+    return columns, pitch(columns)
 
 
 def rounded(points: Sequence[tuple[float, float]], radius: float = 7) -> str:

@@ -198,14 +198,14 @@ def draw_experts(canvas: Canvas, block: Block, sub: Record, top: float) -> Leave
     draw_field(canvas, block, sub, field)
     canvas.edge((router.right, field.cy), (field.x - 1, field.cy))
     meet = (X1 - 60, y + h + 16)
-    canvas.edge((field.cx, field.bottom), (field.cx, meet[1]), (meet[0] - 8 if shared else meet[0], meet[1]), arrow=bool(shared))
     if shared:
+        canvas.edge((field.cx, field.bottom), (field.cx, meet[1]), (meet[0] - 8, meet[1]))
         draw_shared(canvas, block, sub, Box(field.right + 16, y, X1 - field.right - 16, h), meet)
     w, o, s = (block.part(host, name) for name in ("expert_weights", "expert_outputs", "router_scores"))
     canvas.type(X0 + 2, meet[1] + 24, *types_line(block, (("scores", s), ("weights", w), ("outputs", o))))
     bottom = closing(canvas, sub, meet[1] + 43, meet[0]) if sub.get("steps") else meet[1] + 38
     frame(canvas, sub, top, bottom)
-    canvas.edge((meet[0], meet[1] + (8 if shared else 0)), (meet[0], bottom), arrow=False)
+    canvas.edge((meet[0], meet[1] + 8 if shared else field.bottom), (meet[0], bottom), arrow=False)
     return bottom, meet[0]
 
 
