@@ -25,7 +25,7 @@ MEGABYTE = 1_000_000
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured number: ``value`` in ``unit``, the aim it is held against (None: no aim), and how it came about."""
+    """One measured number: ``value`` in ``unit``, the aim it is held against (None: no aim), how it came about, and the worst of several."""
 
     section: str
     name: str
@@ -33,6 +33,7 @@ class Figure:
     unit: str
     aim: float | None
     detail: str
+    worst: float | None = None
 
     @property
     def met(self) -> bool | None:
@@ -208,11 +209,11 @@ def line(figure: Figure) -> str:
 
 
 def table(figures: list[Figure]) -> str:
-    """The figures as aligned text: name, value, aim, whether it is met, and the detail under it."""
-    rows = [(f.name, amount(f.value, f.unit), "" if f.aim is None else f"<= {f.aim:g}",
-             {True: "met", False: "missed", None: ""}[f.met]) for f in figures]
-    head = ("figure", "measured", "aim", "")
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(4)]
+    """The figures as aligned text: name, value, worst, aim, whether it is met, and the detail under it."""
+    rows = [(f.name, amount(f.value, f.unit), "" if f.worst is None else amount(f.worst, f.unit),
+             "" if f.aim is None else f"<= {f.aim:g}", {True: "met", False: "missed", None: ""}[f.met]) for f in figures]
+    head = ("figure", "measured", "worst", "aim", "")
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in [head, *rows]]
     details = [f"    {figure.detail}" for figure in figures]
     return "\n".join([lines[0], *(part for pair in zip(lines[1:], details) for part in pair)])

@@ -7,6 +7,8 @@ painted, so that they hold what a person waits for and nothing of the driver's.
 from __future__ import annotations
 
 import gzip
+import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from builder.browsing import Visit, launched, open_page
 from builder.demo import HOST, choose_port, serve_folder, stop, wait_for
 from builder.weights import gguf_path
 
+ROOT = Path(__file__).resolve().parent.parent
 PROMPT_TOKENS = 512
 KILOBYTE = 1000
 #: Files of the search, which a reader loads only on searching.
@@ -81,11 +84,14 @@ def built_site(settings: object) -> Iterator[str]:
 
 
 def build_into(folder: Path, families: tuple[str, ...]) -> Path:
-    command = [sys.executable, "-m", "builder", "build", *families, "--out", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    """Build a copy of the authored site in ``folder``, so that the repository's pages stay as they are."""
+    shutil.copytree(ROOT / "site", folder / "site", ignore=shutil.ignore_patterns("index.md", "facts.json"))
+    shutil.copy(ROOT / "mkdocs.yml", folder)
+    command = [sys.executable, "-m", "builder", "build", *families, "--out", "public"]
+    done = subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"the site did not build: {done.stderr.strip().splitlines()[-1:]}")
-    return folder
+    return folder / "public"
 
 
 def page_of(site: str, family: str) -> str:
@@ -93,14 +99,14 @@ def page_of(site: str, family: str) -> str:
 
 
 def slider_rows(settings: object, site: str, browser: object) -> Iterator[tuple]:
-    """Rows (name, value, unit, aim, detail) for the slider of each family's page."""
+    """Rows of `bench.Figure` (all but the section) for the slider of each family's page."""
     for family in settings.families:
         seen = open_page(browser, page_of(site, family))
         seen.page.wait_for_selector("block-diagram .bd-stage svg")
         seen.page.evaluate(SLIDER, 3)
         middle, worst = summary(seen.page.evaluate(SLIDER, settings.steps))
         seen.page.context.close()
-        yield f"slider step, {family}", middle, "ms", 100.0, f"input to painted diagram, median of {settings.steps}; worst {worst:.0f} ms"
+        yield f"slider step, {family}", middle, "ms", 100.0, f"input to painted diagram, median of {settings.steps}", worst
 
 
 @contextmanager
@@ -141,7 +147,7 @@ def head_rows(settings: object, browser: object) -> Iterator[tuple]:
         walk_tabs(page)
         page.context.close()
     name = Path(model).name
-    yield f"head switch at {tokens} tokens", middle, "ms", 150.0, f"{name}: change to painted figures, median of {settings.steps}; worst {worst:.0f} ms"
+    yield f"head switch at {tokens} tokens", middle, "ms", 150.0, f"{name}: change to painted figures, median of {settings.steps}", worst
     yield "largest websocket message", max(seen.frames) / KILOBYTE, "kB", 1000.0, f"of {len(seen.frames)} over the whole visit, every panel opened"
 
 
@@ -159,7 +165,7 @@ def weigh(browser: object, address: str) -> dict[str, int]:
 
     seen = Visit(browser.new_context().new_page())
     answers: list[object] = []
-    seen.page.on("response", answers.append)
+    seen.page.on("response", lambda answer: answers.append(answer))
     seen.page.goto(address, wait_until="networkidle")
     sizes = {}
     for answer in answers:

@@ -1,4 +1,4 @@
-"""What every test shares: no network, two threads at most, and the browser fixtures."""
+"""What every test shares: no network, one thread for torch, and the browser fixtures."""
 
 from __future__ import annotations
 
@@ -9,5 +9,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("PYTHONUNBUFFERED", "1")
+# The models are small: a second thread gains little on a quiet machine and waits for ever on a busy one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tests.browser import chromium, serve, visit  # noqa: E402,F401  fixtures, found by name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -54,3 +55,14 @@ def test_an_unknown_family_is_refused(capsys):
 
 def test_the_real_weights_are_found():
     assert gguf_path() is not None and gguf_path().stat().st_size > 50_000_000
+
+
+def test_every_section_measures(tmp_path, capsys):
+    """One quick run of all of it; how fast this machine is decides nothing, what is sent and shipped does."""
+    assert bench.main(["--quick", "--json", "--family", "qwen3_next"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["failed"] == {} and {f["section"] for f in told["figures"]} == set(bench.SECTIONS)
+    assert all(f["value"] > 0 for f in told["figures"])
+    by_name = {f["name"]: f for f in told["figures"]}
+    assert by_name["page of qwen3_next"]["met"] and by_name["largest websocket message"]["met"]
+    assert any(name.startswith("head switch at 5") for name in by_name)
