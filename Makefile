@@ -14,18 +14,24 @@ OUT ?= public
 # Words for pytest, as in: make test ARGS="tests/test_packaging.py -x"
 ARGS ?=
 CHROMIUM := /usr/bin/chromium
+# What the site is made from, without what a build writes beside it: an unchanged site is not built twice.
+BUILT := $(OUT)/.built
+SOURCES := mkdocs.yml $(shell find explorer builder -type f -not -name '*.pyc') $(wildcard site/*/*/notes.md) \
+  site/how-the-parts-fit.md $(wildcard site/assets/bestiary.*)
 
 .PHONY: demo test site check bench weights browser clean
 
-demo: $(STAMP) $(WEIGHTS)
-	$(PY) -m builder build --out $(OUT)
+demo: $(STAMP) $(WEIGHTS) $(BUILT)
 	$(PY) -m builder.demo --site $(OUT)
 
 test: $(STAMP) $(WEIGHTS) browser
 	$(PY) -m pytest $(ARGS)
 
-site: $(STAMP)
+site: $(BUILT)
+
+$(BUILT): $(STAMP) $(SOURCES)
 	$(PY) -m builder build --out $(OUT)
+	@touch $@
 
 check: $(STAMP)
 	$(PY) -m builder check
@@ -65,4 +71,5 @@ browser:
 
 clean:
 	rm -rf $(VENV) $(OUT) build *.egg-info .pytest_cache
+	rm -f site/index.md site/families/*/index.md site/guides/*.md site/assets/palette.css site/assets/block-diagram.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
