@@ -21,7 +21,7 @@ SOURCES := mkdocs.yml $(shell find explorer builder -type f -not -name '*.pyc') 
 
 .PHONY: demo test site check bench weights browser clean
 
-demo: $(STAMP) $(WEIGHTS) $(BUILT)
+demo: $(STAMP) $(BUILT)
 	$(PY) -m builder.demo --site $(OUT)
 
 test: $(STAMP) $(WEIGHTS) browser
