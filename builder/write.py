@@ -65,6 +65,11 @@ def write_guide(name: str, html: str, meta: Mapping[str, str], *, site: Path = S
     return _write(site / "guides" / f"{name}.md", page)
 
 
+def remove_guide(name: str, *, site: Path = SITE) -> None:
+    """Take a guide's page away: its code no longer holds."""
+    (site / "guides" / f"{name}.md").unlink(missing_ok=True)
+
+
 def guide_sources(site: Path = SITE) -> dict[str, Path]:
     """The authored guides by name: ``guides/<name>/notes.md``."""
     return {path.parent.name: path for path in sorted((site / "guides").glob("*/notes.md"))}

@@ -320,3 +320,5 @@ def test_navigation_lists_what_there_is(tmp_path: Path) -> None:
         {"Families": ["index.md", {"Llama": "families/llama/index.md"}]},
         {"Guides": ["guides/first.md", "guides/layouts.md"]},
     ]
+    write.remove_guide("first", site=tmp_path)
+    assert write.navigation({}, tmp_path)[1] == {"Guides": ["guides/layouts.md"]}

@@ -113,6 +113,8 @@ def _legend(record: Record) -> str:
     roles = dict.fromkeys(sub["role"] for block in shapes(record) for sub in block.sublayers)
     words = {"attention": ROLES["attention"].label, "recurrent": "recurrent mixer", "experts": "mixture of experts", "mlp": "dense MLP"}
     items = [f'<span role="listitem"><i class="bd-tick bd-tick-{role}"></i>{words[role]}</span>' for role in roles if role in words]
+    if "experts" in roles:
+        items.append('<span role="listitem">lit cells stand for the chosen experts, which differ by token</span>')
     items.append('<span role="listitem"><i class="bd-swatch"></i>derived from other values, read-only</span>')
     return f'<div class="bd-legend" role="list">{"".join(items)}</div>'
 
