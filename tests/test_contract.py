@@ -87,6 +87,13 @@ def test_a_model_without_weights_is_held_to_names_and_layouts():
     assert {"names", "sizes", "values read", "refused in words", "printout"} == names(report)
 
 
+def test_what_an_implementation_takes_away_is_not_asked_for():
+    report = check(load("specimen:llama", attn_implementation="sdpa"))
+    assert not report.failures, report.failures
+    assert not {"pattern rows", "scores to probabilities", "probabilities mix values"} & names(report)
+    assert {"heads to premix", "writes land", "refused in words"} <= names(report)
+
+
 def test_a_prompt_of_ones_own_and_progress():
     seen = []
     report = check(load("specimen:llama"), "And God said, Let there be light", progress=lambda done, total: seen.append((done, total)))

@@ -12,12 +12,10 @@ from explorer.contract.tally import Tally
 @law(
     "two models apart",
     "Two models in one process do not disturb each other: one records its states and is edited while the other runs, each gives what it gives alone.",
-    "model",
+    "model", pair=True,
 )
 def apart(s: Subject, host: str, t: Tally) -> None:
     other = s.other
-    if other is None:
-        return
     alone = other.record(s.ids)
     during: list = []
     with torch.no_grad():

@@ -58,7 +58,7 @@ def _weighed(value: torch.Tensor) -> torch.Tensor:
 
 @law(
     "backward in a trace",
-    "Inside `with loss.backward():` the .grad of a served value is what autograd gives for it, and an edit of it changes the gradients before it.",
+    "Inside `with loss.backward():` the .grad of the stream leaving each block is what autograd gives for it.",
     "layers", float32=1e-6,
 )
 def backward(s: Subject, host: str, t: Tally) -> None:
@@ -76,4 +76,4 @@ def backward(s: Subject, host: str, t: Tally) -> None:
     found = torch.autograd.grad(loss, list(streams.values()))
     for layer, grad in zip(streams, found, strict=True):
         t.near(layer, told[layer], grad)
-    s.hf.zero_grad(set_to_none=True)
+    s.hf.zero_grad(set_to_none=True)  # backward leaves the parameters theirs

@@ -21,6 +21,7 @@ class Law:
     needs: values that must be available on the host for it to apply; any block will do.
     float32, bfloat16: relative errors allowed; None for bfloat16 where it is not run again in it.
     shapes: whether it also holds of a model without weights.
+    pair: whether it takes a second model beside the first. last: whether it looks at the model after all others.
     """
 
     name: str
@@ -31,9 +32,12 @@ class Law:
     float32: float = 0.0
     bfloat16: float | None = None
     shapes: bool = False
+    pair: bool = False
     last: bool = False
 
     def applies(self, subject: "Subject", host: str) -> bool:
+        if self.pair and subject.other is None:
+            return False
         return subject.has(host) and all(subject.layers(host, name) for name in self.needs)
 
 
@@ -41,11 +45,11 @@ _LAWS: list[Law] = []
 
 
 def law(name: str, about: str, *hosts: str, needs: tuple[str, ...] = (), float32: float = 0.0,
-        bfloat16: float | None = None, shapes: bool = False, last: bool = False) -> Callable:
+        bfloat16: float | None = None, shapes: bool = False, pair: bool = False, last: bool = False) -> Callable:
     """Register a function ``(subject, host, tally)`` that makes a law's comparisons."""
 
     def register(run: Callable[["Subject", str, Tally], None]) -> Callable:
-        _LAWS.append(Law(name, about, hosts, run, needs, float32, bfloat16, shapes, last))
+        _LAWS.append(Law(name, about, hosts, run, needs, float32, bfloat16, shapes, pair, last))
         return run
 
     return register

@@ -56,46 +56,48 @@ def _asked(s: Subject, key: Key) -> object:
 
 @law(
     "one step at a time",
-    "Prefilling and then decoding token by token reads what one forward over the whole text reads: every value, state and logits.",
+    "Prefilling and then going on, token by token or with several at once, reads what one forward over the whole text reads: every value, state and logits.",
     *HOSTS, float32=1e-4,
 )
 def decoding(s: Subject, host: str, t: Tally) -> None:
-    for position, found in _decoded(s):
+    for start, stop, found in _continued(s):
         for key, value in found.items():
             if key[0].host == host:
-                _compare(s, t, key, value, position)
+                _compare(s, t, key, value, start, stop)
 
 
-def _decoded(s: Subject) -> list[tuple[int, dict[Key, object]]]:
-    """The values of the last two tokens, each decoded on a cache of those before."""
-    if "decoded" not in s.memo:
+def _continued(s: Subject) -> list[tuple[int, int, dict[Key, object]]]:
+    """The values of tokens ``start`` to ``stop``, run on a cache of those before: the last two one by one, then a good half at once."""
+    if "continued" not in s.memo:
         # The pattern implied by a state is that of a fresh prompt; the mask is as long as the whole text.
         keys = [key for key in s.order(derived=True) if key[0].name not in ("state_attention", "attention_mask", "input_size")]
         cache = s.prefilled(s.seq - 2)
+        half = s.seq // 2 - 1
+        runs = [(s.seq - 2, s.seq - 1, cache), (s.seq - 1, s.seq, cache), (half, s.seq, s.prefilled(half))]
         steps = []
-        for position in (s.seq - 2, s.seq - 1):
+        for start, stop, before in runs:
             found: dict[Key, object] = {}
-            with torch.no_grad(), s.model.trace(s.continued(position), cache=cache, use_cache=True):
+            with torch.no_grad(), s.model.trace(s.continued(start, stop), cache=before, use_cache=True):
                 for key in keys:
                     found[key] = s.read(key)
-            steps.append((position, found))
-        s.memo["decoded"] = steps
-    return s.memo["decoded"]
+            steps.append((start, stop, found))
+        s.memo["continued"] = steps
+    return s.memo["continued"]
 
 
-def _compare(s: Subject, t: Tally, key: Key, found: object, position: int) -> None:
+def _compare(s: Subject, t: Tally, key: Key, found: object, start: int, stop: int) -> None:
     value, layer = key
-    where = (layer, f"{value.name} at token {position}")
+    where = (layer, f"{value.name} of tokens {start} to {stop - 1}")
     if value.name == "next_token_probs":
-        want = s.get("model", "logits")[:, position].softmax(-1)
+        want = s.get("model", "logits")[:, stop - 1].softmax(-1)
     elif value.layout == "State":
         states = s.get(value.host, "states", layer)
-        want = states[:, position - (value.name == "state_input")]
+        want = states[:, start - 1 if value.name == "state_input" else stop - 1]
     else:
         whole = s.get(value.host, value.name, layer)
         # Keys and values handed to the attention are those of every token so far.
-        start = 0 if value.layout in ("Keys", "Values") else position
-        spans = {"seq": slice(start, position + 1), "query": slice(position, position + 1), "key": slice(0, position + 1)}
+        first = 0 if value.layout in ("Keys", "Values") else start
+        spans = {"seq": slice(first, stop), "query": slice(start, stop), "key": slice(0, stop)}
         want = whole[tuple(spans.get(axis, slice(None)) for axis in value.axes)]
     if isinstance(want, torch.Tensor) and not want.is_floating_point():
         t.same(where, found, want)

@@ -182,11 +182,12 @@ class Subject:
             self.memo[name] = self.forward(self.ids[:, :length], use_cache=True).cache
         return copy.deepcopy(self.memo[name])
 
-    def continued(self, position: int) -> dict[str, torch.Tensor]:
-        """The inputs of one decoding step at ``position``, its mask as long as the text so far."""
+    def continued(self, start: int, stop: int | None = None) -> dict[str, torch.Tensor]:
+        """The inputs of tokens ``start`` to ``stop`` (one, where not said), their mask as long as the text so far."""
+        stop = start + 1 if stop is None else stop
         return {
-            "input_ids": self.ids[:, position: position + 1],
-            "attention_mask": torch.ones(self.batch, position + 1, dtype=torch.long, device=self.ids.device),
+            "input_ids": self.ids[:, start:stop],
+            "attention_mask": torch.ones(self.batch, stop, dtype=torch.long, device=self.ids.device),
         }
 
 

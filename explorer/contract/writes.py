@@ -239,7 +239,7 @@ def _states_land(s: Subject, t: Tally) -> None:
                 logits = s.model.logits.save()
             _only_first_row(t, (layer, f"state_input {how}"), logits, clean)
             cache, before = s.prefilled(1), s.prefilled(1)
-            inputs = {"input_ids": s.ids[:, 1:last], "attention_mask": torch.ones(s.batch, last, dtype=torch.long)}
+            inputs = s.continued(1, last)
             with torch.no_grad(), s.model.trace(inputs, cache=cache, use_cache=True):
                 state = mix.state_output
                 if how == "assigned":
