@@ -75,7 +75,7 @@ def _shared(site: Path) -> list[str]:
             write.write_guide(name, *collect.guide(path), site=site)
         except Exception as error:  # a guide that does not hold has no page
             failed.append(f"guide {name}: {error}")
-            (site / "guides" / name / "index.md").unlink(missing_ok=True)
+            write.remove_guide(name, site=site)
     write.write_index(list(_records(site).values()), _metas(site), site=site)
     return failed
 
