@@ -175,6 +175,8 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
 
     def interleave(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """The engine's driver of every trace, with the taps open for its duration."""
+        if self.hf.device.type == "meta" and getattr(fn, "__name__", "") in ("generate", "pipe"):
+            raise ValueError(f"{self.label} was loaded without weights: it can be traced for its shapes, not generate.")
         with self.lock, self.taps.armed(TraceSink(self.interleaver)):
             return super().interleave(fn, *args, **kwargs)
 
