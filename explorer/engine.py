@@ -22,10 +22,11 @@ from nnsight.intervention.source import (  # noqa: E402
 )
 from nnsight.modeling.transformers import TransformersModel  # noqa: E402
 from nnsight.tracing.backend import Backend  # noqa: E402
+from nnsight.tracing.tracer import WithBlockNotFoundError  # noqa: E402
 
 __all__ = [
     "Backend", "Envoy", "Mediator", "NO_SKIP", "OutOfOrderError", "STATE", "SourceNotAvailable", "State",
-    "TransformersModel", "WriteBack", "bind", "eproperty", "instrument", "make_op", "nnsight",
+    "TransformersModel", "WithBlockNotFoundError", "WriteBack", "bind", "eproperty", "instrument", "make_op", "nnsight",
 ]
 
 

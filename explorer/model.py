@@ -19,7 +19,7 @@ from explorer.prompts import PromptError, prepared, token_ids
 from explorer.recording import Recording, choose, record, timed
 from explorer.support import Row, Support, support
 from explorer.taps import HostTaps, Taps, TraceSink
-from explorer.turns import Turn
+from explorer.turns import Turn, in_turn
 
 
 def _top(anatomy: Anatomy, config: Any) -> Host:
@@ -173,6 +173,9 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         """The engine's scan, a trace of shapes alone; it takes turns like any trace."""
         return super().scan(*inputs, backend=backend or Turn(), **kwargs)
 
+    generate = in_turn(TransformersModel.generate)
+    pipe = in_turn(TransformersModel.pipe)
+
     def interleave(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """The engine's driver of every trace, with the taps open for its duration."""
         if self.hf.device.type == "meta" and getattr(fn, "__name__", "") in ("generate", "pipe"):
@@ -248,7 +251,8 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
 
     def project_on_vocab(self, hidden: torch.Tensor) -> torch.Tensor:
         """The lens: logits [… vocab_size] of a stream [… hidden_size], through the final norm and the head."""
-        return self.lm_head(self.norm(hidden) if self.anatomy.norm is not None else hidden)
+        with self.lock:  # or a run in another thread would take this for a part of itself
+            return self.lm_head(self.norm(hidden) if self.anatomy.norm is not None else hidden)
 
     def top_tokens(self, hidden: torch.Tensor, k: int = 5) -> list:
         """The ``k`` likeliest next tokens of a stream vector [hidden_size], as (token, probability).

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from explorer.engine import Backend, nnsight
+from explorer.engine import Backend, WithBlockNotFoundError, nnsight
 from explorer.taps import Busy
 
 #: Files whose frames are how a value is served, not where it was asked for.
@@ -31,6 +33,30 @@ class Turn(Backend):
             except Exception as error:
                 _end_at_the_user(error.__traceback__)
                 raise
+
+
+def in_turn(method: Callable) -> Callable:
+    """An engine method that a block may trace, for models used from several threads.
+
+    The engine takes a run in progress, whoever's it is, for the one this call is made
+    in; here only a run of this thread counts.
+    """
+    plain = method.__wrapped__
+
+    @functools.wraps(method)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self.lock:
+            if self.interleaver.interleaving:
+                return plain(self, *args, **kwargs)
+        fn = plain.__get__(self, type(self))
+        tracer = self.trace(*args, fn=fn, **kwargs)
+        try:
+            tracer.capture()  # looks for the block two frames up, which is where this was called
+        except WithBlockNotFoundError:
+            return self.interleave(fn, *args, **kwargs)
+        return tracer
+
+    return wrapper
 
 
 def _end_at_the_user(traceback: TracebackType | None) -> None:
