@@ -11,6 +11,7 @@ on with. The engine's interleaver serves traces; `explorer.recording` records.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -194,6 +195,7 @@ class Taps:
         self.locations: set[str] = set()
         self._bodies: dict[str, tuple] = {}
         self._sink: Sink | None = None
+        self._thread = 0
         modules = dict(root.named_modules())
         self.modules = modules
         self.hosts["model", None] = HostTaps(prefix, top, modules)
@@ -216,6 +218,11 @@ class Taps:
         """Whether a trace or a recording is running."""
         return self._sink is not None
 
+    @property
+    def _listening(self) -> bool:
+        """Whether what passes a tap now belongs to the run: in its thread, with somebody waiting."""
+        return self._sink is not None and self._thread == threading.get_ident() and self._sink.active()
+
     @contextmanager
     def armed(self, sink: Sink, wanted: set[str] | None = None, native: bool = False) -> Iterator["Taps"]:
         """Open the taps towards ``sink``; ``native`` also taps what the engine serves itself.
@@ -224,7 +231,7 @@ class Taps:
         """
         if self._sink is not None:
             raise Busy("This model is in the middle of a trace; run another one before that block or after it.")
-        self._sink, self.step = sink, -1
+        self._sink, self._thread, self.step = sink, threading.get_ident(), -1
         trees: dict[str, _Node] = {}
         with ExitStack() as undo:
             undo.callback(self._closed)
@@ -250,7 +257,7 @@ class Taps:
 
     def _begin(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
         """At the start of each forward: which step it is, and how long batch and sequence are."""
-        if not self._sink.active():  # the model called on the side, from within a trace
+        if not self._listening:  # the model called on the side, from within a trace or another thread
             return
         self.step += 1
         self._sink.begin(self.step, self.locations)
@@ -300,7 +307,7 @@ class Taps:
 
         def op(location: str, fn: Callable, *args: Any, **kwargs: Any) -> Any:
             node = holder["tree"].calls.get(location.removeprefix("source."))
-            if node is None or self._sink is None or not self._sink.active():
+            if node is None or not self._listening:
                 return passing(location, fn, *args, **kwargs)
             for moment in node.before:
                 args, kwargs = self.fire(moment, (args, kwargs)) or (args, kwargs)
@@ -344,7 +351,7 @@ class Taps:
 
     def fire(self, moment: _Moment, container: Any) -> Any:
         """Offer what is at a tap to the sink; return the container to go on with, or None for the same."""
-        if self._sink is None or not self._sink.active():
+        if not self._listening:
             return None
         taps = moment.host
         own = taps.reach[next(iter(moment.members))]
