@@ -52,6 +52,25 @@ def states(s: Subject, host: str, t: Tally) -> None:
 
 
 @law(
+    "states follow edits",
+    "After edits of the kernel's arguments, states still ends in the kernel's own state_output and state_attention still mixes the values into its outputs.",
+    HOST, needs=("states", "state_attention", "attention_head_outputs", "state_output", *REPLAYED), float32=_FLOAT32,
+)
+def edited(s: Subject, host: str, t: Tally) -> None:
+    for layer in s.first(HOST, "states", "state_attention", "attention_head_outputs", "state_output", *REPLAYED):
+        mix = s.envoy(HOST, layer)
+        with torch.no_grad(), s.model.trace(s.ids):
+            for name in ("attention_queries", "attention_keys", "attention_values", "decays", "betas"):
+                getattr(mix, name)[:, 1:3] *= 0.5
+            values = mix.attention_values.save()
+            outputs, state = mix.attention_head_outputs.save(), mix.state_output.save()
+            found, pattern = mix.states.save(), mix.state_attention.save()
+        t.near(layer, found[:, -1], state)
+        t.near(layer, torch.einsum("bhqk,bkhd->bqhd", pattern, values), outputs)
+        t.holds(layer, not torch.equal(state, s.get(HOST, "state_output", layer)), "the edits did not reach the kernel")
+
+
+@law(
     "states are causal",
     "The state after a token does not depend on later ones: it is the same with another ending, and is the state_output of the text up to there.",
     HOST, needs=("states", "state_output"), float32=_FLOAT32,
