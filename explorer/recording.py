@@ -105,7 +105,7 @@ class Recording:
 
     def replay(self, layer: int) -> Replay:
         """The recurrent kernel's arguments on one block, to run again."""
-        return Replay(**{name: self.values.get((name, layer)) if name == "state_input" else self[name, layer]
+        return Replay(**{name: self.values.get((name, layer)) if name == "state_input" else self[f"linear_attn.{name}", layer]
                          for name in REPLAYED})
 
     def states(self, layer: int, head: int) -> Iterator[torch.Tensor]:
@@ -116,7 +116,8 @@ class Recording:
 
     def state(self, layer: int, head: int, token: int) -> torch.Tensor:
         """State [batch key_dim value_dim] of one head after one token, by replay."""
-        return next(state for index, state in enumerate(self.states(layer, head)) if index == token)
+        replay = self.replay(layer)
+        return recurrence.delta_rule_state_at(*replay.arguments, tokens=token, state=replay.state_input, heads=[head])[:, 0, 0]
 
 
 class RecordSink:
