@@ -51,7 +51,9 @@ def _matrix(prompt: Any) -> torch.Tensor:
         ids = torch.as_tensor(prompt)
     except (TypeError, ValueError, RuntimeError):
         ids = None
-    if ids is None or ids.dim() not in (1, 2) or (ids.numel() and ids.dtype not in _INTEGERS):
+    if ids is not None and ids.dim() in (1, 2) and not ids.numel():
+        return ids.long().reshape(1, 0)
+    if ids is None or ids.dim() not in (1, 2) or ids.dtype not in _INTEGERS:
         raise PromptError(
             "A prompt is a text, a list of token ids, or a tensor of them [batch seq]; for several texts use tracer.invoke()."
         )
