@@ -104,7 +104,8 @@ class Replay:
     def state_attention(self) -> torch.Tensor:
         """The implied attention of a fresh prompt: [batch heads query key]."""
         q, k, _, g, beta = self.arguments
-        return recurrence.state_attention(q, k, g, beta)
+        # Head by head, to hold little at once; shapes alone take no memory.
+        return recurrence.state_attention(q, k, g, beta, one_at_a_time=q.device.type != "meta")
 
 
 @dataclass(frozen=True)
