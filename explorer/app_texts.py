@@ -123,7 +123,7 @@ def signed_share(value: float | None) -> str:
 
 def diagram_words(run: Run, chosen: Selection) -> dict[str, Any]:
     """Live marks of the diagram: each addend's weight in the stream, the chosen token's experts."""
-    marks: dict[str, Any] = {"addends": views_stream.line_weights(run, chosen)}
+    marks: dict[str, Any] = {"block": chosen.block, "addends": views_stream.line_weights(run, chosen)}
     if views_router.refusal(run, chosen.block) is None:
         marks["experts"] = [slot.expert for slot in views_router.slots_of(run, chosen)]
         marks["expert_count"] = views_router.num_experts(run, chosen.block)

@@ -13,6 +13,12 @@ PROMPT = "In the beginning God created the heaven"
 LONG = "And the LORD spake unto Moses, saying, Speak unto the children of Israel. " * 40
 DRAWN = "document.body.dataset.drawn !== undefined && document.querySelector('[data-job]').hidden"
 
+#: Whether the page shows the run of a model on a prompt; its address says which.
+SHOWN = """([model, prompt]) => {
+  const said = new URLSearchParams(location.search), long = new URLSearchParams(location.hash.slice(1))
+  return document.querySelector('[data-job]').hidden && said.get('model') === model && (said.get('prompt') ?? long.get('prompt')) === prompt
+}"""
+
 #: The bytes of a figure's image, in the page: shape and a sum over all of them that tells images apart.
 IMAGE = """(name) => {
   const plot = Bokeh.documents[0].get_model_by_name('figure_' + name)
@@ -42,14 +48,12 @@ class Seen:
         return self.page.inner_text(selector)
 
     def run(self, prompt: str, model: str | None = None) -> None:
+        """Run a prompt, and wait until the page shows that run and no other."""
         if model:
             self.page.select_option("[data-model]", model)
         self.page.fill("[data-prompt]", prompt)
         self.page.click("[data-run]")
-        self.page.wait_for_function(
-            "(prompt) => document.querySelector('[data-job]').hidden && (new URLSearchParams(location.search).get('prompt')"
-            " ?? new URLSearchParams(location.hash.slice(1)).get('prompt')) === prompt", arg=prompt, timeout=60_000,
-        )
+        self.page.wait_for_function(SHOWN, arg=[model or self.page.input_value("[data-model]"), prompt], timeout=60_000)
 
     def image(self, name: str) -> dict:
         return self.page.evaluate(IMAGE, name)
@@ -344,3 +348,23 @@ def test_the_pointer_reads_a_cell_out(opened, model):
     scores = model.record(PROMPT, values=["router_scores"], layers=[0])["router_scores", 0][0]
     assert float(value) == pytest.approx(float(scores[int(place.split()[0]), int(expert)]), abs=0.02)
     assert seen.page.locator("[data-strip] .pointed").count() == 1
+
+
+def test_a_slider_in_motion_is_never_pulled_back(opened):
+    seen = opened(tab="attention", prompt=LONG)
+    positions = seen.page.evaluate("""async () => {
+      const slider = document.querySelector('block-diagram input[type=range]'), seen = []
+      for (let step = 0; step < 40; step++) {
+        const wanted = step % 4
+        slider.value = wanted
+        slider.dispatchEvent(new Event('input', {bubbles: true}))
+        for (let frame = 0; frame < 2; frame++) {
+          await new Promise((done) => requestAnimationFrame(done))
+          seen.push(Number(slider.value) === wanted && Number(document.querySelector('.bd-stage').dataset.layer) === wanted)
+        }
+      }
+      return seen
+    }""")
+    assert all(positions)
+    seen.page.wait_for_function("new URLSearchParams(location.search).get('block') === '3' && !document.querySelector('[data-card=attention_one]').hidden")
+    assert "block 3" in seen.text("[data-card=attention_one] [data-title]")

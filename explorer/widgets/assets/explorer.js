@@ -12,7 +12,7 @@ import {
 const PATH = "path…";
 const state = { run: null, tokens: [], selection: {}, tab: "router", interventions: [], shown: "before" };
 let model = null;
-let asked = 0, waiting = false, wish = null;
+let asked = 0, flight = null, wish = null;  // the request under way, and the newest wish behind it
 
 // -- talking to the server -----------------------------------------------------
 
@@ -22,21 +22,18 @@ function send(message) { model?.send_msg(message); }
 function select(changes) {
   if (!state.run) return;
   wish = { ...wish, ...changes };
-  if (!waiting) ask();
+  state.selection = { ...state.selection, ...changes };
+  if (!flight) ask();
 }
 
 function ask() {
-  waiting = true;
   asked += 1;
-  send({ do: "select", ...wish, seq: asked });
-  wish = null;
+  [flight, wish] = [wish, null];
+  send({ do: "select", ...flight, seq: asked });
 }
 
 function answered(seq) {
-  if (seq !== null) {
-    waiting = false;
-    if (wish) ask();
-  }
+  if (!flight && wish) ask();
   painted(() => { document.body.dataset.drawn = seq ?? document.body.dataset.drawn ?? 0; });
 }
 
@@ -84,9 +81,6 @@ const HANDLERS = {
     if (at.dataset.key === words.key) return;
     at.dataset.key = words.key;
     at.innerHTML = words.html;  // written and escaped by the server's diagram, from facts
-    moveDiagram();
-    const part = state.selection.part ?? wished().part;
-    if (part) at.querySelector("block-diagram").select(part.split(".").at(-1), part.includes(".") ? part.split(".")[0] : undefined);
   },
   interventions(list) { state.interventions = list; drawSwitches(list); },
   shown(which) {
@@ -96,10 +90,12 @@ const HANDLERS = {
   tab(tab) { state.tab = tab; showTab(); },
   selection(words) {
     const moved = words.block !== state.block;
-    state.selection = words;
+    // What was wished meanwhile stays where it was put; the answer to it is on its way.
+    state.selection = { ...words, ...flight, ...wish };
     state.block = words.block;
-    selectToken(words.token);
-    if (moved) moveDiagram();
+    selectToken(state.selection.token);
+    syncDiagram();
+    mark();
     for (const one of $$("head")) {
       const count = state.run.heads[words.block];
       if (one.options.length !== count) options(one, [...Array(count).keys()].map((head) => [head, head]));
@@ -117,7 +113,7 @@ const HANDLERS = {
   router(words) { drawRouter(words, state.selection, state.tokens); },
   attention(words) { drawAttention(words, state.selection, state.tokens); },
   part(words) { drawPart(words); },
-  marks(words) { $("diagram").querySelector("block-diagram")?.setMarks(words); },
+  marks(words) { state.marks = words; mark(); },
   marked(seq) { painted(() => { document.body.dataset.marked = seq; }); },
   status(words) { state.status = words; drawStatus(); },
 };
@@ -126,6 +122,7 @@ const ORDER = ["hello", "job", "notice", "run", "diagram", "interventions", "sho
 
 function receive(event) {
   const message = event.data ?? event;
+  if ("selection" in message && message.seq === asked) flight = null;
   for (const key of ORDER) if (key in message) HANDLERS[key](message[key]);
   if ("selection" in message && !message.selection.part) drawPart(null);
   if ("selection" in message) answered(message.seq);
@@ -143,9 +140,22 @@ function setModel(source) {
 
 function source() { return $("model").value === PATH ? $("path").value.trim() : $("model").value; }
 
-function moveDiagram() {
+function partKey({ name, host }) { return host === "shared_experts" ? `${host}.${name}` : name; }
+
+// Let the diagram stand where the selection is; what it then tells is no news (see listen).
+function syncDiagram() {
+  const diagram = $("diagram").querySelector("block-diagram"), { block, part } = state.selection;
+  if (!diagram) return;
+  if (diagram.layer !== block) diagram.layer = block;
+  if ((diagram.pinned ? partKey(diagram.pinned) : "") === (part ?? "")) return;
+  const [host, name] = part.includes(".") ? part.split(".") : [undefined, part];
+  diagram.select(name || null, host);
+}
+
+// Live marks belong to one block: they wait until the diagram stands on it.
+function mark() {
   const diagram = $("diagram").querySelector("block-diagram");
-  if (diagram && state.selection.block !== undefined && diagram.layer !== state.selection.block) diagram.layer = state.selection.block;
+  if (diagram && state.marks?.block === diagram.layer) diagram.setMarks(state.marks);
 }
 
 function showTab() {
@@ -232,12 +242,12 @@ function listen() {
     event.preventDefault();
     addIntervention($("kind").value, Number($("layer").value), Number($("index").value));
   });
-  document.addEventListener("block-change", (event) => select({ block: event.detail.layer }));
-  document.addEventListener("part-select", (event) => {
-    const { name, host, pinned } = event.detail;
-    if (pinned && state.tab !== "tensor") state.tabBefore = state.tab;
-    const tab = pinned ? "tensor" : state.tab === "tensor" ? state.tabBefore ?? "router" : state.tab;
-    changeTab(tab, { part: pinned ? (host === "shared_experts" ? `${host}.${name}` : name) : "" });
+  document.addEventListener("block-change", ({ detail }) => { if (detail.layer !== state.selection.block) select({ block: detail.layer }); });
+  document.addEventListener("part-select", ({ detail }) => {
+    const part = detail.pinned ? partKey(detail) : "";
+    if (part === (state.selection.part ?? "")) return;
+    if (part && state.tab !== "tensor") state.tabBefore = state.tab;
+    changeTab(part ? "tensor" : state.tab === "tensor" ? state.tabBefore ?? "router" : state.tab, { part });
   });
   document.addEventListener("click", clicked);
   document.addEventListener("change", (event) => {
@@ -307,14 +317,13 @@ function pressed(event) {
   } else if (event.key in MOVES && state.run) {
     const [[name, place]] = Object.entries(MOVES[event.key]());
     if (place < 0 || place >= LIMITS[name]()) return;
-    state.selection[name] = place;  // so that keys pressed before the answer go on from here
+    select({ [name]: place });
+    if (name === "block") syncDiagram();
     if (name === "token") {
       const inStrip = $("strip").contains(document.activeElement);
       selectToken(place);
       if (inStrip) $("strip").children[place].focus();
     }
-    if (name === "block") moveDiagram(); else select({ [name]: place });
-    if (name === "block" && !$("diagram").querySelector("block-diagram")) select({ block: place });
   } else if (event.key === "?") $("keys").showModal();
   else if (tabs[Number(event.key) - 1]) changeTab(tabs[Number(event.key) - 1]);
   else return;
