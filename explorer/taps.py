@@ -276,7 +276,8 @@ class Taps:
                     lambda _, args, kwargs: self.fire(moment, (args, kwargs)), with_kwargs=True
                 )
             else:
-                hook = module.register_forward_hook(lambda _, args, out: self.fire(moment, out))
+                # Before anybody else's hooks, so that a recording sees what a trace sees.
+                hook = module.register_forward_hook(lambda _, args, out: self.fire(moment, out), prepend=True)
             undo.callback(hook.remove)
             return
         path = _joined(taps.path, place.module)
