@@ -184,13 +184,19 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
             return super().interleave(fn, *args, **kwargs)
 
     def _batch(self, invokes: list, fn: Any) -> tuple:
-        """The engine's assembly of the call; a model without weights gets no mask, which would be looked into."""
+        """The engine's assembly of the call, without a mask that would do harm.
+
+        A model without weights cannot look into one; and beside a cache, one as long
+        as the new tokens alone would hide what the cache holds.
+        """
         for text in (part for inputs, _ in invokes for part in inputs if isinstance(part, str)):
             if not self.tokenizer(text)["input_ids"]:
                 raise PromptError("The prompt is empty; write at least one word.")
         args, kwargs = super()._batch(invokes, fn)
-        if self.hf.device.type == "meta":
-            kwargs.pop("attention_mask", None)
+        mask, cached = kwargs.get("attention_mask"), kwargs.get("cache") or kwargs.get("past_key_values")
+        if mask is not None and (self.hf.device.type == "meta" or (
+                cached is not None and mask.shape == kwargs["input_ids"].shape and bool(mask.all()))):
+            del kwargs["attention_mask"]
         return args, kwargs
 
     def record(self, prompt: Any, values: Iterable[str] | None = None, layers: Iterable[int] | None = None,
