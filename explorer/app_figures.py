@@ -14,8 +14,8 @@ from collections.abc import Callable
 import numpy as np
 from bokeh.events import MouseLeave, MouseMove, RangesUpdate, Reset, Tap
 from bokeh.models import (
-    BasicTicker, BoxAnnotation, CDSView, ColumnDataSource, CustomJS, Glyph, GlyphRenderer, Image, LinearColorMapper,
-    MultiLine, NoOverlap, Range1d, Rect, Span, Text,
+    BasicTicker, BoxAnnotation, CDSView, ColumnDataSource, CustomJS, Glyph, GlyphRenderer, Image, InlineStyleSheet,
+    LinearColorMapper, MultiLine, NoOverlap, Range1d, Rect, Span, Text,
 )
 from bokeh.plotting import figure
 
@@ -26,6 +26,14 @@ from explorer.widgets.reduction import DIVERGING, SEQUENTIAL, Window
 FONT = "Inter, system-ui, sans-serif"
 #: Ticks wanted on an axis; those that would overlap are left out by the axis itself.
 _TICKS = 48
+
+#: The tools lie in a corner of the picture while the pointer is on it, in the page's own colours.
+_TOOLS_CSS = """
+:host(.bk-inner) {
+  background: var(--role-ground); opacity: .94; width: min(100%, 190px) !important; margin-left: auto !important;
+  border-radius: 8px; padding: 0 4px;
+}
+"""
 
 #: Runs in the browser: tells the page which cell is under the pointer, without asking the server.
 _POINT = """
@@ -52,11 +60,14 @@ def colours(theme: str) -> list[str]:
 
 
 class Ink:
-    """The colours of one page: the shared mapper, and every figure that follows the theme."""
+    """What all figures of one page share: the mapper, how ticks are chosen, and the theme they follow."""
 
     def __init__(self, theme: str = "light") -> None:
         self.theme = theme
         self.mapper = LinearColorMapper(low=0, high=255, palette=colours(theme))
+        self.ticker = BasicTicker(min_interval=1, desired_num_ticks=_TICKS, num_minor_ticks=0)
+        self.policy = NoOverlap(min_distance=1)
+        self.tools_style = InlineStyleSheet(css=_TOOLS_CSS)
         self.figures: list[_Figure] = []
 
     def role(self, name: str) -> str:
@@ -83,12 +94,13 @@ class _Figure:
         )
         self.figure.toolbar.logo = None
         self.figure.toolbar.autohide = True
+        self.figure.toolbar.stylesheets = [ink.tools_style]
         for axis in self.figure.axis:
             axis.major_label_text_font = axis.axis_label_text_font = FONT
             axis.major_label_text_font_size = axis.axis_label_text_font_size = "11px"
             axis.axis_label_text_font_style = "normal"
             axis.minor_tick_line_color = None
-        self.figure.grid.visible = False
+        self.figure.center = []  # no grid lines
         ink.figures.append(self)
 
     def colour(self) -> None:
@@ -134,6 +146,7 @@ class CellFigure(_Figure):
     def __init__(self, ink: Ink, name: str) -> None:
         super().__init__(
             ink, name, "box_zoom,pan,wheel_zoom,reset,save", active_drag="box_zoom",
+            active_scroll=None,  # the wheel scrolls the page
             x_range=Range1d(-0.5, 0.5), y_range=Range1d(0.5, -0.5),
         )
         self.window_changed: Callable[[], None] = lambda: None
@@ -144,8 +157,7 @@ class CellFigure(_Figure):
         self._spans = {side: Span(dimension=side, visible=False, line_width=1, line_dash=[4, 3]) for side in ("width", "height")}
         self.figure.renderers.extend(self._spans.values())
         for axis in self.figure.axis:
-            axis.ticker = BasicTicker(min_interval=1, desired_num_ticks=_TICKS, num_minor_ticks=0)
-            axis.major_label_policy = NoOverlap(min_distance=4)
+            axis.update(ticker=ink.ticker, major_label_policy=ink.policy)
         for event in (RangesUpdate, Reset):
             self.figure.on_event(event, lambda event: self.window_changed())
         self._point_at(self.source)
@@ -272,14 +284,13 @@ class CurveFigure(_Figure):
     """Lines over the tokens, with a dashed line at the selected one."""
 
     def __init__(self, ink: Ink, name: str) -> None:
-        super().__init__(ink, name, "box_zoom,pan,reset,save", active_drag="box_zoom", x_range=Range1d(-0.5, 0.5), y_range=Range1d(0, 1))
+        super().__init__(ink, name, "box_zoom,pan,reset,save", active_drag="box_zoom", active_scroll=None,
+            x_range=Range1d(-0.5, 0.5), y_range=Range1d(0, 1))
         self.source = ColumnDataSource({"xs": [], "ys": [], "colour": [], "width": []})
         self._glyph(MultiLine(xs="xs", ys="ys", line_color="colour", line_width="width"), self.source)
         self._span = Span(dimension="height", visible=False, line_width=1, line_dash=[4, 3])
         self.figure.renderers.append(self._span)
-        self.figure.xaxis.ticker = BasicTicker(min_interval=1, desired_num_ticks=_TICKS, num_minor_ticks=0)
-        self.figure.xaxis.major_label_policy = NoOverlap(min_distance=4)
-        self.figure.xaxis.major_label_orientation = "vertical"
+        self.figure.xaxis[0].update(ticker=ink.ticker, major_label_policy=ink.policy, major_label_orientation="vertical")
         self._shown: Curves | None = None
         self._point_at(None)
         self.colour()

@@ -54,4 +54,5 @@ def explorer() -> Iterator[Explorer]:
             process.terminate()
             process.wait(timeout=30)
             said.seek(0)
-            assert "Traceback" not in said.read()
+            log = said.read()
+            assert "Traceback" not in log, log

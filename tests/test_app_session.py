@@ -7,13 +7,14 @@ import json
 import socket
 import threading
 import time
+import urllib.request
 from contextlib import contextmanager, nullcontext
 
 import pytest
 
 from explorer import load
 from explorer.__main__ import main
-from explorer.app import BusyPort, Desk, free_port, origins
+from explorer.app import MOST_SESSIONS, BusyPort, Desk, free_port, origins
 from explorer.app_figures import Ink
 from explorer.app_monitor import Lateness
 from explorer.app_panels import Board
@@ -370,4 +371,18 @@ def test_a_page_of_another_origin_gets_no_websocket(explorer):
     address = explorer.host, explorer.port
     assert websocket_status(address, "http://evil.example") == 403
     assert websocket_status(address, f"http://127.0.0.1:{explorer.port + 1}") == 403
-    assert websocket_status(address, f"http://127.0.0.1:{explorer.port}") != 403
+
+
+def page_of(explorer) -> str:
+    with urllib.request.urlopen(explorer.at(), timeout=60) as answer:
+        return answer.read().decode()
+
+
+def test_a_page_too_many_says_so_until_another_is_gone(explorer):
+    texts = [page_of(explorer) for _ in range(MOST_SESSIONS + 1)]
+    assert all("data-run-form" in text for text in texts[:-1])
+    assert "data-full" in texts[-1] and f"{MOST_SESSIONS} pages open" in texts[-1] and "data-run-form" not in texts[-1]
+    end = time.monotonic() + PATIENCE
+    while "data-full" in page_of(explorer):  # pages nobody connected to are dropped after some seconds
+        assert time.monotonic() < end
+        time.sleep(1)

@@ -7,8 +7,10 @@ functions here give what a person reads; escaping for HTML is done where HTML is
 
 from __future__ import annotations
 
+import functools
 import html
 import unicodedata
+from collections.abc import Sequence
 
 #: What stands for a space, a tab and the line breaks at places where blanks would vanish.
 SPACE = "·"
@@ -58,8 +60,13 @@ def axis_label(token: str, limit: int = 12) -> str:
     return f"{_ISOLATE}{shown}{_END}"
 
 
-def axis_labels(tokens: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+def axis_labels(tokens: Sequence[str]) -> tuple[str, ...]:
     """`axis_label` of every token, with its position, so that equal tokens stay apart."""
+    return _axis_labels(tuple(tokens))
+
+
+@functools.lru_cache(maxsize=32)
+def _axis_labels(tokens: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{axis_label(token)} {position}" for position, token in enumerate(tokens))
 
 
