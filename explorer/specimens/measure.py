@@ -24,19 +24,24 @@ SHUFFLES = 5
 
 
 @torch.no_grad()
-def all_figures(model: PreTrainedModel, seen: Tensor, unseen: Tensor, seed: int) -> dict[str, Any]:
+def all_figures(
+    model: PreTrainedModel, untrained: PreTrainedModel, seen: Tensor, unseen: Tensor, seed: int
+) -> dict[str, Any]:
     """Every figure, as plain numbers. ``seen`` and ``unseen`` are streams of token ids, [tokens].
 
-    ``model`` is left in evaluation mode with eager attention.
+    ``untrained`` is the same model before training: a router of random numbers also follows the
+    token, so its figure stands beside the trained one's. Both are left in evaluation mode, eager.
     """
-    model.eval().set_attn_implementation("eager")
+    for one in (model, untrained):
+        one.eval().set_attn_implementation("eager")
     windows = unseen[: len(unseen) // WINDOW * WINDOW].view(-1, WINDOW)
     from_text = unseen[: SEGMENTS * SEGMENT].view(SEGMENTS, SEGMENT)
     from_chance = random_segments(model.config.vocab_size, seed)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "text": text_figures(model, windows, seen),
-        "router": router_figures(model, windows, seed),
+        "router": router_figures(model, windows, seed)
+        | {"untrained_mean_ratio": router_figures(untrained, windows, seed)["mean_ratio"]},
         "repetition": {
             "segment_tokens": SEGMENT,
             "segments": SEGMENTS,

@@ -37,7 +37,8 @@ class Recipe:
 def recipe(family: str) -> Recipe:
     """The recipe of ``family``. Raises UnknownFamily, naming the nearest, for any other name."""
     if family not in FAMILIES:
-        near = difflib.get_close_matches(str(family), FAMILIES, n=1, cutoff=0.4)
+        begun = [known for known in FAMILIES if known.startswith(str(family))] if family else []
+        near = begun or difflib.get_close_matches(str(family), FAMILIES, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(FAMILIES)}."
         raise UnknownFamily(f"There is no specimen of the family {family!r}; {hint}")
     data = json.loads((FOLDER / f"{family}.json").read_text(encoding="utf-8"))
