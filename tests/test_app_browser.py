@@ -319,7 +319,7 @@ def test_the_theme_can_be_changed_and_is_kept(opened):
     light = seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
     seen.page.click("[data-theme-button]")
     assert seen.page.evaluate("getComputedStyle(document.body).backgroundColor") != light
-    colour = "Bokeh.documents[0].get_model_by_name('figure_router_grid').center.length && Bokeh.documents[0].get_model_by_name('figure_router_grid').below[0].axis_line_color"
+    colour = "Bokeh.documents[0].get_model_by_name('figure_router_grid').below[0].axis_line_color"
     seen.page.wait_for_function(f"({colour}) === '#9aa7b8'")
     seen.page.reload()
     seen.page.wait_for_function(DRAWN)
