@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
@@ -41,13 +42,12 @@ def started(process: subprocess.Popen, said: object) -> int:
     raise AssertionError(f"the explorer did not start: {said.read()}")
 
 
-@pytest.fixture(scope="module")
-def explorer() -> Iterator[Explorer]:
-    """A running explorer of the hybrid specimen with random weights."""
+@contextmanager
+def running(*arguments: str) -> Iterator[Explorer]:
+    """``python -m explorer`` with these arguments at a free port; afterwards its log must hold no traceback."""
+    command = [sys.executable, "-m", "explorer", *arguments, "--port", "0", "--no-browser"]
     with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "explorer", HYBRID, "--port", "0", "--no-browser"], stdout=said, stderr=subprocess.STDOUT,
-        )
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
         try:
             yield Explorer("127.0.0.1", started(process, said))
         finally:
@@ -56,3 +56,10 @@ def explorer() -> Iterator[Explorer]:
             said.seek(0)
             log = said.read()
             assert "Traceback" not in log, log
+
+
+@pytest.fixture(scope="module")
+def explorer() -> Iterator[Explorer]:
+    """A running explorer of the hybrid specimen with random weights."""
+    with running(HYBRID) as one:
+        yield one
