@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from explorer.engine import nnsight
+from explorer.engine import STATE, State, nnsight
 from explorer.hosts import PassedBy
 from explorer.taps import Busy
 from tests.models import FAMILIES, PROMPT, ids, specimen
@@ -218,6 +218,7 @@ def raise_out_of_order(model):
 @pytest.mark.parametrize("failing", [raise_in_a_block, raise_in_the_model, raise_out_of_order])
 def test_an_error_in_a_trace_leaves_the_model_as_it_was(model, failing):
     before = specimen_state(model)
+    assert all(kind is State for _, _, kind, *_ in before)
     with torch.no_grad():
         clean = model.hf(ids(model)).logits
     with pytest.raises(Exception) as caught:
@@ -232,9 +233,9 @@ def test_an_error_in_a_trace_leaves_the_model_as_it_was(model, failing):
 def specimen_state(model) -> list:
     """Everything of the modules a tap could have left behind."""
     return [
-        (name, module.__dict__.get("forward").__class__.__name__, type(module.__dict__["__nnsight_state__"]).__name__
-         if "__nnsight_state__" in module.__dict__ else "", len(module._forward_hooks), len(module._forward_pre_hooks))
-        for name, module in model.hf.named_modules()
+        (name, type(module.__dict__["forward"]), type(module.__dict__[STATE]), module.__dict__[STATE].body,
+         len(module._forward_hooks), len(module._forward_pre_hooks))
+        for name, module in model.hf.named_modules() if STATE in module.__dict__
     ]
 
 

@@ -209,6 +209,34 @@ def test_a_rewritten_attention_function_is_followed_all_the_same(source, monkeyp
     assert heads[:, :, 2].abs().max() == 0 and heads[:, :, 1].abs().max() > 0
 
 
+IN_PARTS = """
+    def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+        k, v = repeat_kv(key, module.num_key_value_groups), repeat_kv(value, module.num_key_value_groups)
+        halves = []
+        for q_, k_, v_ in zip(query.chunk(2, 1), k.chunk(2, 1), v.chunk(2, 1)):
+            scores = torch.matmul(q_, k_.transpose(2, 3)) * scaling
+            scores = scores if attention_mask is None else scores + attention_mask
+            halves.append(torch.matmul(nn.functional.softmax(scores, dim=-1), v_))
+        return torch.cat(halves, 1).transpose(1, 2).contiguous(), None
+"""
+
+
+def test_a_pattern_made_in_parts_is_unavailable_and_never_a_part(monkeypatch):
+    """One label then means several moments; half the heads must not be handed out as all of them."""
+    for name, new in written(IN_PARTS, modeling_llama).items():
+        monkeypatch.setattr(modeling_llama, name, new)
+    model = load("specimen:llama")
+    for name in ("attention_scores", "attention_probabilities"):
+        row = model.support()[name]
+        assert not row.available and "no call of its own" in row.reasons[0]
+        with pytest.raises(Unavailable):
+            model.record(PROMPT, [name])
+    names = ["attention_queries", "attention_values", "attention_head_outputs", "attention_output"]
+    rec, native = model.record(PROMPT, names), specimen("llama").record(PROMPT, names)
+    for key, tensor in native.values.items():
+        assert_close(rec[key], tensor, rtol=1e-5, atol=1e-5)
+
+
 ROUTER = """
     def forward(self, hidden_states):
         flat = hidden_states.reshape(-1, self.hidden_dim)

@@ -11,6 +11,7 @@ import torch
 from torch.testing import assert_close
 
 from explorer import load, vocabulary
+from explorer.engine import STATE, State
 from explorer.hosts import OutsideTrace
 from explorer.vocabulary import UnknownValue
 from tests.models import FAMILIES, HYBRIDS, MIXTURES, PROMPT, ids, shapes, specimen
@@ -267,8 +268,8 @@ def test_a_plain_forward_is_transformers_own(any_model):
 
 def test_recording_and_tracing_leave_no_hook_and_no_forward_behind(any_model):
     def state():
-        return [(name, len(m._forward_hooks), len(m._forward_pre_hooks), type(m.__dict__.get("__nnsight_state__")).__name__)
-                for name, m in any_model.hf.named_modules()]
+        return [(name, len(m._forward_hooks), len(m._forward_pre_hooks), type(m.__dict__[STATE]), m.__dict__[STATE].body)
+                for name, m in any_model.hf.named_modules() if STATE in m.__dict__]
 
     before = state()
     any_model.record(PROMPT)
@@ -276,7 +277,7 @@ def test_recording_and_tracing_leave_no_hook_and_no_forward_behind(any_model):
         any_model.layers[0].self_attn if any_model.kinds[0] == "self_attn" else any_model.layers[0].linear_attn
         any_model.logits.save()
     assert state() == before and not any_model.taps.open
-    assert all(count == 0 for _, hooks, pre, _ in before for count in (hooks, pre))
+    assert all((hooks, pre, kind) == (0, 0, State) for _, hooks, pre, kind, _ in before)
 
 
 def test_generation_without_a_block_is_the_engines(model):

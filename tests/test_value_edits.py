@@ -68,6 +68,20 @@ def test_editing_a_copy_long_after_its_moment_changes_nothing(model):
     assert_close(logits, clean)
 
 
+@pytest.mark.parametrize("value", ["layer_output", "mlp_norm_output"])
+def test_what_was_edited_is_not_shared_with_the_model_either(model, value):
+    """Once the forward has moved on, neither side's changes show on the other."""
+    with torch.no_grad():
+        with model.trace(PROMPT):
+            seen = getattr(model.layers[1], value)
+            seen[:, 2] = 0
+            seen.save()
+            native = (model.layers[2].input if value == "layer_output" else model.layers[1].mlp.input).save()
+            seen[:] = 5
+            native.add_(1)
+    assert (seen == 5).all() and (native[:, 2] == 1).all() and not (native == 6).any()
+
+
 def test_an_edit_in_place_counts_though_another_value_of_the_moment_was_read_after(hybrid):
     mix = hybrid.layers[0].linear_attn
     with hybrid.trace(PROMPT):

@@ -253,14 +253,15 @@ def test_a_step_without_iteration_is_the_first_one(model):
     assert betas.shape[1] == ids(model).shape[1]
 
 
+@pytest.mark.parametrize("skipped", [0, 1])
 @pytest.mark.parametrize("value", ["router_logits", "expert_weights", "routed_output", "shared_expert_output"])
-def test_a_step_that_left_a_module_out_is_not_given_a_later_ones(model, value):
-    """Step 0 skips the mixture, so its inside is not reached; the visit of step 1 must not be taken for it."""
+def test_a_step_that_left_a_module_out_is_not_given_a_later_ones(model, value, skipped):
+    """A step skips the mixture, so its inside is not reached; the next step's visit must not be taken for it."""
     moe = model.layers[1].mlp
     with pytest.raises(PassedBy, match=rf"{value} was never reached"):
-        with model.generate(PROMPT, max_new_tokens=3, eos_token_id=-1) as tracer:
+        with model.generate(PROMPT, max_new_tokens=4, eos_token_id=-1) as tracer:
             for step in tracer.iter[:3]:
-                if step == 0:
+                if step == skipped:
                     moe.skip(model.layers[1].mlp_input * 0)
                     getattr(moe, value)
 
