@@ -53,6 +53,10 @@ class Settings:
         return 1 if self.quick else 7
 
     @property
+    def tokens(self) -> int:
+        return 64 if self.quick else TOKENS
+
+    @property
     def steps(self) -> int:
         return 5 if self.quick else 50
 
@@ -88,7 +92,7 @@ def record_section(settings: Settings) -> Iterator[Figure]:
 
     model, label = small_model()
     native, names = untouched(model._module), inner_values(model)
-    ids = torch.randint(0, model.config.vocab_size, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(0, model.config.vocab_size, (1, settings.tokens), generator=torch.Generator().manual_seed(0))
 
     def ours() -> object:
         return model.record(ids, values=names)
@@ -101,7 +105,7 @@ def record_section(settings: Settings) -> Iterator[Figure]:
     peaks = [peak_above_start(call) / MEGABYTE for call in (ours, theirs)]
     kept = ours().bytes / MEGABYTE
     ratio = against(ours, theirs, settings.repeats)
-    detail = f"{label}, {TOKENS} tokens: {_ms(ratio.ours)} against {_ms(ratio.theirs)} with output_attentions=True"
+    detail = f"{label}, {settings.tokens} tokens: {_ms(ratio.ours)} against {_ms(ratio.theirs)} with output_attentions=True"
     yield Figure("record", "record / native forward", ratio.value, "x", 1.15, f"{detail}; {', '.join(names)}")
     yield Figure("record", "record, peak memory", peaks[0], "MB", None,
                  f"above the loaded model; {kept:.0f} MB of it are the recording itself; the native forward peaks at {peaks[1]:.0f} MB")
