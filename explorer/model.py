@@ -17,8 +17,9 @@ from explorer.places import Place
 from explorer.printing import printout
 from explorer.prompts import PromptError, prepared, token_ids
 from explorer.recording import Recording, choose, record, timed
+from explorer.sinks import TraceSink
 from explorer.support import Row, Support, support
-from explorer.taps import HostTaps, Taps, TraceSink
+from explorer.taps import HostTaps, Taps
 from explorer.turns import Turn, in_turn
 
 

@@ -5,8 +5,7 @@ the engine's instrumented copy of it in place of its own. Taps exist while a
 `Taps.armed` block is open and belong to one model: a plain forward outside it runs
 untouched, and two models never share one.
 
-What arrives at a tap goes to a *sink*, which may hand back something else to go
-on with. The engine's interleaver serves traces; `explorer.recording` records.
+What arrives at a tap goes to a *sink*, which may hand back something else to go on with.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -23,55 +22,13 @@ from explorer import recurrence, vocabulary
 from explorer.engine import NO_SKIP, STATE, SourceNotAvailable, State, bind, instrument, make_op
 from explorer.finding.discover import Anatomy, Host
 from explorer.places import Place, from_layout, plain, put, serve, take
+from explorer.sinks import Busy, Sink
 
 #: Arguments of the recurrent kernel, from which its states can be had again.
 REPLAYED = ("attention_queries", "attention_keys", "attention_values", "decays", "betas", "state_input")
 
-
-class Busy(ValueError):
-    """The model is already running one trace or recording in this thread."""
-
 #: The name they are served under once more when the kernel has run.
 REPLAY = "@replay"
-
-
-class Sink(Protocol):
-    """Where a tap's values go."""
-
-    def begin(self, step: int, locations: Iterable[str]) -> None:
-        """Called as each forward begins, with its number and every location it may reach."""
-
-    def active(self) -> bool:
-        """Whether anything is listening; taps pass values through when not."""
-
-    def offer(self, location: str, make: Callable[[], Any]) -> Any:
-        """Hand over what ``make`` makes, if it is wanted; return what to go on with, or None for no change."""
-
-
-class TraceSink:
-    """The engine's interleaver as a sink: serves the blocks of a trace."""
-
-    def __init__(self, interleaver: Any) -> None:
-        self.interleaver = interleaver
-        self.starts = dict(interleaver.counts)
-
-    def begin(self, step: int, locations: Iterable[str]) -> None:
-        """Count the visits an earlier forward left out, where a module was skipped: the engine
-        tells one step from the next by counting, and must not take this one for that."""
-        counts = self.interleaver.counts
-        for location in locations if step else ():
-            counts[location] = max(counts.get(location, 0), self.starts.get(location, 0) + step)
-
-    def active(self) -> bool:
-        return self.interleaver.interleaving and self.interleaver.busy
-
-    def offer(self, location: str, make: Callable[[], Any]) -> Any:
-        if location in self.interleaver.parked or location in self.interleaver.observers:
-            value = make()
-            changed = self.interleaver.handle(location, value)
-            return None if changed is value else changed
-        self.interleaver.handle(location, None)  # nobody waits; the visit still counts
-        return None
 
 
 @dataclass(frozen=True)

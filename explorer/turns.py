@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from explorer.engine import Backend, WithBlockNotFoundError, nnsight
-from explorer.taps import Busy
+from explorer.sinks import Busy
 
 #: Files whose frames are how a value is served, not where it was asked for.
 _SERVING = tuple(str(Path(__file__).with_name(name)) for name in ("hosts.py", "model.py", "turns.py"))

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from explorer.engine import STATE, State, nnsight
 from explorer.hosts import PassedBy
-from explorer.taps import Busy
+from explorer.sinks import Busy
 from tests.models import FAMILIES, PROMPT, ids, specimen
 
 SHORT = "In the beginning"
