@@ -153,7 +153,8 @@ def serve(settings: Settings) -> None:
         {"/": lambda: page(services, desk)}, address=settings.host, port=port,
         websocket_origin=origins(settings.host, port), static_dirs={"assets": str(ASSETS)},
         show=False, start=False, threaded=False, verbose=False, title="Bestiary explorer",
-        check_unused_sessions_milliseconds=2000, unused_session_lifetime_milliseconds=6000,
+        # A page that is gone gives its place back; one whose websocket is slow to come keeps it.
+        check_unused_sessions_milliseconds=3000, unused_session_lifetime_milliseconds=30_000,
         # A large page of figures is one message; patches stay far below.
         websocket_max_message_size=20_000_000, session_token_expiration=3600,
     )
