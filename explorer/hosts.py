@@ -140,7 +140,10 @@ class Standard:
         reach = self.reach(value)
         found = self._visit(value, reach).view(value.name, reach)
         if found is None and not value.optional:
-            raise Unavailable(f"{self.expression(value.name)} is unavailable: this call does not make it (it may keep no cache).")
+            raise Unavailable(
+                f"{self.expression(value.name)} is unavailable: this call does not make it. A call that keeps no cache "
+                "leaves no state, and one on embeddings has no ids."
+            )
         return found
 
     def write(self, value: vocabulary.Value, new: Any) -> None:
