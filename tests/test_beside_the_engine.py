@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from explorer.engine import STATE, State, nnsight
 from explorer.hosts import PassedBy
 from explorer.sinks import Busy
-from tests.models import FAMILIES, PROMPT, ids, specimen
+from tests.models import FAMILIES, PROMPT, ids, shapes, specimen
 
 SHORT = "In the beginning"
 
@@ -180,6 +180,19 @@ def test_a_scan_gives_shapes():
         shapes["logits"] = tuple(model.logits.shape)
     seq = ids(model).shape[1]
     assert shapes == {"queries": (1, 10, seq, 12), "pattern": (1, 10, seq, seq), "logits": (1, seq, model.vocab_size)}
+
+
+@pytest.mark.parametrize("model", [lambda: specimen("qwen3_next", torch.bfloat16), lambda: shapes("Qwen/Qwen3.5-35B-A3B")])
+def test_a_scan_gives_shapes_of_state_and_experts_too(model):
+    model = model()
+    with model.scan("a b c d"):
+        seen = dict().save()
+        seen["states"] = tuple(model.layers[0].linear_attn.states.shape)
+        seen["slots"] = tuple(model.layers[1].mlp.expert_outputs.shape)
+    mix, moe = model.layers[0].linear_attn, model.layers[1].mlp
+    seq = ids(model, "a b c d").shape[1]
+    assert seen["states"] == (1, seq, mix.heads, mix.key_dim, mix.value_dim)
+    assert seen["slots"] == (1, seq, moe.top_k, model.hidden_size)
 
 
 def test_plain_python_works_in_a_block(model):
