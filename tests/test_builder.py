@@ -58,7 +58,7 @@ def test_a_family_that_fails_leaves_the_others_built(site, tmp_path):
     assert len(failed) == 1 and failed[0].startswith("qwen3_moe:") and "not so many" in failed[0]
     assert f"{notes}:{len(notes.read_text().splitlines()) - 1}" in failed[0]
     assert (tmp_path / "out" / "families" / "llama" / "index.html").is_file()
-    assert not (tmp_path / "out" / "families" / "qwen3_moe").exists()
+    assert not (tmp_path / "out" / "families" / "qwen3_moe" / "index.html").exists()
 
 
 def test_notes_that_name_an_unknown_value_fail_the_build(site, tmp_path):
