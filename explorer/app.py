@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import webbrowser
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import explorer.engine  # noqa: F401  before anything that imports transformers' modeling code
@@ -52,37 +53,47 @@ class Settings:
 
 
 class Desk:
-    """The open pages: who is in, and whether there is room for another."""
+    """The open pages: who is in, and whether there is room for another.
+
+    A page that was closed or reloaded lingers on the server for a while; it does not
+    count, so nobody locks himself out by reloading.
+    """
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
         self.most = most
-        self._open: set[object] = set()
+        self._open: dict[object, Callable[[], bool]] = {}
         self._lock = threading.Lock()
 
-    def enter(self, key: object) -> bool:
-        """Take a place; False when all are taken."""
+    def enter(self, key: object, left: Callable[[], bool] = lambda: False) -> bool:
+        """Take a place; False when all are taken. ``left()`` tells whether the page is no longer looked at."""
         with self._lock:
-            if len(self._open) >= self.most:
+            if sum(not gone() for gone in self._open.values()) >= self.most:
                 return False
-            self._open.add(key)
+            self._open[key] = left
             return True
 
     def leave(self, key: object) -> None:
         with self._lock:
-            self._open.discard(key)
+            self._open.pop(key, None)
 
 
 def page(services: Services, desk: Desk) -> pn.Template:
     """What one visitor gets: a page and its session, or the sentence that says why not."""
     document = pn.state.curdoc
-    if not desk.enter(document):
+    greeted = threading.Event()  # set once the page's script has spoken
+    if not desk.enter(document, lambda: greeted.is_set() and connections(document) == 0):
         return refused(f"This explorer already has {desk.most} pages open, which is its limit: close one, then reload.")
     template, board, bridge = build()
     session = Session(
         services, board, send=bridge._send_msg,
         post=functools.partial(_post, document), together=functools.partial(pn.io.hold, document),
     )
-    bridge.on_msg(lambda event: session.receive(event.data))
+
+    def heard(event: object) -> None:
+        greeted.set()
+        session.receive(event.data)
+
+    bridge.on_msg(heard)
 
     def gone(context: object) -> None:
         desk.leave(document)
@@ -90,6 +101,12 @@ def page(services: Services, desk: Desk) -> pn.Template:
 
     pn.state.on_session_destroyed(gone)
     return template
+
+
+def connections(document: object) -> int:
+    """How many websockets look at a page now."""
+    session = getattr(document.session_context, "session", None)
+    return session.connection_count if session is not None else 0
 
 
 def _post(document: object, work: object) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from explorer import load
+from explorer.app import MOST_SESSIONS
 from explorer.widgets.text import shown_token
 from tests.explorer_server import HYBRID, Explorer, explorer  # noqa: F401  a fixture
 
@@ -368,3 +369,11 @@ def test_a_slider_in_motion_is_never_pulled_back(opened):
     assert all(positions)
     seen.page.wait_for_function("new URLSearchParams(location.search).get('block') === '3' && !document.querySelector('[data-card=attention_one]').hidden")
     assert "block 3" in seen.text("[data-card=attention_one] [data-title]")
+
+
+def test_reloading_again_and_again_locks_nobody_out(opened):
+    seen = opened()
+    for _ in range(MOST_SESSIONS + 1):
+        seen.page.reload()
+        seen.page.wait_for_function(DRAWN)
+    assert seen.page.query_selector("[data-full]") is None

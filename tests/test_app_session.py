@@ -314,6 +314,13 @@ def test_pages_are_counted():
     assert desk.enter("c")
 
 
+def test_a_page_nobody_looks_at_any_more_keeps_nobody_out():
+    desk, left = Desk(1), threading.Event()
+    assert desk.enter("a", left.is_set) and not desk.enter("b")
+    left.set()
+    assert desk.enter("b", left.is_set)
+
+
 # -- the server and the command line --------------------------------------------------
 
 
