@@ -30,12 +30,11 @@ class Sublayer:
 
 @dataclass
 class BlockFinds:
-    """Everything found on one block, by host; ``""`` in ``unplaced`` never happens silently."""
+    """Everything found on one block, by host."""
 
     path: str
     hosts: dict[str, Finds] = field(default_factory=dict)
     sublayers: list[Sublayer] = field(default_factory=list)
-    unplaced: list[str] = field(default_factory=list)
 
 
 #: Operations that mix positions: what has them is no MLP, whatever its modules look like.
@@ -94,8 +93,7 @@ def find_block(flow: Flow, path: str) -> BlockFinds:
         chain = flow.back(key, add)
         makers = [s for c in modules if (s := result(c, chain)) is not None and _intact(flow, s, add)]
         if not makers:
-            finds.unplaced.append(f"an addend of {path} is the result of no module")
-            continue
+            raise CannotFollow(f"an addend of {path} is the result of no module")
         addend = min(makers, key=lambda spot: spot.call.module.count("."))
         _sublayer(finds, flow, modules, addend, key)
     _between(finds, flow, modules)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from explorer import vocabulary
-from explorer.finding.block import BlockFinds, CannotFollow, Sublayer, find_block
+from explorer.finding.block import BlockFinds, Sublayer, find_block
 from explorer.finding.flow import recorded
 from explorer.finding.spots import Finds
 from explorer.finding.structure import Frame, frame, kinds
@@ -59,7 +59,6 @@ class Block:
     hosts: dict[str, Host]
     sublayers: tuple[Sublayer, ...]
     order: tuple[tuple[str, str], ...]
-    unplaced: tuple[str, ...] = ()
 
 
 @dataclass
@@ -95,8 +94,6 @@ def discover(twin: torch.nn.Module) -> Anatomy:
         with recorded(twin, paths) as prompt, _tail(twin, base) as tail:
             out = twin(ids, use_cache=True)
         first = [find_block(prompt, path) for path in paths]
-        if unplaced := next((finds.unplaced for finds in first if finds.unplaced), None):
-            raise CannotFollow(unplaced[0])
         second: list[BlockFinds | None] = [None] * len(paths)
         if any("linear_attn" in finds.hosts for finds in first):
             with recorded(twin, paths) as step:
@@ -167,7 +164,7 @@ def _block(layers: tuple[int, ...], path: str, prompt: BlockFinds, step: BlockFi
             reason = ABSENT["mixer"] if name in mixers and not mixers & set(prompt.hosts) else ABSENT[name]
             missing = dict.fromkeys(vocabulary.BY_HOST[name], reason)
             hosts[name] = Host(name, "", {}, {}, missing, {})
-    return Block(layers, hosts, tuple(prompt.sublayers), tuple((h, v) for _, _, h, v in sorted(order)), tuple(prompt.unplaced))
+    return Block(layers, hosts, tuple(prompt.sublayers), tuple((h, v) for _, _, h, v in sorted(order)))
 
 
 def _host(name: str, path: str, finds: Finds, again: Finds | None, call: dict[str, int]) -> Host:
