@@ -6,7 +6,7 @@ on the meta device; what is *proven* comes from the contract, run on the specime
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import date
 from importlib.metadata import version
 from typing import Any
@@ -48,9 +48,9 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
     if card.family != family:
         raise ValueError(f"{checkpoint} is of the family {card.family}, not {family}.")
     model = load(checkpoint, weights=False)
-    shapes = _shapes(model)
     report = dict(contract) if contract is not None else {"checks": [], "passed": 0, "failed": 0}
     failing = {check["host"] for check in report["checks"] if not check["passed"]}
+    proven = {host.path for host in vocabulary.HOSTS.values()} - failing if report["checks"] else set()
     return {
         "schema": SCHEMA,
         "family": family,
@@ -59,13 +59,10 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
         "title": card.title,
         "versions": {"bestiary": __version__, **{name: version(name) for name in ("transformers", "torch", "nnsight")}},
         "parameters": {**accounting.parameters(model), "convention": accounting.ACTIVE_CONVENTION},
-        "sizes": model.sizes,
         "size_notes": model.size_notes,
         "caches": accounting.cache_sizes(model.config),
         "config": config_of(model),
-        "blocks": [_block(model, block) for block in model.anatomy.blocks],
-        "values": [_value(model, row, shapes, bool(report["checks"]) and vocabulary.HOSTS[row.host].path not in failing)
-                   for row in model.support() if row.available],
+        **anatomy(model, proven),
         "printout": repr(model),
         "traits": traits(model),
         "contract": report,
@@ -82,10 +79,25 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
     }
 
 
+def anatomy(model: LanguageModel, proven: Collection[str] = ()) -> dict[str, Any]:
+    """The part of a record that a diagram is drawn from: ``{sizes, blocks, values}`` of a loaded model.
+
+    Shapes are those of one forward of this model, at its own size. ``proven`` are the
+    hosts, as pages write them, whose checks have all held.
+    """
+    shapes = _shapes(model)
+    return {
+        "sizes": model.sizes,
+        "blocks": [_block(model, block) for block in model.anatomy.blocks],
+        "values": [_value(model, row, shapes, vocabulary.HOSTS[row.host].path in proven)
+                   for row in model.support() if row.available],
+    }
+
+
 def _shapes(model: LanguageModel) -> dict[tuple[str, str], torch.Tensor]:
-    """One forward at the released size: a tensor without storage for each host's value, on the first block that has it."""
+    """One forward: a tensor for each host's value, on the first block that has it."""
     batch, seq = probe_lengths(model.hf)
-    ids = torch.zeros(batch, seq, dtype=torch.long, device="meta")
+    ids = torch.zeros(batch, seq, dtype=torch.long, device=model.hf.device)
     layers = sorted({block.layers[0] for block in model.anatomy.blocks})
     names = [row.value.key for row in model.support() if row.available and not row.value.derived]
     recording = model.record(ids, names, layers=layers)
