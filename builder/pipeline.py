@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import sys
+import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from builder import collect, write
+from builder.snippets import SnippetError
 
 
 def build(asked: list[str], out: Path, jobs: int, site: Path = write.SITE) -> list[str]:
@@ -21,6 +23,8 @@ def build(asked: list[str], out: Path, jobs: int, site: Path = write.SITE) -> li
     and BuildError when pages cannot be written at all.
     """
     wanted = collect.families(asked)
+    if not write.CONFIG.is_file() or not site.is_dir():
+        raise write.BuildError(f"There is no {write.CONFIG} with a folder {site} here: run the builder from the root of the repository.")
     write._writable(out)
     failed: list[str] = []
     with tqdm(total=len(wanted) + 2, unit="step", desc="pages", file=sys.stderr) as bar:
@@ -33,7 +37,7 @@ def build(asked: list[str], out: Path, jobs: int, site: Path = write.SITE) -> li
             except write.BuildError:
                 raise
             except Exception as error:  # whatever it is, the other families are still built
-                failed.append(f"{family}: {error}")
+                failed.append(f"{family}: {_words(error)}")
                 write.remove_family(family, site=site)
             bar.update()
         bar.set_postfix_str("guides and index")
@@ -66,6 +70,14 @@ def _collected(families: list[str], jobs: int, bar: Any):
             yield family, future.exception() or future.result()
 
 
+def _words(error: BaseException) -> str:
+    """What failed, in words; an error nobody wrote a sentence for also shows where it came from."""
+    if isinstance(error, (ValueError, SnippetError)):
+        return str(error)
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {error}"
+
+
 def _shared(site: Path) -> list[str]:
     """The pages that belong to no family; returns what failed."""
     failed = []
@@ -74,7 +86,7 @@ def _shared(site: Path) -> list[str]:
         try:
             write.write_guide(name, *collect.guide(path), site=site)
         except Exception as error:  # a guide that does not hold has no page
-            failed.append(f"guide {name}: {error}")
+            failed.append(f"guide {name}: {_words(error)}")
             write.remove_guide(name, site=site)
     write.write_index(list(_records(site).values()), _metas(site), site=site)
     return failed

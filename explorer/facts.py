@@ -57,7 +57,7 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
         "checkpoint": checkpoint,
         "architecture": type(model.hf).__name__,
         "title": card.title,
-        "versions": {"bestiary": __version__, **{name: version(name) for name in ("transformers", "torch", "nnsight")}},
+        "versions": {"bestiary": __version__, **{name: version(name).partition("+")[0] for name in ("transformers", "torch", "nnsight")}},
         "parameters": {**accounting.parameters(model), "convention": accounting.ACTIVE_CONVENTION},
         "size_notes": model.size_notes,
         "caches": accounting.cache_sizes(model.config),
@@ -71,7 +71,7 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
             "specimen": dict(specimen or {}),
             "sources": {
                 "config": "the checkpoint's card, a file of configuration figures",
-                "shapes, places, printout, counts": "the model at its released size on the meta device, run once on ids of random shape",
+                "shapes, places, printout, counts": "the model at its released size on the meta device, run once",
                 "contract": "a small model of the family, run",
                 "meanings and notes": "authored; the notes' code is executed at every build",
             },

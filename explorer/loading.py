@@ -127,7 +127,7 @@ def _hub(source: str, dtype: torch.dtype | None, attention: str, trust: bool) ->
         return _weighted(source, source, dtype, attention, trust_remote_code=trust, local_files_only=local), tokenizer
 
     model, tokenizer = hub.read(source, read)
-    return model, tokenizer, source, "released"
+    return model, tokenizer, source, "from the hub"
 
 
 def _weighted(source: Any, label: str, dtype: torch.dtype | None, attention: str, **options: Any) -> Any:
@@ -243,5 +243,16 @@ def _gguf(path: Path, dtype: torch.dtype | None, weights: bool, attention: str) 
     except Exception as error:  # the reader trips over a damaged file in ways of its own
         if "not supported" in str(error):
             raise LoadError(f"{path} cannot be read as a model ({brief(error)}).") from error
-        raise LoadError(f"{path} is truncated or damaged; fetch it again.") from error
-    return model, tokenizer, path.name, "released"
+        raise LoadError(f"{path} cannot be read ({brief(error)}); if it is truncated or damaged, fetch it again.") from error
+    return model, tokenizer, path.name, f"as found in the file, {_precision(path)}"
+
+
+def _precision(path: Path) -> str:
+    """What a GGUF file says of how its numbers are kept: ``"dequantised from Q4_1"``."""
+    from gguf import GGUFReader, LlamaFileType
+
+    field = GGUFReader(path).fields.get("general.file_type")
+    if field is None:
+        return "its precision not stated"
+    kind = LlamaFileType(int(field.parts[-1][0])).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    return f"in {kind}" if kind in ("F32", "F16", "BF16") else f"dequantised from {kind}"

@@ -50,7 +50,7 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
     """A transformers language model under the engine, with standard names and values.
 
     ``label`` says what was loaded, ``weights`` what its numbers are (``"trained"``,
-    ``"random, seed 0"``, ``"released"``, ``"none: shapes only"``), ``family`` its
+    ``"random, seed 0"``, ``"from the hub"``, ``"none: shapes only"``), ``family`` its
     model type. ``hf`` is the transformers model itself.
     """
 

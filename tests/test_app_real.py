@@ -28,7 +28,7 @@ def seen(visit, real) -> Seen:
 
 def test_paris_is_on_top_and_its_patterns_are_shown(seen):
     assert seen.text("[data-prompt]") == "" and seen.page.input_value("[data-prompt]") == PROMPT
-    assert seen.text("[data-weights]") == "weights: released"
+    assert seen.text("[data-weights]") == "weights: as found in the file, dequantised from Q4_1"
     assert seen.page.text_content("[data-next] tbody td") == "·Paris"
     assert float(seen.page.text_content("[data-next] tbody td.bar").split()[0]) > 20
     assert "all 9 heads" in seen.text("[data-card=attention_all] [data-title]")
