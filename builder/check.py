@@ -19,16 +19,10 @@ _NARROWEST = 40
 def run(families: list[str], as_json: bool = False) -> int:
     """Prove the contract on the specimen of each of ``families`` (all where none is named) and print what was found.
 
-    Returns 0, 1 when a check failed or a specimen could not be loaded, 2 for a family that does not exist.
+    Returns 0, or 1 when a check failed or a specimen could not be loaded.
     """
     from explorer import specimens
 
-    for family in families:
-        try:
-            specimens.config_of(family)
-        except specimens.UnknownFamily as error:
-            print(error, file=sys.stderr)
-            return 2
     reports: dict[str, Report] = {}
     lost: dict[str, str] = {}
     for family in families or specimens.FAMILIES:
@@ -42,14 +36,14 @@ def run(families: list[str], as_json: bool = False) -> int:
 
 
 def _proven(family: str) -> Report:
-    import torch
     from tqdm import tqdm
 
+    from builder.collect import one_thread
     from explorer import load
     from explorer.contract import check
 
-    torch.set_num_threads(1)  # a specimen's tensors are too small to share out
-    with tqdm(desc=family, unit="check", leave=False, file=sys.stderr) as bar:
+    # A specimen's tensors are too small to share out among threads.
+    with one_thread(), tqdm(desc=family, unit="check", leave=False, file=sys.stderr) as bar:
         def done(count: int, total: int) -> None:
             bar.total = total
             bar.update(count - bar.n)
