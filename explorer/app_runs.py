@@ -24,6 +24,7 @@ BUDGET = 1_500_000_000
 #: Never recorded with a run: one matrix per token, or wide and rarely looked at.
 _ON_DEMAND = {"states", "expert_outputs", "lm_head_output"}
 _SQUARE = {"Pattern", "StatePattern"}
+_STATE = "state is one matrix per head and token: the State panel draws that of the chosen head after the chosen token."
 
 _numbers = itertools.count(1)
 
@@ -84,13 +85,36 @@ def plan(values: Iterable[Wanted], budget: int = BUDGET) -> Plan:
     )
 
 
+Key = tuple[str, int | None]
+
+
+def left_out(model: Any, later: Iterable[str]) -> tuple[frozenset[Key], dict[Key, str]]:
+    """What may still be asked of a run that left ``later`` out, and why the model has not the rest.
+
+    Both by value and block, as a recording knows them: a value is asked for only where the model has it.
+    """
+    asked, reasons = set(), {}
+    for row in model.support():
+        layers = [None] * row.available if row.host == "model" else list(row.layers)
+        reasons |= {(row.value.key, layer): reason for layer, reason in row.reasons.items()}
+        if row.name == "state":
+            reasons |= {(row.value.key, layer): _STATE for layer in layers}
+        elif row.name in _ON_DEMAND or f"{row.host}.{row.name}" in later:
+            asked |= {(row.value.key, layer) for layer in layers}
+    return frozenset(asked), reasons
+
+
 @dataclass
 class Run:
-    """One recorded forward. ``baseline`` is the run without interventions (itself where there are none)."""
+    """One recorded forward. ``baseline`` is the run without interventions (itself where there are none).
+
+    ``later`` is what was left out and may be asked for, ``reasons`` why the model has not the rest.
+    """
 
     origin: Origin
     recording: Any
-    later: tuple[str, ...] = ()
+    later: frozenset[Key] = frozenset()
+    reasons: dict[Key, str] = field(default_factory=dict)
     norms: dict[int, np.ndarray] = field(default_factory=dict)
     parts: dict[tuple[str, int | None], torch.Tensor] = field(default_factory=dict)
     baseline: "Run" = None  # type: ignore[assignment]  set below
@@ -118,26 +142,24 @@ class Run:
         return self.recording.bytes + sum(part.numel() * part.element_size() for part in parts)
 
     def __contains__(self, key: Any) -> bool:
-        return key in self.recording or _pair(key) in self.parts
+        return key in self.recording or self._key(key) in self.parts
 
     def __getitem__(self, key: Any) -> torch.Tensor:
-        return self.parts[_pair(key)] if _pair(key) in self.parts else self.recording[key]
+        return self.parts[self._key(key)] if self._key(key) in self.parts else self.recording[key]
+
+    def _key(self, key: str | Key) -> Key:
+        return self.recording.key(*(key if isinstance(key, tuple) else (key, None)))
 
     def why(self, name: str, layer: int | None = None) -> str:
-        return self.recording.why(name, layer)
+        """Why a value is not here: the model's own reason where it has it nowhere in this block."""
+        return self.reasons.get(self._key((name, layer))) or self.recording.why(name, layer)
 
     def add(self, key: str, layer: int | None, tensor: torch.Tensor, keep: int = 4) -> None:
         """Keep a value asked for later; the oldest of more than ``keep`` go."""
-        self.parts[key, layer] = tensor
+        self.parts[self._key((key, layer))] = tensor
         while len(self.parts) > keep:
             self.parts.pop(next(iter(self.parts)))
 
     def askable(self, name: str, layer: int | None) -> bool:
         """Whether a value that is not here was left to be asked for (rather than unavailable)."""
-        if (name, layer) in self:
-            return False
-        return name in _ON_DEMAND or any(later.rpartition(".")[2] == name for later in self.later)
-
-
-def _pair(key: Any) -> tuple[str, int | None]:
-    return key if isinstance(key, tuple) else (key, None)
+        return (name, layer) not in self and self._key((name, layer)) in self.later

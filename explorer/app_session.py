@@ -23,7 +23,8 @@ from explorer.app_texts import (
     attention_words, compare_words, diagram_words, head_count, part_words, router_words, run_words,
 )
 from explorer.app_worker import Job, Worker
-from explorer.widgets import views_attention, views_router
+from explorer.vocabulary import UnknownValue
+from explorer.widgets import views_attention, views_part, views_router
 from explorer.widgets.selection import Selection, is_recurrent
 from explorer.widgets.snippets import Intervention
 
@@ -302,13 +303,7 @@ class Session:
 
     def _fetch_missing(self, run: Run, chosen: Selection) -> None:
         """Record what is looked at and was left out of the run."""
-        layer = chosen.block
-        keys = [chosen.part] if chosen.part and self.tab == "tensor" else []
-        if self.tab == "attention" and not is_recurrent(run, layer):
-            keys.append(f"attention_{chosen.pattern}")
-        if self.tab == "state" and is_recurrent(run, layer):
-            keys.append("state_attention")
-        missing = next((key for key in keys if run.askable(key, layer)), None)
+        missing = next((place for place in looked_at(run, chosen, self.tab) if run.askable(*place)), None)
         if missing is None or self.job is not None:
             return
 
@@ -316,7 +311,7 @@ class Session:
             self.board.on_them.clear()
             self._show(None)
 
-        self._submit(f"Recording {missing}", lambda job: self.services.store.part(run, missing, layer, job), done)
+        self._submit(f"Recording {missing[0]}", lambda job: self.services.store.part(run, *missing, job), done)
 
     def _aside(self, work: Callable[[], None]) -> None:
         """Run pure work in the session's own thread, logging what goes wrong."""
@@ -377,6 +372,20 @@ def clamped(run: Run, chosen: Selection) -> Selection:
     token = tokens - 1 if chosen.token < 0 else min(chosen.token, tokens - 1)
     head = min(max(chosen.head, 0), head_count(run, block) - 1)
     return chosen.moved(block=block, token=token, head=head)
+
+
+def looked_at(run: Run, chosen: Selection, tab: str) -> list[tuple[str, int | None]]:
+    """The values, with their blocks, that a tab shows of a selection and a run may have left out."""
+    block = chosen.block
+    if tab == "tensor" and chosen.part:
+        try:
+            value = views_part.value_of(chosen.part, run.kinds[block])
+        except UnknownValue:
+            return []
+        return [(chosen.part, None if value.host == "model" else block)]
+    if tab == "attention" and not is_recurrent(run, block):
+        return [(f"attention_{chosen.pattern}", block)]
+    return [("state_attention", block)] if tab == "state" and is_recurrent(run, block) else []
 
 
 def sentence(error: BaseException) -> str:

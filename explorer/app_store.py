@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from explorer import edits
-from explorer.app_runs import Run, plan, wanted
+from explorer.app_runs import Run, left_out, plan, wanted
 from explorer.app_worker import Cancelled, Job
 from explorer.prompts import prepared
 from explorer.recording import Cancelled as RecordingCancelled
@@ -103,7 +103,7 @@ class Store:
         job.stage(f"Running {tokens} tokens" + (" with interventions" if interventions else ""))
         recorded = plan(wanted(model, tokens))
         recording = self._record(model, prompt, job, values=recorded.names, edits=[_edit(one) for one in interventions])
-        run = Run(Origin(source, prompt, interventions), recording, recorded.later, baseline=baseline)
+        run = Run(Origin(source, prompt, interventions), recording, *left_out(model, recorded.later), baseline=baseline)
         job.stage("Replaying the recurrent state")
         replay(run, job)
         self.runs.put(key, run)

@@ -54,14 +54,14 @@ class Recording:
 
     def __getitem__(self, key: str | Key) -> Any:
         asked = key if isinstance(key, tuple) else (key, None)
-        if (found := self._key(*asked)) not in self.values:
+        if (found := self.key(*asked)) not in self.values:
             raise NotRecorded(self.why(*asked))
         return self.values[found]
 
     def __contains__(self, key: str | Key) -> bool:
-        return self._key(*(key if isinstance(key, tuple) else (key, None))) in self.values
+        return self.key(*(key if isinstance(key, tuple) else (key, None))) in self.values
 
-    def _key(self, name: str, layer: int | None) -> Key:
+    def key(self, name: str, layer: int | None) -> Key:
         """The key a value is kept under: with ``"mlp.router_logits"`` its bare name, and blocks counted from 0."""
         if layer is not None and -self.num_layers <= layer < 0:
             layer += self.num_layers
@@ -90,7 +90,7 @@ class Recording:
     def why(self, name: str, layer: int | None = None) -> str:
         """Why a value is not in the recording."""
         meant = vocabulary.lookup(name)
-        if (key := self._key(name, layer)) in self.missing:
+        if (key := self.key(name, layer)) in self.missing:
             return self.missing[key]
         blocks = f"0 to {self.num_layers - 1}"
         if layer is None and all(value.host != "model" for value in meant):

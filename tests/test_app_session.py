@@ -138,6 +138,26 @@ def test_values_left_out_are_recorded_when_looked_at(monkeypatch):
     assert page.session.run.later and page.cards["attention_one"]["refusal"] is None
 
 
+@pytest.fixture(scope="module")
+def runs():
+    """A run of every kind of model, by its source."""
+    store, job = Store(load), Job("test", lambda job: None, lambda job: None)
+    return {source: store.run(source, "In the beginning", (), job) for source in (HYBRID, "specimen:llama")}
+
+
+@pytest.mark.parametrize("source, name, layer, asked, reason", [
+    (HYBRID, "states", 0, True, None), (HYBRID, "states", 3, False, "softmax attention"),
+    (HYBRID, "linear_attn.states", 3, False, "no linear_attn"), (HYBRID, "state", 0, False, "State panel"),
+    (HYBRID, "expert_outputs", 3, True, None), (HYBRID, "lm_head_output", None, True, None), (HYBRID, "lm_head_output", 0, False, None),
+    ("specimen:llama", "expert_outputs", 1, False, "dense"), ("specimen:llama", "states", 1, False, "no recurrent state"),
+    ("specimen:llama", "layer_input", 1, False, None),
+])
+def test_only_what_the_model_has_there_may_be_asked_for_later(runs, source, name, layer, asked, reason):
+    run = runs[source]
+    assert run.askable(name, layer) == asked
+    assert reason is None or reason in run.why(name, layer)
+
+
 # -- sessions -----------------------------------------------------------------------
 
 
@@ -242,7 +262,12 @@ def test_a_part_shows_facts_and_code(opened):
     assert dict(part["facts"])["shape"] == f"1 × {len(opened.session.run.tokens)} × 10" and 'rec["decays", 0]' in part["code"]
     opened.say(do="select", part="expert_outputs", seq=302)
     opened.wait(lambda: (opened.last("part") or {}).get("name") == "expert_outputs" and opened.last("part")["refusal"] is None)
-    opened.say(do="select", part="head_gate", seq=303)
+    opened.say(do="select", part="lm_head_output", seq=305)
+    opened.wait(lambda: (opened.last("part") or {}).get("name") == "lm_head_output" and opened.last("part")["refusal"] is None)
+    opened.say(do="select", part="states", block=3, seq=306)
+    opened.answered(306)
+    assert "no recurrent state" in opened.last("part")["refusal"] and opened.session.job is None
+    opened.say(do="select", block=0, part="head_gate", seq=303)
     opened.answered(303)
     assert "recurrent" in opened.last("part")["refusal"] or "softmax" in opened.last("part")["refusal"]
     opened.say(do="select", part="router_logit", seq=304)
