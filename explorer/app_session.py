@@ -18,7 +18,7 @@ from typing import Any
 from explorer.app_monitor import Lateness
 from explorer.app_panels import TABS, Board, Looked, look, seen
 from explorer.app_runs import Run
-from explorer.app_store import Store, default_prompt, shown_source, source_choices
+from explorer.app_store import ANY_PROMPT, Store, default_prompt, shown_source, source_choices
 from explorer.app_texts import (
     attention_words, compare_words, diagram_words, head_count, part_words, router_words, run_words,
 )
@@ -94,17 +94,31 @@ class Session:
 
     def _do_hello(self, message: dict[str, Any]) -> None:
         self.board.ink.change("dark" if message.get("theme") == "dark" else "light")
-        wish = message.get("wish") or {}
+        wish = message.get("wish") if isinstance(message.get("wish"), dict) else {}
         self.tab = wish.get("tab") if wish.get("tab") in TABS else "router"
         self.chosen = Selection(**{name: _whole(wish.get(name), 0) for name in ("block", "token", "head")})
         if "token" not in wish:
             self.chosen = self.chosen.moved(token=-1)
         if isinstance(wish.get("part"), str):
             self.chosen = self.chosen.moved(part=wish["part"])
-        source = wish.get("model") or self.services.default_source
-        prompt = wish.get("prompt") or (self.services.default_prompt if source == self.services.default_source else None)
+        default = self.services.default_source
+        source = str(wish.get("model") or default)
+        prompt = str(wish.get("prompt") or "") or (self.services.default_prompt if source == default else None)
+        if not self._opens_unasked(source):
+            # A link is anybody's: what it names is opened, or fetched, once the person here says so.
+            self.source = source
+            self._tell({
+                "hello": {"models": source_choices(), "source": source, "prompt": prompt or ANY_PROMPT},
+                "notice": f"The address of this page names the model {source}: press Run to load it.",
+            })
+            return
         self._tell({"hello": {"models": source_choices(), "source": source, "prompt": prompt}})
         self._start(source, prompt)
+
+    def _opens_unasked(self, source: str) -> bool:
+        """Whether a page may start with a model nobody here chose: the command line's, a shipped one, one already loaded."""
+        shipped = {choice["source"] for choice in source_choices()}
+        return source == self.services.default_source or source in shipped or source in self.services.store.models
 
     def _do_theme(self, message: dict[str, Any]) -> None:
         with self._together():

@@ -1,4 +1,4 @@
-"""Models and runs of all sessions, bounded by bytes. Everything here runs in the model worker's thread."""
+"""Models and runs of all sessions, bounded by bytes. What loads or runs a model is for the model worker's thread."""
 
 from __future__ import annotations
 
@@ -20,33 +20,43 @@ from explorer.widgets import views_state
 from explorer.widgets.selection import is_recurrent
 from explorer.widgets.snippets import Intervention, Origin
 
+#: For a model nobody gave a prompt for.
+ANY_PROMPT = "The Eiffel Tower is in the city of"
+
 MODEL_BYTES = 8_000_000_000
 RUN_BYTES = 3_000_000_000
 
 
 class Bounded:
-    """A cache that forgets the least recently used until its sizes fit."""
+    """A cache that forgets the least recently used until its sizes fit; any thread may use it."""
 
     def __init__(self, limit: int, size: Callable[[Any], int]) -> None:
         self.limit, self.size = limit, size
         self._kept: OrderedDict[Any, Any] = OrderedDict()
+        self._lock = threading.RLock()
 
     def get(self, key: Any) -> Any:
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
-        return None
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def __contains__(self, key: Any) -> bool:
+        with self._lock:
+            return key in self._kept
 
     def put(self, key: Any, value: Any) -> None:
         """Keep ``value``, however large; older ones make room for it."""
-        self._kept[key] = value
-        self._kept.move_to_end(key)
-        while len(self._kept) > 1 and self.bytes > self.limit:
-            self._kept.popitem(last=False)
+        with self._lock:
+            self._kept[key] = value
+            self._kept.move_to_end(key)
+            while len(self._kept) > 1 and self.bytes > self.limit:
+                self._kept.popitem(last=False)
 
     @property
     def bytes(self) -> int:
-        return sum(self.size(value) for value in self._kept.values())
+        with self._lock:
+            return sum(self.size(value) for value in self._kept.values())
 
 
 def weight_bytes(model: Any) -> int:
@@ -143,7 +153,7 @@ def _edit(one: Intervention) -> edits.Edit:
 def default_prompt(model: Any) -> str:
     """A prompt that suits a model nobody gave one for: the specimen's own, else a short English one."""
     family = model.label.removeprefix("specimen:")
-    return recipe(family).prompt if family != model.label else "The Eiffel Tower is in the city of"
+    return recipe(family).prompt if family != model.label else ANY_PROMPT
 
 
 def shown_source(source: str) -> str:

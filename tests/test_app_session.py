@@ -164,9 +164,9 @@ def test_only_what_the_model_has_there_may_be_asked_for_later(runs, source, name
 class Page:
     """A session whose page is this object: what it was sent, and the loop it runs on."""
 
-    def __init__(self, source: str = HYBRID, prompt: str | None = "In the beginning God") -> None:
+    def __init__(self, source: str = HYBRID, prompt: str | None = "In the beginning God", loads=load) -> None:
         self.sent, self.waiting, self.lock = [], [], threading.Lock()
-        services = Services(Worker(), Store(load), lambda model: {"key": model.label, "html": ""}, Lateness(), source, prompt)
+        services = Services(Worker(), Store(loads), lambda model: {"key": model.label, "html": ""}, Lateness(), source, prompt)
         self.session = Session(services, Board(Ink()), self._sent, self._post, nullcontext)
 
     def _sent(self, message: dict) -> None:
@@ -225,6 +225,31 @@ def test_a_page_gets_its_model_tokens_and_panels(opened):
     assert run["kinds"] == ["linear_attn"] * 3 + ["self_attn"] and opened.last("selection")["token"] == len(run["tokens"]) - 1
     assert {"router_grid", "router_load", "router_margin"} <= set(opened.cards)
     assert opened.last("compare")["rows"][0]["before"] > 0
+
+
+@pytest.mark.parametrize("named, opens", [
+    (HYBRID, True), ("specimen:llama", True), ("/somewhere/model.gguf", False), ("someone/some-checkpoint", False),
+    ("specimen:../llama", False), (["specimen:llama"], False),
+])
+def test_an_address_loads_nothing_that_is_not_shipped_or_open_already(named, opens):
+    asked = []
+
+    def loading(source):
+        asked.append(source)
+        return load(HYBRID)
+
+    page = Page(loads=loading)
+    page.say(do="hello", wish={"model": named, "block": 3, "prompt": "In the beginning"})
+    if not opens:
+        assert page.session.job is None and not asked and page.last("run") is None
+        assert page.last("hello")["source"] == str(named) and page.last("hello")["prompt"] == "In the beginning"
+        assert str(named) in page.last("notice") and "press Run" in page.last("notice")
+        page.say(do="run", model=str(named), prompt="In the beginning")
+    page.wait(lambda: page.last("selection"))
+    assert asked == [str(named)] and page.last("selection")["block"] == 3 and page.last("notice") is None
+    page.say(do="hello", wish={"model": named})
+    assert page.session.job is not None, "a model that is loaded opens at once"
+    page.session.close()
 
 
 def test_selections_are_answered_and_kept_in_range(opened):
