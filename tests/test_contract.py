@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from builder import check as command
-from explorer import hosts, load, loading
+from explorer import hosts, load, loading, printing
 from explorer.contract import check, order
 from explorer.contract.laws import laws
 from explorer.contract.report import Check, Report
@@ -33,6 +33,13 @@ def one_thread():
 def failing(report: Report) -> set[tuple[str, str]]:
     """The failed checks as (name, last part of the host)."""
     return {(each.name, each.host.rpartition(".")[2]) for each in report.failures}
+
+
+def held(model, name: str, host: str) -> Tally:
+    """What one law finds on one host of a model."""
+    law, tally = next(law for law in laws() if law.name == name), Tally()
+    law.run(Subject(model), host, tally)
+    return tally
 
 
 def names(report: Report) -> set[str]:
@@ -113,7 +120,7 @@ def test_a_block_that_adds_half_its_addend():
     model = load("specimen:llama")
     model.hf.model.layers[1].__dict__[STATE].body = halved
     report = check(model)
-    assert failing(report) == {("addends", "layers[i]")}
+    assert failing(report) == {("addends", "layers[i]"), ("a block adds what its parts return", "layers[i]")}
     assert "block 1" in report.failures[0].detail and "allowed" in report.failures[0].detail
 
 
@@ -209,6 +216,46 @@ def test_a_law_that_raises_is_one_failed_check(monkeypatch):
     monkeypatch.setattr(model, "steer", steer)
     (failed,) = check(model).failures
     assert failed.name == "steer" and failed.detail == "RuntimeError: the wheel came off"
+
+
+def test_a_final_norm_that_is_another_module():
+    model = load("specimen:llama")
+    assert held(model, "names", "model").passed
+    model.__dict__["norm"] = model.layers[2].input_layernorm
+    tally = held(model, "names", "model")
+    assert not tally.passed and "norm: it is not called with what the last block returns" in tally.detail
+
+
+@pytest.mark.parametrize("alias, other, words", [
+    ("router", "experts", "the experts are not called with numbers the router returns"),
+    ("shared_experts", "act_fn", "does not return a stream"),
+    ("experts", "shared_experts", "is not called with expert numbers"),
+])
+def test_a_part_of_a_mixture_that_is_another_module(alias, other, words):
+    model = load("specimen:qwen3_next")
+    assert held(model, "a mixture's parts", "mlp").passed
+    mlp = model.layers[1].mlp
+    mlp.__dict__[alias] = mlp.experts.act_fn if other == "act_fn" else getattr(mlp, other)
+    tally = held(model, "a mixture's parts", "mlp")
+    assert not tally.passed and words in tally.detail
+
+
+def test_a_printout_that_shows_a_value_under_the_wrong_host(monkeypatch):
+    model = load("specimen:qwen3_next")
+    assert held(model, "printout", "model").passed
+    shown = printing.printout(model)
+    line = next(line for line in shown.splitlines() if "(attention_scores) ->" in line)
+    other = next(line for line in shown.splitlines() if "(decays) ->" in line)
+    monkeypatch.setattr("explorer.model.printout", lambda model: shown.replace(line + "\n", "").replace(other, f"{other}\n{line}"))
+    tally = held(model, "printout", "model")
+    assert {failure.partition(":")[0] for failure in tally.failures} == {
+        "block 3, self_attn", *(f"block {layer}, linear_attn" for layer in range(3))}
+
+
+def test_nothing_to_compare_is_not_listed():
+    model = load("specimen:llama")
+    applying = {law.name: law.applies(Subject(model), law.hosts[0]) for law in laws()}
+    assert applying["the stream is handed on"] and not applying["a mixture's parts"]
 
 
 # -- its parts ------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from explorer.contract.tally import Tally
 
 @law(
     "neurons",
-    "The down projection makes mlp_output of mlp_neurons; a neuron is its mlp_activation times one number, or is it.",
+    "The down projection makes mlp_output of mlp_neurons, and where mlp_activation is doubled mlp_neurons double with it.",
     "mlp", "shared_experts", needs=("mlp_neurons",), float32=1e-5, bfloat16=2e-2,
 )
 def neurons(s: Subject, host: str, t: Tally) -> None:
@@ -20,9 +20,12 @@ def neurons(s: Subject, host: str, t: Tally) -> None:
         place = s.model.anatomy.block(layer).hosts[host].places["mlp_neurons"][0]
         with torch.no_grad():
             t.near(layer, s.module(layer, place.module)(found), s.get(host, "mlp_output", layer))
-    for layer in s.layers(host, "mlp_neurons", "mlp_activation"):
-        found, activation = s.get(host, "mlp_neurons", layer), s.get(host, "mlp_activation", layer)
-        t.holds(layer, not found[activation == 0].any(), "a neuron whose activation is zero is not")
+    for layer in s.first(host, "mlp_neurons", "mlp_activation"):
+        part = s.envoy(host, layer)
+        with torch.no_grad(), s.model.trace(s.ids):
+            part.mlp_activation[:] *= 2
+            doubled = part.mlp_neurons.save()
+        t.same(layer, doubled, 2 * s.get(host, "mlp_neurons", layer))
 
 
 @law(

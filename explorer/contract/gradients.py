@@ -15,7 +15,7 @@ HOSTS = tuple(vocabulary.HOSTS)
 @law(
     "gradients flow",
     "A loss on the logits (and, for a state leaving the call, on that state) has a gradient with respect to every floating-point value served, "
-    "and derived values have one with respect to what they come from.",
+    "and derived values are not cut off from what they come from.",
     *HOSTS,
 )
 def flow(s: Subject, host: str, t: Tally) -> None:

@@ -19,6 +19,7 @@ class Law:
     name, about: a few words, and one sentence that says what is proven.
     hosts: the hosts it is proven on, one check each; it applies to those that are there.
     needs: values that must be available on the host for it to apply; any block will do.
+    when: whether the model has what it is about, for what is no value of the host; None where that is all it takes.
     float32, bfloat16: relative errors allowed; None for bfloat16 where it is not run again in it.
     shapes: whether it also holds of a model without weights.
     pair: whether it takes a second model beside the first. last: whether it looks at the model after all others.
@@ -34,9 +35,10 @@ class Law:
     shapes: bool = False
     pair: bool = False
     last: bool = False
+    when: Callable[["Subject"], bool] | None = None
 
     def applies(self, subject: "Subject", host: str) -> bool:
-        if self.pair and subject.other is None:
+        if self.pair and subject.other is None or self.when is not None and not self.when(subject):
             return False
         return subject.has(host) and all(subject.layers(host, name) for name in self.needs)
 
@@ -45,11 +47,12 @@ _LAWS: list[Law] = []
 
 
 def law(name: str, about: str, *hosts: str, needs: tuple[str, ...] = (), float32: float = 0.0,
-        bfloat16: float | None = None, shapes: bool = False, pair: bool = False, last: bool = False) -> Callable:
+        bfloat16: float | None = None, shapes: bool = False, pair: bool = False, last: bool = False,
+        when: Callable[["Subject"], bool] | None = None) -> Callable:
     """Register a function ``(subject, host, tally)`` that makes a law's comparisons."""
 
     def register(run: Callable[["Subject", str, Tally], None]) -> Callable:
-        _LAWS.append(Law(name, about, hosts, run, needs, float32, bfloat16, shapes, pair, last))
+        _LAWS.append(Law(name, about, hosts, run, needs, float32, bfloat16, shapes, pair, last, when))
         return run
 
     return register

@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
 from explorer import vocabulary
 from explorer.contract.laws import law
 from explorer.contract.subject import Subject, attempt
 from explorer.contract.tally import Tally
+from explorer.finding.flow import tensors
 
 #: Which part of a mixture an alias stands for.
 _PARTS = {"router": "router", "experts": "experts", "shared_experts": "shared"}
 
+#: The mixer of each kind of block that a configuration lists by a name of its own.
+_MIXERS = {"linear_attention": "linear_attn", "full_attention": "self_attn", "sliding_attention": "self_attn",
+           "chunked_attention": "self_attn"}
+
 
 @law(
     "names",
-    "Each standard name is the native module that plays the part: embedding, blocks, final norm, head, mixers, MLP and its parts.",
+    "Each standard name leads to one module of the transformers model: the embedding and the head it names itself, its blocks in order, "
+    "the norm run between the last block and the head, and in a block the modules discovery found, mixers of the kind the configuration lists.",
     "model", "layers", "self_attn", "linear_attn", "mlp", "shared_experts", shapes=True,
 )
 def names_resolve(s: Subject, host: str, t: Tally) -> None:
     if host == "model":
         _frame(s, t)
         return
+    listed = getattr(s.model.config.get_text_config(), "layer_types", None) or []
     for layer in s.layers(host):
         envoy = s.envoy(host, layer)
         native = s.module(layer, s.model.anatomy.block(layer).hosts[host].module)
         t.holds(layer, envoy._module is native, f"{vocabulary.HOSTS[host].path} is a {type(envoy._module).__name__}, not the {type(native).__name__}")
-        for name, trait in _PARTS.items() if host == "mlp" else ():
-            path = s.traits(host, layer).get(trait)
-            if path:
-                t.holds(layer, getattr(envoy, name)._module is s.module(layer, path), f"mlp.{name} is not {path}")
+        if host in _MIXERS.values() and layer < len(listed) and listed[layer] in _MIXERS:
+            t.same(layer, host, _MIXERS[listed[layer]])
+        for name, path in _parts(s, layer).items() if host == "mlp" else ():
+            t.holds(layer, getattr(envoy, name)._module is s.module(layer, path), f"mlp.{name} is not {path}")
+
+
+def _parts(s: Subject, layer: int) -> dict[str, str]:
+    """The aliases of a mixture's parts and the modules they stand for, where they are modules of their own."""
+    traits = s.traits("mlp", layer)
+    return {name: traits[trait] for name, trait in _PARTS.items() if traits.get(trait)}
 
 
 def _frame(s: Subject, t: Tally) -> None:
@@ -38,6 +56,103 @@ def _frame(s: Subject, t: Tally) -> None:
     t.same("num_layers", s.model.num_layers, len(blocks))
     t.same("vocab_size", s.model.vocab_size, s.hf.get_output_embeddings().weight.shape[0])
     t.same("hidden_size", s.model.hidden_size, s.hf.get_output_embeddings().weight.shape[1])
+    if s.model.anatomy.norm is None:
+        return
+    last, norm, head = blocks[-1], s.model.norm._module, s.hf.get_output_embeddings()
+    with _called(last, norm, head) as calls:
+        s.forward(s.ids)
+    if not {last, norm, head} <= set(calls):
+        t.holds("norm", False, "the forward does not call it once, beside the last block and the head")
+        return
+    left, (entered, handed), (read, _) = calls[last][1], calls[norm], calls[head]
+    t.holds("norm", _handed(left, entered), "it is not called with what the last block returns")
+    t.holds("norm", _handed(handed, read), "the head is not called with what it returns")
+
+
+@contextmanager
+def _called(*modules: torch.nn.Module) -> Iterator[dict[torch.nn.Module, tuple[list, list]]]:
+    """What each of ``modules`` is called with and returns, as tensors, by hooks of torch's own; those called once."""
+    calls: dict[torch.nn.Module, tuple[list, list]] = {}
+    again: set[torch.nn.Module] = set()
+
+    def returns(module: torch.nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+        if module in calls:
+            again.add(module)
+        calls[module] = list(tensors((args, kwargs))), list(tensors(output))
+
+    handles = [module.register_forward_hook(returns, with_kwargs=True) for module in dict.fromkeys(modules)]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module in again:
+            del calls[module]
+
+
+def _handed(given: list[torch.Tensor], got: list[torch.Tensor]) -> bool:
+    """Whether the first tensor one module returned is, itself or through a view, the first another was called with."""
+    if not given or not got:
+        return False
+    whole = [tensor if tensor._base is None else tensor._base for tensor in (given[0], got[0])]
+    return whole[0] is whole[1]
+
+
+@law(
+    "a block adds what its parts return",
+    "By torch's own hooks on the modules the names lead to: a block returns the stream it is called with plus what its mixer and its MLP return.",
+    "layers", when=lambda s: s.has("mlp") and "none" not in s.model.kinds,
+)
+def adds(s: Subject, host: str, t: Tally) -> None:
+    parts = {layer: [s.module(layer, ""), s.envoy(kind, layer)._module, s.envoy("mlp", layer)._module]
+             for layer, kind in enumerate(s.model.kinds)}
+    with _called(*(module for modules in parts.values() for module in modules)) as calls:
+        s.forward(s.ids)
+    for layer, modules in parts.items():
+        if not set(modules) <= set(calls):
+            t.holds(layer, False, "the forward does not call the block, its mixer and its MLP once each")
+            continue
+        (block, mixer, mlp) = (calls[module] for module in modules)
+        t.near(layer, block[0][0] + mixer[1][0] + mlp[1][0], block[1][0], 4 * torch.finfo(s.dtype).eps)
+
+
+@law(
+    "a mixture's parts",
+    "By torch's own hooks on the modules the names lead to: the experts are called with expert numbers the router returns, and the MLP returns "
+    "what they return, plus the shared expert's result times one number per token where there is one.",
+    "mlp", needs=("routed_output",),
+)
+def mixes(s: Subject, host: str, t: Tally) -> None:
+    parts = {}
+    for layer in s.layers(host, "routed_output"):
+        mlp = s.envoy(host, layer)
+        parts[layer] = {"mlp": mlp._module, **{name: getattr(mlp, name)._module for name in _parts(s, layer)}}
+    with _called(*(module for modules in parts.values() for module in modules.values())) as calls:
+        s.forward(s.ids)
+    for layer, modules in parts.items():
+        silent = [name for name, module in modules.items() if module not in calls]
+        t.holds(layer, not silent, f"the forward does not call once: {', '.join(silent)}")
+        if not silent:
+            _mixes(s, t, layer, {name: calls[module] for name, module in modules.items()})
+
+
+def _mixes(s: Subject, t: Tally, layer: int, calls: dict[str, tuple[list, list]]) -> None:
+    numbers = next((x for x in calls["experts"][0] if not x.is_floating_point()), None)
+    if numbers is None:
+        t.holds(layer, False, "what stands for the experts is not called with expert numbers")
+        return
+    if "router" in calls:  # else the MLP routes itself
+        returned = any(torch.equal(tensor, numbers) for tensor in calls["router"][1])
+        t.holds(layer, returned, "the experts are not called with numbers the router returns")
+    whole = calls["mlp"][1][0].double().flatten(0, -2)
+    rest = whole - calls["experts"][1][0].double().flatten(0, -2)
+    if "shared_experts" in calls:
+        shared = calls["shared_experts"][1][0].double().flatten(0, -2)
+        if shared.shape != rest.shape:
+            t.holds(layer, False, "what stands for the shared expert does not return a stream")
+            return
+        rest = rest - shared * ((shared * rest).sum(-1, keepdim=True) / (shared * shared).sum(-1, keepdim=True))  # least squares
+    t.near(layer, whole - rest, whole, 8 * torch.finfo(s.dtype).eps)
 
 
 @law(
@@ -61,14 +176,37 @@ def sizes_answer(s: Subject, host: str, t: Tally) -> None:
 
 @law(
     "printout",
-    "print(model) shows each value it serves with its layout, on a host that has it.",
+    "print(model) shows under each host, on every block, the values it serves there with their layouts, and no others.",
     "model", shapes=True,
 )
 def printout_lists(s: Subject, host: str, t: Tally) -> None:
-    shown = repr(s.model)
-    for row in s.rows:
-        if row.available:
-            line = f"({row.name}) -> {row.value.typed}"
-            t.holds(f"{row.host}.{row.name}", line in shown, f"the printout has no {line}")
+    shown = _printed(repr(s.model))
+    for name, place in vocabulary.HOSTS.items():
+        rows = [row for row in s.rows if row.host == name and row.available]
+        for layer in [None] if name == "model" else range(s.model.num_layers):
+            want = {f"({row.name}) -> {row.value.typed}" for row in rows if layer is None or layer in row.layers}
+            parts = [] if layer is None else ["layers", layer, *place.path.split(".")[2:]]
+            found = {line.partition(": ")[0] for labels, line in shown if _leads(labels, parts)}
+            t.holds((layer, name), found == want, f"it differs in {', '.join(sorted(found ^ want))}")
 
 
+def _printed(text: str) -> list[tuple[list[str], str]]:
+    """The lines of a printed model that show a value, each with the names of the modules it stands in."""
+    found, labels = [], []
+    for line in text.splitlines()[1:]:
+        depth = (len(line) - len(line.lstrip())) // 2 - 1
+        del labels[max(depth, 0):]
+        name, arrow, _ = line.strip().partition(") -> ")
+        if arrow:
+            found.append((list(labels), line.strip()))
+        elif line.strip().startswith("("):
+            labels.append(line.strip()[1:].partition(")")[0])
+    return found
+
+
+def _leads(labels: list[str], parts: list[str | int]) -> bool:
+    """Whether names as printed (``router/gate``, ``0-2``) are those of a path."""
+    return len(labels) == len(parts) and all(
+        int(label.split("-")[0]) <= part <= int(label.split("-")[-1]) if isinstance(part, int) else part in label.split("/")
+        for label, part in zip(labels, parts, strict=True)
+    )
