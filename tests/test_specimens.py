@@ -188,7 +188,7 @@ def test_the_trained_one_copies_and_routes_by_token(built):
     measured = built[TRAINED].measured
     assert measured["text"]["loss_nats_per_token"] < measured["text"]["unigram_nats_per_token"] - 1
     assert measured["router"]["mean_ratio"] >= 3
-    assert measured["repetition"]["text"]["lower_by"] >= 0.9
+    assert measured["repetition"]["text"]["lower_by"] >= 1
     assert measured["repetition"]["random"]["lower_by"] >= 1
     for kind in ("previous_token", "induction_target"):
         assert set(measured["heads"][kind]) == {"self_attn", "linear_attn", "even_share"}
