@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from bokeh.events import MouseLeave, MouseMove, RangesUpdate, Reset, Tap
@@ -136,11 +137,31 @@ def _nothing() -> dict[str, list]:
     return {"image": [np.zeros((1, 1), dtype=np.uint8)], "x": [0], "y": [0], "dw": [1], "dh": [1]}
 
 
+@dataclass(frozen=True)
+class Zoom:
+    """The part of a matrix of ``shape`` that a figure has in view, in the figure's coordinates."""
+
+    shape: tuple[int, ...]
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def window_for(self, heatmap: Heatmap) -> Window | None:
+        """The cells in view, None for all of them: the zoom is kept while the matrix keeps its size."""
+        if self.shape != heatmap.values.shape:
+            return None
+        rows, columns = self.shape
+        if self.left <= -0.5 and self.top <= -0.5 and self.right >= columns - 0.5 and self.bottom >= rows - 0.5:
+            return None
+        return Window(self.left + 0.5, self.top + 0.5, self.right + 0.5, self.bottom + 0.5)
+
+
 class CellFigure(_Figure):
     """A heatmap: one image glyph, and dashed lines along the selected row and column.
 
     ``window_changed`` is called after a zoom or a reset: whoever draws then sends the
-    cells of `window_for`.
+    cells in view of `zoom`.
     """
 
     def __init__(self, ink: Ink, name: str) -> None:
@@ -168,15 +189,10 @@ class CellFigure(_Figure):
         for span in self._spans.values():
             span.line_color = self.ink.role("ink")
 
-    def window_for(self, heatmap: Heatmap) -> Window | None:
-        """The cells in view, None for all of them: the zoom is kept while the matrix keeps its size."""
-        if self._shape != heatmap.values.shape:
-            return None
-        rows, columns = self._shape
+    def zoom(self) -> "Zoom":
+        """What is in view now. Reads the figure's ranges: for the thread of the figure's page alone."""
         x, y = self.figure.x_range, self.figure.y_range
-        if x.start <= -0.5 and y.end <= -0.5 and x.end >= columns - 0.5 and y.start >= rows - 0.5:
-            return None
-        return Window(x.start + 0.5, y.end + 0.5, x.end + 0.5, y.start + 0.5)
+        return Zoom(self._shape, x.start, y.end, x.end, y.start)
 
     def draw(self, heatmap: Heatmap, drawn: Picture) -> None:
         """Show a picture of ``heatmap`` (whole or a window of it), in one assignment."""

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from explorer.app_figures import CellFigure, CurveFigure, Ink, MarkedFigure, MosaicFigure
+from explorer.app_figures import CellFigure, CurveFigure, Ink, MarkedFigure, MosaicFigure, Zoom
 from explorer.app_runs import Run
 from explorer.widgets import snippets, views_attention, views_next, views_part, views_router, views_state, views_stream
 from explorer.widgets.drawing import (
     Curves, Heatmap, Mosaic, MosaicPicture, Picture, Refusal, mosaic_picture, picture,
 )
-from explorer.widgets.reduction import Scale, Window
+from explorer.widgets.reduction import Scale
 from explorer.widgets.selection import Selection
 from explorer.widgets.text import number
 
@@ -62,7 +62,7 @@ CARDS: tuple[Card, ...] = (
     Card("stream_addends", "stream", CellFigure, lambda run, chosen: views_stream.addend_norms(run), (), "column", snippets.stream_addends),
     Card("stream_norms", "stream", CellFigure, lambda run, chosen: views_stream.stream_norms(run), (), "column", snippets.stream_norms),
     Card("compare_kl", "compare", CurveFigure,
-         lambda run, chosen: views_next.divergence_by_position(run.baseline, None if run is run.baseline else run),
+         lambda run, chosen: views_next.divergence_by_position(run.baseline, None if run.before is None else run),
          (), "column", snippets.compare, compares=True),
     Card("part", "tensor", CellFigure, views_part.part, ("block", "head", "token", "part"), "row"),
 )
@@ -91,8 +91,8 @@ def key_of(card: Card, run: Run, chosen: Selection) -> tuple:
     return (run.number, *(getattr(chosen, name) for name in card.depends))
 
 
-def look(card: Card, run: Run, chosen: Selection, window: Callable[[Heatmap], Window | None]) -> Looked:
-    """The view of one card and its bytes. Pure; ``window`` gives the cells in view of a heatmap."""
+def look(card: Card, run: Run, chosen: Selection, zoom: Zoom | None) -> Looked:
+    """The view of one card and its bytes. Pure; ``zoom`` is what its figure has in view."""
     try:
         view = card.view(run, chosen)
     except Exception as error:  # noqa: BLE001  one card that fails leaves the others standing
@@ -100,7 +100,7 @@ def look(card: Card, run: Run, chosen: Selection, window: Callable[[Heatmap], Wi
         view = Refusal(f"This could not be drawn: {type(error).__name__}: {error}")
     drawn: Picture | MosaicPicture | None = None
     if isinstance(view, Heatmap):
-        drawn = picture(view, window(view))
+        drawn = picture(view, zoom.window_for(view) if zoom is not None else None)
     elif isinstance(view, Mosaic):
         drawn = mosaic_picture(view)
     return Looked(card, view, drawn, key_of(card, run, chosen), run.origin)
@@ -125,9 +125,10 @@ class Board:
             and (card.name != "part" or chosen.part)
         ]
 
-    def window_of(self, card: Card) -> Callable[[Heatmap], Window | None]:
+    def zoom_of(self, card: Card) -> Zoom | None:
+        """What the card's figure has in view, None for a figure that is always seen whole."""
         figure = self.figures[card.name]
-        return figure.window_for if isinstance(figure, CellFigure) else (lambda heatmap: None)
+        return figure.zoom() if isinstance(figure, CellFigure) else None
 
     def put(self, looked: Looked, chosen: Selection) -> dict[str, Any]:
         """Put a picture on its figure; returns the words of the card."""

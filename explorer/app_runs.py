@@ -1,20 +1,22 @@
 """Runs: what one forward of a prompt left behind, and what of it is worth recording.
 
-A `Run` is a recording with what was asked for later (one value of one block at a
-time) beside it; views read it like a recording.
+A `Run` is a recording with what is known beside it; views read it like a recording.
+What is asked for later (one value of one block at a time) is kept by the store, and
+looked at in a copy of the run that holds it.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from explorer import vocabulary
+from explorer.widgets.drawing import Refusal
 from explorer.widgets.snippets import Origin
 
 #: What one run may hold, in bytes. Patterns of many blocks over a long prompt would
@@ -27,6 +29,7 @@ _SQUARE = {"Pattern", "StatePattern"}
 _STATE = "state is one matrix per head and token: the State panel draws that of the chosen head after the chosen token."
 
 _numbers = itertools.count(1)
+_MISSING = Refusal("")
 
 
 @dataclass(frozen=True)
@@ -104,24 +107,29 @@ def left_out(model: Any, later: Iterable[str]) -> tuple[frozenset[Key], dict[Key
     return frozenset(asked), reasons
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Run:
-    """One recorded forward. ``baseline`` is the run without interventions (itself where there are none).
+    """One recorded forward, which nothing changes: sessions and threads share it.
 
-    ``later`` is what was left out and may be asked for, ``reasons`` why the model has not the rest.
+    ``later`` is what was left out and may be asked for, ``reasons`` why the model has
+    not the rest, ``norms`` the replayed state norms ``[seq heads]`` by block. ``before``
+    is the run without interventions, None where there are none. ``extra`` holds what was
+    asked for since, in a copy made for looking at (see `with_extra`), or why it cannot be had.
     """
 
     origin: Origin
     recording: Any
     later: frozenset[Key] = frozenset()
-    reasons: dict[Key, str] = field(default_factory=dict)
-    norms: dict[int, np.ndarray] = field(default_factory=dict)
-    parts: dict[tuple[str, int | None], torch.Tensor] = field(default_factory=dict)
-    baseline: "Run" = None  # type: ignore[assignment]  set below
+    reasons: Mapping[Key, str] = field(default_factory=dict)
+    norms: Mapping[int, np.ndarray] = field(default_factory=dict)
+    before: "Run | None" = None
+    extra: Mapping[Key, Any] = field(default_factory=dict)
     number: int = field(default_factory=lambda: next(_numbers))
 
-    def __post_init__(self) -> None:
-        self.baseline = self.baseline or self
+    @property
+    def baseline(self) -> "Run":
+        """The run without interventions, itself where there are none."""
+        return self if self.before is None else self.before
 
     @property
     def tokens(self) -> list[str]:
@@ -138,28 +146,31 @@ class Run:
     @property
     def bytes(self) -> int:
         """What the run holds beside its baseline."""
-        parts = (part for part in self.parts.values() if isinstance(part, torch.Tensor))
-        return self.recording.bytes + sum(part.numel() * part.element_size() for part in parts)
+        return self.recording.bytes + sum(norms.nbytes for norms in self.norms.values())
+
+    def with_extra(self, extra: Mapping[Key, Any], before: "Run | None" = None) -> "Run":
+        """The same run, by its number, with what was asked for since."""
+        return replace(self, extra=dict(extra), before=before)
 
     def __contains__(self, key: Any) -> bool:
-        return key in self.recording or self._key(key) in self.parts
+        return key in self.recording or not isinstance(self.extra.get(self.key(key), _MISSING), Refusal)
 
     def __getitem__(self, key: Any) -> torch.Tensor:
-        return self.parts[self._key(key)] if self._key(key) in self.parts else self.recording[key]
+        found = self.extra.get(self.key(key), _MISSING)
+        return self.recording[key] if isinstance(found, Refusal) else found
 
-    def _key(self, key: str | Key) -> Key:
+    def key(self, key: str | Key) -> Key:
+        """The name and block a value is kept under."""
         return self.recording.key(*(key if isinstance(key, tuple) else (key, None)))
 
     def why(self, name: str, layer: int | None = None) -> str:
         """Why a value is not here: the model's own reason where it has it nowhere in this block."""
-        return self.reasons.get(self._key((name, layer))) or self.recording.why(name, layer)
-
-    def add(self, key: str, layer: int | None, tensor: torch.Tensor, keep: int = 4) -> None:
-        """Keep a value asked for later; the oldest of more than ``keep`` go."""
-        self.parts[self._key((key, layer))] = tensor
-        while len(self.parts) > keep:
-            self.parts.pop(next(iter(self.parts)))
+        key = self.key((name, layer))
+        if isinstance(found := self.extra.get(key), Refusal):
+            return found.reason
+        return self.reasons.get(key) or self.recording.why(name, layer)
 
     def askable(self, name: str, layer: int | None) -> bool:
         """Whether a value that is not here was left to be asked for (rather than unavailable)."""
-        return (name, layer) not in self and self._key((name, layer)) in self.later
+        key = self.key((name, layer))
+        return key in self.later and key not in self.extra and key not in self.recording

@@ -166,7 +166,7 @@ class Session:
         """Let the panels show the run with or without the interventions."""
         if self.run is not None and self.other is not None:
             wanted = self.other if message.get("shown") == "after" else self.other.baseline
-            if wanted is not self.run:
+            if wanted.number != self.run.number:
                 self.run = wanted
                 self._show(message.get("seq"))
 
@@ -264,17 +264,18 @@ class Session:
             return
         self.chosen = clamped(self.run, self.chosen)
         self._newest += 1
-        turn, run, chosen, tab = self._newest, self.run, self.chosen, self.tab
+        filled = self.services.store.filled
+        turn, run, chosen, tab = self._newest, filled(self.run), self.chosen, self.tab
+        other = None if self.other is None else filled(self.other)
         # The diagram need not wait for pictures.
         self._tell({"marks": diagram_words(run, chosen), "marked": seq})
-        other = self.other
-        cards = self.board.stale(tab, run, other, chosen)
-        windows = {card.name: self.board.window_of(card) for card in cards}
+        # What is in view is read here: figures belong to this thread.
+        cards = [(card, self.board.zoom_of(card)) for card in self.board.stale(tab, run, other, chosen)]
 
         def prepare() -> None:
             if turn != self._newest:
                 return  # a newer selection is waiting behind this one
-            looked = [look(card, seen(card, run, other), chosen, windows[card.name]) for card in cards]
+            looked = [look(card, seen(card, run, other), chosen, zoom) for card, zoom in cards]
             texts = self._texts(run, other, chosen, tab)
             self._post(lambda: self._put(turn, seq, run, chosen, tab, looked, texts))
 
@@ -305,7 +306,7 @@ class Session:
         """The words of the page that follow the selection."""
         texts = {
             "compare": compare_words(run.baseline, other, chosen, self._decode),
-            "shown": "after" if run is other else "before",
+            "shown": "after" if other is not None and run.number == other.number else "before",
         }
         if tab == "router":
             texts["router"] = router_words(run, chosen)
@@ -321,7 +322,7 @@ class Session:
         if missing is None or self.job is not None:
             return
 
-        def done(_: Run) -> None:
+        def done(_: None) -> None:
             self.board.on_them.clear()
             self._show(None)
 

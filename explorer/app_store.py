@@ -10,8 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from explorer import edits
-from explorer.app_runs import Run, left_out, plan, wanted
+from explorer.app_runs import Key, Run, left_out, plan, wanted
 from explorer.app_worker import Cancelled, Job
 from explorer.prompts import prepared
 from explorer.recording import Cancelled as RecordingCancelled
@@ -25,6 +28,7 @@ ANY_PROMPT = "The Eiffel Tower is in the city of"
 
 MODEL_BYTES = 8_000_000_000
 RUN_BYTES = 3_000_000_000
+EXTRA_BYTES = 1_000_000_000
 
 
 class Bounded:
@@ -44,6 +48,11 @@ class Bounded:
     def __contains__(self, key: Any) -> bool:
         with self._lock:
             return key in self._kept
+
+    def items(self) -> list[tuple[Any, Any]]:
+        """What is kept now, least recently used first."""
+        with self._lock:
+            return list(self._kept.items())
 
     def put(self, key: Any, value: Any) -> None:
         """Keep ``value``, however large; older ones make room for it."""
@@ -68,6 +77,11 @@ def weight_bytes(model: Any) -> int:
     )
 
 
+def tensor_bytes(value: Any) -> int:
+    """What a recorded value takes; one that is no tensor takes nothing to speak of."""
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+
+
 class Store:
     """Loads models and makes runs, once each."""
 
@@ -75,6 +89,7 @@ class Store:
         self._load = load
         self.models = Bounded(MODEL_BYTES, weight_bytes)
         self.runs = Bounded(RUN_BYTES, lambda run: run.bytes)
+        self.extras = Bounded(EXTRA_BYTES, tensor_bytes)
 
     def model(self, source: str) -> Any:
         """The model of ``source``, loaded if need be. Raises what loading raises."""
@@ -113,22 +128,29 @@ class Store:
         job.stage(f"Running {tokens} tokens" + (" with interventions" if interventions else ""))
         recorded = plan(wanted(model, tokens))
         recording = self._record(model, prompt, job, values=recorded.names, edits=[_edit(one) for one in interventions])
-        run = Run(Origin(source, prompt, interventions), recording, *left_out(model, recorded.later), baseline=baseline)
         job.stage("Replaying the recurrent state")
-        replay(run, job)
+        norms = state_norms(recording, job)
+        run = Run(Origin(source, prompt, interventions), recording, *left_out(model, recorded.later), norms, baseline)
         self.runs.put(key, run)
         return run
 
-    def part(self, run: Run, key: str, layer: int | None, job: Job) -> Run:
-        """One more value of a run, recorded now. Raises Unavailable with the reason."""
+    def part(self, run: Run, name: str, layer: int | None, job: Job) -> None:
+        """Record one more value of a run and keep it for `filled`. Raises Unavailable with the reason."""
         model = self.model(run.origin.source)
-        job.stage(f"Recording {key}")
+        job.stage(f"Recording {name}")
         recording = self._record(
-            model, run.origin.prompt, job, values=[key], layers=None if layer is None else [layer],
+            model, run.origin.prompt, job, values=[name], layers=None if layer is None else [layer],
             edits=[_edit(one) for one in run.origin.interventions],
         )
-        run.add(key, layer, recording[key, layer])
-        return run
+        self.extras.put((run.number, *run.key((name, layer))), recording[name, layer])
+
+    def filled(self, run: Run) -> Run:
+        """The run with what has been asked for since and is still kept, to look at from any thread."""
+        before = None if run.before is None else run.before.with_extra(self._extras_of(run.before))
+        return run.with_extra(self._extras_of(run), before)
+
+    def _extras_of(self, run: Run) -> dict[Key, Any]:
+        return {key[1:]: value for key, value in self.extras.items() if key[0] == run.number}
 
     def _record(self, model: Any, prompt: str, job: Job, **options: Any) -> Any:
         try:
@@ -137,13 +159,15 @@ class Store:
             raise Cancelled from None
 
 
-def replay(run: Run, job: Job) -> None:
-    """The state norms of every recurrent block of a run."""
-    for layer in range(run.num_layers):
-        if is_recurrent(run, layer) and views_state.refusal(run, layer) is None:
+def state_norms(recording: Any, job: Job) -> dict[int, np.ndarray]:
+    """The state norms of every recurrent block of a recording, ``[seq heads]`` each."""
+    found = {}
+    for layer in range(recording.num_layers):
+        if is_recurrent(recording, layer) and views_state.refusal(recording, layer) is None:
             job.check()
-            run.norms[layer] = views_state.norms(run, layer)
-            job.progress(layer + 1, run.num_layers)
+            found[layer] = views_state.norms(recording, layer)
+            job.progress(layer + 1, recording.num_layers)
+    return found
 
 
 def _edit(one: Intervention) -> edits.Edit:

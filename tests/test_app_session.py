@@ -10,13 +10,15 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import FrozenInstanceError, replace
 
+import numpy as np
 import pytest
 
 from explorer import load
 from explorer.__main__ import main
 from explorer.app import MOST_SESSIONS, BusyPort, Desk, free_port, origins
-from explorer.app_figures import Ink
+from explorer.app_figures import Ink, Zoom
 from explorer.app_monitor import Lateness
 from explorer.app_panels import Board
 from explorer.app_runs import Wanted, plan, wanted
@@ -24,6 +26,9 @@ from explorer.app_session import Services, Session
 from explorer.app_store import Bounded, Store
 from explorer.app_worker import Job, Worker
 from explorer.recording import Cancelled as RecordingCancelled
+from explorer.widgets.drawing import Heatmap
+from explorer.widgets.reduction import Window
+from explorer.widgets.selection import numbered_axis
 from tests.explorer_server import explorer  # noqa: F401  a fixture
 
 HYBRID = "specimen:qwen3_5_moe_text"
@@ -156,6 +161,29 @@ def test_only_what_the_model_has_there_may_be_asked_for_later(runs, source, name
     run = runs[source]
     assert run.askable(name, layer) == asked
     assert reason is None or reason in run.why(name, layer)
+
+
+def test_a_run_never_changes_and_what_is_asked_later_is_kept_beside_it():
+    store, job = Store(load), Job("test", lambda job: None, lambda job: None)
+    run = store.run(HYBRID, "In the beginning", (), job)
+    with pytest.raises(FrozenInstanceError):
+        run.norms = {}
+    store.part(run, "states", 0, job)
+    looked = store.filled(run)
+    assert ("states", 0) not in run and run.askable("states", 0)
+    assert ("states", 0) in looked and ("linear_attn.states", 0) in looked and not looked.askable("states", 0)
+    assert looked["states", 0].shape[1] == len(run.tokens) and looked.number == run.number
+    store.extras.limit = 1
+    store.part(run, "expert_outputs", 0, job)
+    assert ("states", 0) not in store.filled(run) and ("states", 0) in looked, "what is being looked at stays whole"
+
+
+def test_what_a_figure_has_in_view_is_a_fact_that_other_threads_may_have():
+    zoom = Zoom((4, 6), 0.5, -0.5, 3.5, 3.5)
+    seen = Heatmap("", numbered_axis("x", 6), numbered_axis("y", 4), np.zeros((4, 6), dtype=np.float32))
+    assert zoom.window_for(seen) == Window(1.0, 0.0, 4.0, 4.0)
+    assert replace(zoom, left=-0.5, right=5.5).window_for(seen) is None
+    assert replace(zoom, shape=(4, 7)).window_for(seen) is None, "another matrix is shown whole"
 
 
 # -- sessions -----------------------------------------------------------------------
