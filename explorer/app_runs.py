@@ -16,16 +16,25 @@ import numpy as np
 import torch
 
 from explorer import vocabulary
+from explorer.taps import REPLAYED
+from explorer.widgets import views_next
 from explorer.widgets.drawing import Refusal
 from explorer.widgets.snippets import Origin
+from explorer.widgets.text import size_in_bytes
 
 #: What one run may hold, in bytes. Patterns of many blocks over a long prompt would
 #: be far above it; those are then recorded one block at a time, when looked at.
-BUDGET = 1_500_000_000
+BUDGET = 2_000_000_000
 
 #: Never recorded with a run: one matrix per token, or wide and rarely looked at.
 _ON_DEMAND = {"states", "expert_outputs", "lm_head_output"}
-_SQUARE = {"Pattern", "StatePattern"}
+
+#: What the panels that show many blocks at once are made of, and replays of a state: without these no run.
+_NEEDED = {
+    "layers.layer_input", "self_attn.attention_output", "linear_attn.attention_output", "mlp.mlp_output",
+    "mlp.router_logits", "mlp.router_scores", "mlp.router_margin", "mlp.expert_indices", "mlp.expert_weights",
+    "model.final_norm_output", *(f"linear_attn.{name}" for name in REPLAYED),
+}
 _STATE = "state is one matrix per head and token: the State panel draws that of the chosen head after the chosen token."
 
 _numbers = itertools.count(1)
@@ -43,11 +52,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Wanted:
-    """One value a model can give: its qualified name, whether it grows with the square of the prompt, its size."""
+    """One value a model can give: its qualified name, its size, whether a run can do without."""
 
     name: str
-    square: bool
     bytes: int
+    needed: bool = False
+
+
+class TooLong(ValueError):
+    """A run that would not fit; the message says so in one sentence."""
 
 
 def wanted(model: Any, tokens: int) -> list[Wanted]:
@@ -57,18 +70,17 @@ def wanted(model: Any, tokens: int) -> list[Wanted]:
         layers = [None] * row.available if row.host == "model" else list(row.layers)
         if not layers or row.name in _ON_DEMAND | {"state"}:
             continue
-        square = row.value.layout in _SQUARE
-        count = sum(_elements(model, row.value, layer, tokens) for layer in layers)
-        found.append(Wanted(f"{row.host}.{row.name}", square, 4 * count))
+        name = f"{row.host}.{row.name}"
+        found.append(Wanted(name, sum(size(model, row.value, layer, tokens) for layer in layers), name in _NEEDED))
     return found
 
 
-def _elements(model: Any, value: vocabulary.Value, layer: int | None, tokens: int) -> int:
-    """About how many numbers a value holds; an axis whose size nothing states counts as the stream's width."""
+def size(model: Any, value: vocabulary.Value, layer: int | None, tokens: int) -> int:
+    """About what a value takes in float32, in bytes; an axis whose size nothing states counts as the stream's width."""
     sizes = model.sizes
     if layer is not None:
         sizes = sizes | model.anatomy.block(layer).hosts[value.host].sizes
-    count = 1
+    count = 4
     for axis in value.axes:
         if axis in vocabulary.CALL_AXES:
             count *= 1 if axis == "batch" else tokens
@@ -77,18 +89,34 @@ def _elements(model: Any, value: vocabulary.Value, layer: int | None, tokens: in
     return count
 
 
-def plan(values: Iterable[Wanted], budget: int = BUDGET) -> Plan:
-    """Record everything where it fits; else what grows with the square of the prompt only when looked at."""
-    rows = list(values)
+def plan(values: Iterable[Wanted], budget: int | None = None) -> Plan:
+    """Record everything where it fits ``budget``; else all but the largest, which are recorded when looked at.
+
+    Raises TooLong where even what no run can do without is above the budget.
+    """
+    rows, later, budget = list(values), [], BUDGET if budget is None else budget
     total = sum(row.bytes for row in rows)
-    now = [row for row in rows if total <= budget or not row.square]
-    return Plan(
-        tuple(row.name for row in now), tuple(row.name for row in rows if row not in now),
-        sum(row.bytes for row in now),
-    )
+    for row in sorted((row for row in rows if not row.needed), key=lambda row: -row.bytes):
+        if total <= budget:
+            break
+        later.append(row)
+        total -= row.bytes
+    if total > budget:
+        raise TooLong(
+            f"This run would take {size_in_bytes(total)} at the least, above the {size_in_bytes(budget)} that one may hold: "
+            "shorten the prompt."
+        )
+    return Plan(tuple(row.name for row in rows if row not in later), tuple(row.name for row in rows if row in later), total)
 
 
 Key = tuple[str, int | None]
+
+
+def heads_of(model: Any) -> tuple[int, ...]:
+    """How many heads the mixer of every block has, softmax or recurrent."""
+    hosts = [model.anatomy.block(layer).hosts for layer in range(model.num_layers)]
+    counts = [{"self_attn": "num_heads", "linear_attn": "heads"}.get(kind, "") for kind in model.kinds]
+    return tuple(host[kind].sizes[count] if count else 1 for host, kind, count in zip(hosts, model.kinds, counts))
 
 
 def left_out(model: Any, later: Iterable[str]) -> tuple[frozenset[Key], dict[Key, str]]:
@@ -111,14 +139,15 @@ def left_out(model: Any, later: Iterable[str]) -> tuple[frozenset[Key], dict[Key
 class Run:
     """One recorded forward, which nothing changes: sessions and threads share it.
 
-    ``later`` is what was left out and may be asked for, ``reasons`` why the model has
-    not the rest, ``norms`` the replayed state norms ``[seq heads]`` by block. ``before``
+    ``heads`` counts each block's heads. ``later`` is what was left out and may be asked
+    for, ``reasons`` why the model has not the rest, ``norms`` the replayed state norms ``[seq heads]`` by block. ``before``
     is the run without interventions, None where there are none. ``extra`` holds what was
     asked for since, in a copy made for looking at (see `with_extra`), or why it cannot be had.
     """
 
     origin: Origin
     recording: Any
+    heads: tuple[int, ...]
     later: frozenset[Key] = frozenset()
     reasons: Mapping[Key, str] = field(default_factory=dict)
     norms: Mapping[int, np.ndarray] = field(default_factory=dict)
@@ -174,3 +203,7 @@ class Run:
         """Whether a value that is not here was left to be asked for (rather than unavailable)."""
         key = self.key((name, layer))
         return key in self.later and key not in self.extra and key not in self.recording
+
+    def lacks_logits(self, token: int) -> bool:
+        """Whether the logits of a token were left out with all of them and can be worked out from the last norm."""
+        return "logits" not in self and (views_next.ROW, token) not in self and "final_norm_output" in self

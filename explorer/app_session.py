@@ -277,12 +277,13 @@ class Session:
                 return  # a newer selection is waiting behind this one
             looked = [look(card, seen(card, run, other), chosen, zoom) for card, zoom in cards]
             texts = self._texts(run, other, chosen, tab)
-            self._post(lambda: self._put(turn, seq, run, chosen, tab, looked, texts))
+            self._post(lambda: self._put(turn, seq, (run, other), chosen, tab, looked, texts))
 
         self._aside(prepare)
 
     def _put(
-        self, turn: int, seq: int | None, run: Run, chosen: Selection, tab: str, looked: list[Looked], texts: dict[str, Any],
+        self, turn: int, seq: int | None, runs: tuple[Run, Run | None], chosen: Selection, tab: str, looked: list[Looked],
+        texts: dict[str, Any],
     ) -> None:
         """Back on the event loop: pictures, dashed lines and words in one go."""
         if self._closed or turn != self._newest:
@@ -295,7 +296,7 @@ class Session:
                 "status": [f"loop at most {1000 * self.services.lateness.worst:.0f} ms late"],
                 "selection": {name: getattr(chosen, name) for name in ("block", "token", "head", "pattern", "router", "part")},
             })
-        self._fetch_missing(run, chosen)
+        self._fetch_missing(*runs, chosen)
 
     def _redraw(self, name: str) -> None:
         """After a zoom: the exact cells of the window that is now in view."""
@@ -316,17 +317,21 @@ class Session:
             texts["part"] = part_words(run, chosen)
         return texts
 
-    def _fetch_missing(self, run: Run, chosen: Selection) -> None:
-        """Record what is looked at and was left out of the run."""
-        missing = next((place for place in looked_at(run, chosen, self.tab) if run.askable(*place)), None)
-        if missing is None or self.job is not None:
+    def _fetch_missing(self, run: Run, other: Run | None, chosen: Selection) -> None:
+        """Record what is looked at and was left out of the run; first the logits, which need no forward."""
+        store = self.services.store
+        if self.job is not None:
             return
+        for one in filter(None, (run.baseline, other)):
+            if one.lacks_logits(chosen.token):
+                return self._submit("Waiting for the worker", lambda job: store.logits(one, chosen.token, job), lambda _: self._show(None))
+        missing = [place for place in looked_at(run, chosen, self.tab) if run.askable(*place)]
+        if missing:
+            self._submit("Waiting for the worker", lambda job: store.part(run, missing, job), self._recorded)
 
-        def done(_: None) -> None:
-            self.board.on_them.clear()
-            self._show(None)
-
-        self._submit(f"Recording {missing[0]}", lambda job: self.services.store.part(run, *missing, job), done)
+    def _recorded(self, _: None) -> None:
+        self.board.on_them.clear()
+        self._show(None)
 
     def _aside(self, work: Callable[[], None]) -> None:
         """Run pure work in the session's own thread, logging what goes wrong."""
@@ -399,7 +404,7 @@ def looked_at(run: Run, chosen: Selection, tab: str) -> list[tuple[str, int | No
             return []
         return [(chosen.part, None if value.host == "model" else block)]
     if tab == "attention" and not is_recurrent(run, block):
-        return [(f"attention_{chosen.pattern}", block)]
+        return [(name, block) for name in (f"attention_{chosen.pattern}", "attention_queries", "attention_keys")]
     return [("state_attention", block)] if tab == "state" and is_recurrent(run, block) else []
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import threading
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,26 @@ import numpy as np
 import torch
 
 from explorer import edits
-from explorer.app_runs import Key, Run, left_out, plan, wanted
+from explorer.app_runs import Key, Run, TooLong, heads_of, left_out, plan, size, wanted
 from explorer.app_worker import Cancelled, Job
 from explorer.prompts import prepared
 from explorer.recording import Cancelled as RecordingCancelled
 from explorer.specimens.recipes import recipe
-from explorer.widgets import views_state
+from explorer.widgets import views_next, views_state
+from explorer.widgets.drawing import Refusal
 from explorer.widgets.selection import is_recurrent
 from explorer.widgets.snippets import Intervention, Origin
+from explorer.widgets.text import size_in_bytes
+from explorer.widgets.views_part import value_of
 
 #: For a model nobody gave a prompt for.
 ANY_PROMPT = "The Eiffel Tower is in the city of"
 
 MODEL_BYTES = 8_000_000_000
-RUN_BYTES = 3_000_000_000
+RUN_BYTES = 4_000_000_000
+#: What runs may take in all, those that open pages hold among them.
+LIVE_BYTES = 8_000_000_000
+#: What was asked for later, of all runs.
 EXTRA_BYTES = 1_000_000_000
 
 
@@ -62,6 +69,11 @@ class Bounded:
             while len(self._kept) > 1 and self.bytes > self.limit:
                 self._kept.popitem(last=False)
 
+    def forget_one(self) -> bool:
+        """Forget the least recently used; False when nothing is kept."""
+        with self._lock:
+            return bool(self._kept) and self._kept.popitem(last=False) is not None
+
     @property
     def bytes(self) -> int:
         with self._lock:
@@ -89,6 +101,7 @@ class Store:
         self._load = load
         self.models = Bounded(MODEL_BYTES, weight_bytes)
         self.runs = Bounded(RUN_BYTES, lambda run: run.bytes)
+        self._live: weakref.WeakSet[Run] = weakref.WeakSet()
         self.extras = Bounded(EXTRA_BYTES, tensor_bytes)
 
     def model(self, source: str) -> Any:
@@ -127,22 +140,55 @@ class Store:
         baseline = self.run(source, prompt, (), job) if interventions else None
         job.stage(f"Running {tokens} tokens" + (" with interventions" if interventions else ""))
         recorded = plan(wanted(model, tokens))
+        self._make_room(recorded.bytes)
         recording = self._record(model, prompt, job, values=recorded.names, edits=[_edit(one) for one in interventions])
         job.stage("Replaying the recurrent state")
         norms = state_norms(recording, job)
-        run = Run(Origin(source, prompt, interventions), recording, *left_out(model, recorded.later), norms, baseline)
+        run = Run(Origin(source, prompt, interventions), recording, heads_of(model), *left_out(model, recorded.later), norms, baseline)
         self.runs.put(key, run)
+        self._live.add(run)
         return run
 
-    def part(self, run: Run, name: str, layer: int | None, job: Job) -> None:
-        """Record one more value of a run and keep it for `filled`. Raises Unavailable with the reason."""
+    def _make_room(self, needed: int) -> None:
+        """Forget finished runs until ``needed`` bytes fit beside those that pages hold. Raises TooLong when they never do."""
+        while (held := sum(run.bytes for run in list(self._live))) + needed > LIVE_BYTES:
+            if not self.runs.forget_one():
+                raise TooLong(
+                    f"The runs on open pages hold {size_in_bytes(held)} and this one would take {size_in_bytes(needed)}, "
+                    f"above the {size_in_bytes(LIVE_BYTES)} there is for all: close a page, or shorten the prompt."
+                )
+
+    def part(self, run: Run, places: Sequence[Key], job: Job) -> None:
+        """Record more values of a run, all of one block or of the whole model, and keep them for `filled`.
+
+        What would take more than is kept for such values is kept as the sentence that says so.
+        Raises Unavailable with the reason.
+        """
         model = self.model(run.origin.source)
-        job.stage(f"Recording {name}")
+        names, layer = [name for name, _ in places], places[0][1]
+        needed = sum(size(model, value_of(name, run.kinds[layer or 0]), layer, len(run.tokens)) for name in names)
+        if needed > self.extras.limit:
+            reason = Refusal(
+                f"For {len(run.tokens)} tokens this would take {size_in_bytes(needed)}, above the "
+                f"{size_in_bytes(self.extras.limit)} kept for what is looked at: shorten the prompt."
+            )
+            return self._keep(run, dict.fromkeys(places, reason))
+        job.stage(f"Recording {', '.join(names)}")
         recording = self._record(
-            model, run.origin.prompt, job, values=[name], layers=None if layer is None else [layer],
+            model, run.origin.prompt, job, values=names, layers=None if layer is None else [layer],
             edits=[_edit(one) for one in run.origin.interventions],
         )
-        self.extras.put((run.number, *run.key((name, layer))), recording[name, layer])
+        self._keep(run, {place: recording[place] for place in places})
+
+    def logits(self, run: Run, token: int, job: Job) -> None:
+        """Work out the logits of one token of a run that left them out, and keep them for `filled`."""
+        model = self.model(run.origin.source)
+        job.stage(f"Working out the logits of token {token}")
+        self._keep(run, {(views_next.ROW, token): _through_head(model, run["final_norm_output"][0, token])})
+
+    def _keep(self, run: Run, values: dict[Key, Any]) -> None:
+        for place, value in values.items():
+            self.extras.put((run.number, *run.key(place)), value)
 
     def filled(self, run: Run) -> Run:
         """The run with what has been asked for since and is still kept, to look at from any thread."""
@@ -157,6 +203,13 @@ class Store:
             return model.record(prompt, progress=job.progress, cancel=job.stopping, **options)
         except RecordingCancelled:
             raise Cancelled from None
+
+
+def _through_head(model: Any, normed: torch.Tensor) -> torch.Tensor:
+    """Logits ``[vocab_size]`` of a stream vector ``[hidden_size]`` that is through the final norm."""
+    head = model.hf.get_submodule(model.anatomy.frame.head)
+    with model.lock, torch.no_grad():
+        return head(normed.to(model.hf.device)).cpu()
 
 
 def state_norms(recording: Any, job: Job) -> dict[int, np.ndarray]:

@@ -55,8 +55,7 @@ def expert_count(run: Run, layer: int) -> int:
 
 def head_count(run: Run, layer: int) -> int:
     """How many heads the mixer of a block has, softmax or recurrent."""
-    outputs = ("attention_head_outputs", layer)
-    return run[outputs].shape[2] if outputs in run else 1
+    return run.heads[layer]
 
 
 def router_words(run: Run, chosen: Selection) -> dict[str, Any] | None:
@@ -101,8 +100,7 @@ def compare_words(
     if after is not None:
         numbers = views_next.summary(before, after, chosen)
         said["kl"] = {
-            "at": number(numbers["at_token"]), "mean": number(numbers["mean"]),
-            "largest": number(numbers["largest"]), "where": numbers["where"],
+            key: None if value is None else value if key == "where" else number(value) for key, value in numbers.items()
         }
         said["changed"] = [one.words for one in after.origin.interventions]
     return said

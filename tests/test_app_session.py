@@ -21,7 +21,7 @@ from explorer.app import MOST_SESSIONS, BusyPort, Desk, free_port, origins
 from explorer.app_figures import Ink, Zoom
 from explorer.app_monitor import Lateness
 from explorer.app_panels import Board
-from explorer.app_runs import Wanted, plan, wanted
+from explorer.app_runs import Plan, TooLong, Wanted, plan, wanted
 from explorer.app_session import Services, Session
 from explorer.app_store import Bounded, Store
 from explorer.app_worker import Job, Worker
@@ -120,11 +120,66 @@ def test_runs_are_made_once():
     assert store.run(HYBRID, "a b", (), job) is store.run(HYBRID, "a b", (), job)
 
 
-def test_what_would_not_fit_is_left_for_later():
-    rows = [Wanted("logits", False, 100), Wanted("attention_probabilities", True, 1000)]
-    assert plan(rows, 2000).later == ()
-    short = plan(rows, 500)
-    assert short.names == ("logits",) and short.later == ("attention_probabilities",) and short.bytes == 100
+def test_the_largest_that_would_not_fit_are_left_for_later():
+    rows = [Wanted("stream", 90, True), Wanted("small", 10), Wanted("logits", 100), Wanted("probabilities", 1000)]
+    assert plan(rows, 1200) == Plan(("stream", "small", "logits", "probabilities"), (), 1200)
+    assert plan(rows, 1199) == Plan(("stream", "small", "logits"), ("probabilities",), 200)
+    assert plan(rows, 110) == Plan(("stream", "small"), ("logits", "probabilities"), 100)
+    with pytest.raises(TooLong, match="90 B at the least, above the 89 B .* shorten the prompt"):
+        plan(rows, 89)
+
+
+def test_a_run_too_large_is_refused_on_the_page_and_the_page_goes_on(monkeypatch):
+    page = Page().start()
+    monkeypatch.setattr("explorer.app_runs.BUDGET", 1000)
+    page.say(do="run", model=HYBRID, prompt="one two three")
+    page.wait(lambda: "that one may hold: shorten the prompt." in (page.last("notice") or ""))
+    monkeypatch.setattr("explorer.app_runs.BUDGET", 10**9)
+    monkeypatch.setattr("explorer.app_store.LIVE_BYTES", page.session.run.bytes + 1000)
+    page.say(do="run", model=HYBRID, prompt="one two three")
+    page.wait(lambda: "close a page" in (page.last("notice") or ""))
+    monkeypatch.setattr("explorer.app_store.LIVE_BYTES", 10**9)
+    page.say(do="run", model=HYBRID, prompt="one two three")
+    page.wait(lambda: page.last("run")["prompt"] == "one two three")
+    page.session.close()
+
+
+def lean(store: Store, prompt: str = "In the beginning") -> int:
+    """A budget that only what no run can do without fits into."""
+    model = store.model(HYBRID)
+    rows = wanted(model, len(model.tokenizer(prompt)["input_ids"]))
+    return sum(row.bytes for row in rows if row.needed)
+
+
+def test_a_lean_run_gives_the_same_next_tokens_and_comparison(monkeypatch):
+    page = Page(prompt="In the beginning").start()
+    edit = [{"kind": "head", "layer": 3, "index": 2, "on": True}]
+    page.say(do="intervene", list=edit)
+    full = page.wait(lambda: (page.last("compare") or {}).get("kl") and page.last("compare"))
+    page.session.close()
+    lean_page = Page(prompt="In the beginning")
+    monkeypatch.setattr("explorer.app_runs.BUDGET", lean(lean_page.session.services.store))
+    lean_page.start()
+    assert "logits" not in lean_page.session.run and lean_page.session.run.recording.bytes <= lean(lean_page.session.services.store)
+    lean_page.say(do="intervene", list=edit)
+    said = lean_page.wait(lambda: (lean_page.last("compare").get("kl") or {}).get("at_token") and lean_page.last("compare"))
+    assert [row["token"] for row in said["rows"]] == [row["token"] for row in full["rows"]]
+    assert [row["after"] for row in said["rows"]] == pytest.approx([row["after"] for row in full["rows"]], rel=1e-4)
+    assert said["kl"] == full["kl"] | {"mean": None, "largest": None, "where": None}
+    lean_page.say(do="select", tab="compare", seq=1)
+    lean_page.answered(1)
+    assert "would not fit" in lean_page.cards["compare_kl"]["refusal"]
+    assert [head for head in lean_page.last("run")["heads"]] == list(lean_page.session.run.heads) == [10, 10, 10, 9]
+    lean_page.session.close()
+
+
+def test_what_is_asked_later_is_refused_where_it_would_not_fit():
+    store, job = Store(load), Job("test", lambda job: None, lambda job: None)
+    run = store.run(HYBRID, "In the beginning", (), job)
+    store.extras.limit = 100
+    store.part(run, [("states", 0)], job)
+    looked = store.filled(run)
+    assert ("states", 0) not in looked and not looked.askable("states", 0) and "above the 100 B kept" in looked.why("states", 0)
 
 
 def test_the_estimate_of_a_run_is_what_it_takes():
@@ -135,12 +190,15 @@ def test_the_estimate_of_a_run_is_what_it_takes():
 
 
 def test_values_left_out_are_recorded_when_looked_at(monkeypatch):
-    monkeypatch.setattr("explorer.app_runs.BUDGET", 0)
-    monkeypatch.setattr("explorer.app_store.plan", lambda rows: plan(rows, 0))
     page = Page()
+    monkeypatch.setattr("explorer.app_runs.BUDGET", lean(page.session.services.store))
     page.say(do="hello", wish={"block": 3, "tab": "attention", "prompt": "In the beginning"})
-    page.wait(lambda: (page.cards.get("attention_one") or {}).get("title", None))
-    assert page.session.run.later and page.cards["attention_one"]["refusal"] is None
+    title = page.wait(lambda: (page.cards.get("attention_one") or {}).get("title", None))
+    assert page.session.run.later and page.cards["attention_one"]["refusal"] is None and "key/value head" in title
+    for tab, card in (("router", "router_load"), ("stream", "stream_addends"), ("state", "state_matrix"), ("state", "state_one")):
+        page.say(do="select", tab=tab, block=0)
+        page.wait(lambda: (page.cards.get(card) or {}).get("title", None))
+    page.session.close()
 
 
 @pytest.fixture(scope="module")
@@ -168,13 +226,13 @@ def test_a_run_never_changes_and_what_is_asked_later_is_kept_beside_it():
     run = store.run(HYBRID, "In the beginning", (), job)
     with pytest.raises(FrozenInstanceError):
         run.norms = {}
-    store.part(run, "states", 0, job)
+    store.part(run, [("states", 0)], job)
     looked = store.filled(run)
     assert ("states", 0) not in run and run.askable("states", 0)
     assert ("states", 0) in looked and ("linear_attn.states", 0) in looked and not looked.askable("states", 0)
     assert looked["states", 0].shape[1] == len(run.tokens) and looked.number == run.number
-    store.extras.limit = 1
-    store.part(run, "expert_outputs", 0, job)
+    store.extras.limit = looked["states", 0].nbytes
+    store.part(run, [("expert_outputs", 0)], job)
     assert ("states", 0) not in store.filled(run) and ("states", 0) in looked, "what is being looked at stays whole"
 
 

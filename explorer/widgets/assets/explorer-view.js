@@ -159,6 +159,12 @@ function drawNext(table, compare, few) {
   table.replaceChildren(thead, tbody);
 }
 
+function klWords(kl) {
+  if (kl.at_token === null) return "The logits of this token are being worked out …";
+  const all = kl.mean === null ? "" : `; mean over the prompt ${kl.mean}, largest ${kl.largest} after token ${kl.where}`;
+  return `KL(before ‖ after) here ${kl.at_token} nats${all}.`;
+}
+
 export function drawCompare(compare, selection, tokens) {
   const after = `after token ${selection.token}`;
   $("next-where").textContent = `${after}  ${tokens[selection.token] ?? ""}`;
@@ -167,7 +173,7 @@ export function drawCompare(compare, selection, tokens) {
   $("compare-title").textContent = compare.kl
     ? `Next token ${after}: before and after ${compare.changed.join(", ")}` : `Next token ${after}`;
   $("compare-note").textContent = compare.kl
-    ? `KL(before ‖ after) here ${compare.kl.at} nats; mean over the prompt ${compare.kl.mean}, largest ${compare.kl.largest} after token ${compare.kl.where}.`
+    ? klWords(compare.kl)
     : "Add an intervention at the left: this table then shows before, after and the difference.";
 }
 
