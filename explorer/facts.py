@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from explorer import __version__, accounting, cards, vocabulary
+from explorer.contract import verified
 from explorer.finding.discover import Block, Host, probe_lengths
 from explorer.loading import load
 from explorer.model import LanguageModel
@@ -49,8 +50,6 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
         raise ValueError(f"{checkpoint} is of the family {card.family}, not {family}.")
     model = load(checkpoint, weights=False)
     report = dict(contract) if contract is not None else {"checks": [], "passed": 0, "failed": 0}
-    failing = {check["host"] for check in report["checks"] if not check["passed"]}
-    proven = {host.path for host in vocabulary.HOSTS.values()} - failing if report["checks"] else set()
     return {
         "schema": SCHEMA,
         "family": family,
@@ -62,10 +61,11 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
         "size_notes": model.size_notes,
         "caches": accounting.cache_sizes(model.config),
         "config": config_of(model),
-        **anatomy(model, proven),
+        **anatomy(model, verified(report["checks"])),
         "printout": repr(model),
         "traits": traits(model),
-        "contract": report,
+        # Which values a check compared has gone into the values' own marks.
+        "contract": {**report, "checks": [{key: said for key, said in check.items() if key != "values"} for check in report["checks"]]},
         "provenance": {
             "generated": date.today().isoformat(),
             "specimen": dict(specimen or {}),
@@ -83,13 +83,13 @@ def anatomy(model: LanguageModel, proven: Collection[str] = ()) -> dict[str, Any
     """The part of a record that a diagram is drawn from: ``{sizes, blocks, values}`` of a loaded model.
 
     Shapes are those of one forward of this model, at its own size. ``proven`` are the
-    hosts, as pages write them, whose checks have all held.
+    values, as ``host.name``, that the contract has verified.
     """
     shapes = _shapes(model)
     return {
         "sizes": model.sizes,
         "blocks": [_block(model, block) for block in model.anatomy.blocks],
-        "values": [_value(model, row, shapes, vocabulary.HOSTS[row.host].path in proven)
+        "values": [_value(model, row, shapes, f"{row.host}.{row.name}" in proven)
                    for row in model.support() if row.available],
     }
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from builder import check as command
+from builder.__main__ import main
 from explorer import hosts, load, loading, printing
-from explorer.contract import check, order
+from explorer.contract import check, order, verified
 from explorer.contract.laws import laws
 from explorer.contract.report import Check, Report
 from explorer.contract.subject import Subject
@@ -81,7 +82,7 @@ def test_every_law_is_met_by_some_specimen(reports):
 def test_a_report_is_plain_data(reports):
     data = json.loads(json.dumps(reports["llama"].to_json()))
     assert set(data) == {"checks", "passed", "failed"}
-    assert all(set(each) == {"name", "host", "about", "passed", "detail", "worst"} for each in data["checks"])
+    assert all(set(each) == {"name", "host", "about", "passed", "detail", "worst", "values"} for each in data["checks"])
     hosts_met = {each["host"] for each in data["checks"]}
     assert hosts_met == {"model", "model.layers[i]", "model.layers[i].self_attn", "model.layers[i].mlp"}
     addends = next(each for each in data["checks"] if each["name"] == "addends")
@@ -106,6 +107,20 @@ def test_a_prompt_of_ones_own_and_progress():
     report = check(load("specimen:llama"), "And God said, Let there be light", progress=lambda done, total: seen.append((done, total)))
     assert not report.failures, report.failures
     assert seen == [(i + 1, len(report.checks)) for i in range(len(report.checks))]
+
+
+def test_every_value_served_is_compared_by_some_check(reports):
+    for family in FAMILIES:
+        served = {f"{row.host}.{row.name}" for row in load(f"specimen:{family}").support() if row.available}
+        assert verified(reports[family].to_json()["checks"]) == served
+
+
+def test_a_failed_check_takes_the_mark_from_its_values_alone(monkeypatch):
+    model = load("specimen:llama")
+    monkeypatch.setattr(model.layers[1].__class__, "layer_mid", property(lambda self: torch.zeros(1)))
+    report = check(model)
+    every = {f"{row.host}.{row.name}" for row in model.support() if row.available}
+    assert every - verified(report.to_json()["checks"]) == {"layers.layer_mid"}
 
 
 # -- it can fail ------------------------------------------------------------------
@@ -318,7 +333,7 @@ def test_a_failure_is_the_exit_code(monkeypatch, capsys):
 
 
 def test_an_unknown_family_is_one_sentence(capsys):
-    assert command.run(["lama"]) == 2
+    assert main(["check", "lama"]) == 2
     out, err = capsys.readouterr()
     assert not out and err.count("\n") == 1 and "llama" in err
 

@@ -115,6 +115,17 @@ def test_another_checkpoint_has_its_own_sizes():
     assert found["parameters"]["total"] == pytest.approx(396.3e9, rel=1e-3)
 
 
+def test_a_value_is_verified_where_a_check_that_held_compared_it_and_none_that_failed():
+    def check(passed: bool, *values: str) -> dict:
+        return {"name": "a law", "host": "model", "about": "It holds.", "passed": passed, "detail": "", "worst": None, "values": list(values)}
+
+    report = {"checks": [check(True, "mlp.mlp_output", "model.logits"), check(False, "model.logits")], "passed": 1, "failed": 1}
+    found = facts("llama", contract=report)
+    assert [row["name"] for row in found["values"] if row["verified"]] == ["mlp_output"]
+    assert all("values" not in each for each in found["contract"]["checks"]) and len(found["contract"]["checks"]) == 2
+    assert not any(row["verified"] for row in record("llama")["values"])
+
+
 def test_a_checkpoint_of_another_family_is_refused():
     with pytest.raises(ValueError, match="is of the family qwen3_next, not llama"):
         facts("llama", "Qwen/Qwen3-Next-80B-A3B-Instruct")

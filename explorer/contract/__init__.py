@@ -16,14 +16,14 @@ import torch
 
 from explorer import vocabulary
 from explorer.contract.laws import Law, laws
-from explorer.contract.report import Check, Report
+from explorer.contract.report import Check, Report, named, verified
 from explorer.contract.subject import Subject
 from explorer.contract.tally import Tally
 
 if TYPE_CHECKING:
     from explorer.model import LanguageModel
 
-__all__ = ["Check", "Report", "check"]
+__all__ = ["Check", "Report", "check", "verified"]
 
 
 def check(model: "LanguageModel", prompt: str | None = None, bfloat16: "LanguageModel | None" = None,
@@ -68,9 +68,12 @@ def _applies(law: Law, host: str, subject: Subject, again: bool) -> bool:
 def _proven(law: Law, host: str, subject: Subject, mark: str) -> Check:
     """Run one law on one host."""
     tally = Tally(law.float32 if subject.dtype == torch.float32 else law.bfloat16 or 0.0)
+    subject.looked = tally.looked
     try:
         law.run(subject, host, tally)
         passed, detail = tally.passed, tally.detail
+        values = tally.values if passed else tally.failing
     except Exception as error:  # a law that cannot be carried out is a law that does not hold
         passed, detail = False, f"{type(error).__name__}: {str(error).strip() or 'no message'}"
-    return Check(f"{law.name}{mark}", vocabulary.HOSTS[host].path, law.about, passed, detail, tally.worst)
+        values = tally.values | tally.looked
+    return Check(f"{law.name}{mark}", vocabulary.HOSTS[host].path, law.about, passed, detail, tally.worst, named(values))

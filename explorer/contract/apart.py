@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from explorer import vocabulary
 from explorer.contract.laws import law
 from explorer.contract.subject import Key, Subject
 from explorer.contract.tally import Tally
@@ -28,11 +29,15 @@ def apart(s: Subject, host: str, t: Tally) -> None:
 
     again = s.model.record(s.ids, [f"{r.host}.{r.name}" for r in s.rows if r.available and r.name != "state"], progress=meanwhile)
     for (name, layer), found in again.values.items():
+        t.of(s.named(name, layer))
         t.same((layer, f"{name} with the other running"), found, s.clean[name, layer])
     for recording, plain in during:
+        t.of()
         t.same("the other's logits", plain, alone_plain)
         for (name, layer), found in recording.values.items():
+            t.of(s.named(name, layer))
             t.same((layer, f"the other's {name}"), found, alone[name, layer])
+    t.of(vocabulary.BY_HOST["layers"]["layer_input"])
     handle = s.module(0, "").register_forward_hook(lambda *_: meanwhile(1, 1))
     during.clear()
     try:
@@ -69,6 +74,7 @@ def invokes(s: Subject, host: str, t: Tally) -> None:
             if "batch" not in value.axes or not isinstance(served, torch.Tensor):
                 continue
             want = s.clean[value.key, layer].narrow(value.axes.index("batch"), row, 1)
+            t.of(value)
             compare = t.near if want.is_floating_point() else t.same
             compare((layer, f"{value.name} of text {row}"), served, want)
     with torch.no_grad(), s.model.trace() as tracer:
@@ -77,6 +83,7 @@ def invokes(s: Subject, host: str, t: Tally) -> None:
                 s.model.layers[layer].layer_input[:] = 0
         with tracer.invoke(s.ids[1:2]):
             logits = s.model.logits.save()
+    t.of(vocabulary.BY_HOST["layers"]["layer_input"], vocabulary.BY_HOST["model"]["logits"])
     # Not to the bit: which experts the other text's tokens go to decides how a product is blocked.
     t.near("logits of the text not edited", logits, next(v for k, v in second.items() if k[0].name == "logits"))
 

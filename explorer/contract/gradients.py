@@ -24,6 +24,7 @@ def flow(s: Subject, host: str, t: Tally) -> None:
         if key[0].host != host or not isinstance(value, torch.Tensor) or not value.is_floating_point():
             continue
         where = (key[1], key[0].name)
+        t.of(key[0])
         if key[0].derived:
             t.holds(where, value.requires_grad, "it is cut off from what it comes from")
             continue
@@ -74,6 +75,7 @@ def backward(s: Subject, host: str, t: Tally) -> None:
                 told[layer] = streams[layer].grad.clone()
         loss.save()
     found = torch.autograd.grad(loss, list(streams.values()))
+    s.looks("layers", "layer_output")
     for layer, grad in zip(streams, found, strict=True):
         t.near(layer, told[layer], grad)
     s.hf.zero_grad(set_to_none=True)  # backward leaves the parameters theirs

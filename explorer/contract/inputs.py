@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from explorer import vocabulary
 from explorer.contract.laws import law
 from explorer.contract.subject import Subject
 from explorer.contract.tally import Tally
@@ -20,6 +21,7 @@ def tokenizer(s: Subject, host: str, t: Tally) -> None:
         found = [s.model.input_ids, s.model.attention_mask, s.model.input_size].save()
     ids, mask, size = found
     made = s.model.tokenizer(s.text, return_tensors="pt")
+    s.looks("model", "input_ids", "attention_mask", "input_size")
     t.same("input_ids", ids, made["input_ids"])
     t.same("attention_mask", mask, made["attention_mask"])
     t.same("input_size", size, tuple(made["input_ids"].shape))
@@ -54,6 +56,7 @@ def written(s: Subject, host: str, t: Tally) -> None:
         s.model.input_ids[:] = ids
         in_place = s.model.logits.save()
     want = s.forward(ids).logits
+    s.looks("model", "input_ids")
     t.same("ids assigned", assigned, want)
     t.same("ids edited in place", in_place, want)
     with torch.no_grad(), s.model.trace(s.ids):
@@ -63,6 +66,7 @@ def written(s: Subject, host: str, t: Tally) -> None:
         s.model.attention_mask[:] = mask
         in_place = s.model.logits.save()
     want = s.forward(s.ids, attention_mask=mask).logits
+    t.of(vocabulary.BY_HOST["model"]["attention_mask"])
     t.same("mask assigned", assigned, want)
     t.same("mask edited in place", in_place, want)
     t.holds("mask", not torch.equal(want, s.plain), "masking two tokens does not move the logits")

@@ -152,6 +152,7 @@ def rerouted(s: Subject, host: str, t: Tally) -> None:
     HOST, needs=("expert_indices", "expert_weights", "expert_outputs", "routed_output"), float32=1e-5,
 )
 def ablated(s: Subject, host: str, t: Tally) -> None:
+    s.looks(HOST, "expert_indices", "expert_weights", "expert_outputs", "routed_output", "mlp_output")
     for layer in s.layers(HOST, "expert_indices", "expert_weights", "expert_outputs", "routed_output"):
         _each_expert(s, t, layer)
     layer = s.layers(HOST, "expert_indices", "expert_weights")[0]

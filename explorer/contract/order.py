@@ -26,6 +26,7 @@ def out_of_order(s: Subject, host: str, t: Tally) -> None:
         if key[0].host == host:
             expression = vocabulary.HOSTS[host].path.replace("[i]", f"[{key[1]}]") + f".{key[0].name}"
             named = isinstance(outcome, PassedBy) and expression in str(outcome)
+            t.of(key[0])
             t.holds((key[1], f"{expression} in a {where}"), named, f"it gives {outcome if isinstance(outcome, str) else repr(outcome)}")
 
 
@@ -63,6 +64,7 @@ def decoding(s: Subject, host: str, t: Tally) -> None:
     for start, stop, found in _continued(s):
         for key, value in found.items():
             if key[0].host == host:
+                t.of(key[0])
                 _compare(s, t, key, value, start, stop)
 
 

@@ -25,6 +25,7 @@ def values_read(s: Subject, host: str, t: Tally) -> None:
     for row in s.rows:
         if row.host != host or not row.available or row.name == "state":
             continue
+        t.of(row.value)
         for layer in [None] if host == "model" else row.layers:
             if (row.value.key, layer) not in s.clean:
                 t.holds(layer, False, f"{row.name}: {s.clean.why(f'{host}.{row.name}', layer)}")
@@ -55,6 +56,7 @@ def trace_equals_record(s: Subject, host: str, t: Tally) -> None:
         t.same("logits recorded", s.get("model", "logits"), s.plain)
     for (value, layer), found in s.traced.items():
         if value.host == host:
+            t.of(value)
             t.same((layer, value.name), found, s.clean[value.key, layer])
 
 
@@ -68,8 +70,10 @@ def any_order(s: Subject, host: str, t: Tally) -> None:
     for names in (keys[::-1], keys[::2], keys[1::2]):
         again = s.model.record(s.ids, names)
         asked = {vocabulary.lookup(name)[0].key for name in names}
+        t.of()
         t.same("names recorded", {name for name, _ in again.values}, asked)
         for (name, layer), found in again.values.items():
+            t.of(s.named(name, layer))
             t.same((layer, name), found, s.clean[name, layer])
 
 
@@ -108,6 +112,7 @@ def _missing(s: Subject) -> list[tuple[vocabulary.Value, int | None, str]]:
 def snapshots(s: Subject, host: str, t: Tally) -> None:
     for (value, layer), (served, then) in _kept(s).items():
         if value.host == host and isinstance(served, torch.Tensor):
+            t.of(value)
             t.same((layer, value.name), served, then)
 
 

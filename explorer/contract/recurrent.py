@@ -23,6 +23,7 @@ _FLOAT32, _BFLOAT16 = 2e-5, 2e-2
     HOST, needs=("attention_head_outputs", "state_output", *REPLAYED), float32=_FLOAT32, bfloat16=_BFLOAT16,
 )
 def replay(s: Subject, host: str, t: Tally) -> None:
+    s.looks(HOST, *REPLAYED)
     for layer in s.layers(HOST, "attention_head_outputs", "state_output", *REPLAYED):
         again = s.clean.replay(layer)
         outputs, state = recurrence.delta_rule(*again.arguments, state=again.state_input)
@@ -48,6 +49,7 @@ def states(s: Subject, host: str, t: Tally) -> None:
         with torch.no_grad(), s.model.trace(s.ids) as tracer:
             for _ in tracer.iter[: s.seq]:
                 stepped.append(s.model.layers[layer].linear_attn.state)
+        s.looks(HOST, "state")
         t.same(layer, torch.stack(stepped, dim=1), s.get(HOST, "states", layer))
 
 
@@ -57,6 +59,7 @@ def states(s: Subject, host: str, t: Tally) -> None:
     HOST, needs=("states", "state_attention", "attention_head_outputs", "state_output", *REPLAYED), float32=_FLOAT32,
 )
 def edited(s: Subject, host: str, t: Tally) -> None:
+    s.looks(HOST, "states", "state_attention", "attention_head_outputs", "state_output", *REPLAYED)
     for layer in s.first(HOST, "states", "state_attention", "attention_head_outputs", "state_output", *REPLAYED):
         mix = s.envoy(HOST, layer)
         with torch.no_grad(), s.model.trace(s.ids):
@@ -129,6 +132,7 @@ def decays(s: Subject, host: str, t: Tally) -> None:
 )
 def reach(s: Subject, host: str, t: Tally) -> None:
     names = ("attention_queries", "attention_keys", "attention_values")
+    s.looks(HOST, "conv_input")
     for layer in s.first(HOST, "conv_input", *names):
         mix = s.envoy(HOST, layer)
         position = 2

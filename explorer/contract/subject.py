@@ -55,6 +55,8 @@ class Subject:
         self.hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.hf.modules())
         #: Runs that several laws look at, by name.
         self.memo: dict[str, Any] = {}
+        #: Values the law now run has looked at; the tally of that law holds the same set.
+        self.looked: set[vocabulary.Value] = set()
 
     def _lengths(self) -> tuple[int, int]:
         taken = {size for block in self.blocks for host in block.hosts.values() for size in host.sizes.values()}
@@ -154,7 +156,17 @@ class Subject:
 
     def get(self, host: str, name: str, layer: int | None = None) -> Any:
         """A value of the clean run, in the model's own dtype."""
+        self.looks(host, name)
         return self.clean[vocabulary.BY_HOST[host][name].key, layer]
+
+    def looks(self, host: str, *names: str) -> None:
+        """Note that the law now run looks at these values."""
+        self.looked.update(vocabulary.BY_HOST[host][name] for name in names)
+
+    def named(self, key: str, layer: int | None) -> vocabulary.Value:
+        """The value a recording keeps under ``key`` on a block."""
+        mixers = {"self_attn", "linear_attn"} - ({self.model.kinds[layer]} if layer is not None else set())
+        return next(value for value in vocabulary.lookup(key) if value.host not in mixers)
 
     @cached_property
     def plain(self) -> torch.Tensor:

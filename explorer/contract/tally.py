@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from explorer.vocabulary import Value
+
 #: Where a comparison was made: a block, words, or words about a block (None for the model itself).
 Where = int | str | tuple[int | None, str] | None
 
@@ -13,7 +15,8 @@ Where = int | str | tuple[int | None, str] | None
 class Tally:
     """Collects the comparisons of one law on one host.
 
-    allowed: the relative error `near` lets pass unless told otherwise.
+    allowed: the relative error `near` lets pass unless told otherwise. ``looked`` are the values
+    the next comparisons are about; ``values`` those compared so far, ``failing`` those of a comparison that failed.
     """
 
     def __init__(self, allowed: float = 0.0) -> None:
@@ -23,6 +26,14 @@ class Tally:
         self.limit: float | None = None
         self.layers: set[int] = set()
         self.failures: list[str] = []
+        self.looked: set[Value] = set()
+        self.values: set[Value] = set()
+        self.failing: set[Value] = set()
+
+    def of(self, *values: Value) -> None:
+        """What follows compares these values and no others, until another is looked at."""
+        self.looked.clear()
+        self.looked.update(values)
 
     def near(self, where: Where, got: Any, want: Any, allowed: float | None = None) -> None:
         """``got`` equals ``want`` up to ``allowed`` of the largest number in ``want``."""
@@ -58,6 +69,7 @@ class Tally:
 
     def _seen(self, where: Where) -> None:
         self.count += 1
+        self.values |= self.looked
         layer = where[0] if isinstance(where, tuple) else where
         if isinstance(layer, int):
             self.layers.add(layer)
@@ -66,6 +78,7 @@ class Tally:
         layer, what = where if isinstance(where, tuple) else (where, "") if isinstance(where, int) else (None, where)
         place = ", ".join(part for part in ("" if layer is None else f"block {layer}", what) if part)
         self.failures.append(f"{place}: {words}" if place else words)
+        self.failing |= self.looked
 
     @property
     def passed(self) -> bool:

@@ -161,6 +161,7 @@ def land(s: Subject, host: str, t: Tally) -> None:
     for how in ("assigned", "in place"):
         writes, witness, plain = _written(s, how)
         for write in _of(writes, host):
+            t.of(write.key[0])
             where = _where(write, how)
             if write.error is not None:
                 t.holds(where, False, f"it raises {write.error!r}")
@@ -185,6 +186,7 @@ def exact(s: Subject, host: str, t: Tally) -> None:
     for how in ("assigned", "in place"):
         writes, witness, _ = _written(s, how)
         for write in _of(writes, host):
+            t.of(write.key[0])
             where = _where(write, how)
             seen = witness.seen.get(write.key)
             if write.error is not None or seen is None:
@@ -206,6 +208,7 @@ def forward_only(s: Subject, host: str, t: Tally) -> None:
     for how in ("assigned", "in place"):
         writes, witness, plain = _written(s, how)
         for write in _of(writes, host):
+            t.of(write.key[0])
             before = slice(0, write.position)
             t.holds(_where(write, how), write.error is None, f"it raises {write.error!r}")
             t.near(_where(write, how), witness.logits[write.row, before], plain[write.row, before])
@@ -221,6 +224,7 @@ def _where(write: Write, how: str) -> tuple[int | None, str]:
 
 def _whole_lands(s: Subject, t: Tally, key: Key) -> None:
     """A value that all rows share, written in a trace of its own."""
+    t.of(key[0])
     for how in ("assigned", "in place"):
         noise = torch.Generator().manual_seed(0)
         with torch.no_grad(), s.model.trace(s.ids):
@@ -249,6 +253,7 @@ def _states_land(s: Subject, t: Tally) -> None:
                 else:
                     state[0, 0] *= 0.5
                 logits = s.model.logits.save()
+            t.of(vocabulary.BY_HOST["linear_attn"]["state_input"])
             _only_first_row(t, (layer, f"state_input {how}"), logits, clean)
             cache, before = s.prefilled(1), s.prefilled(1)
             inputs = s.continued(1, last)
@@ -261,10 +266,12 @@ def _states_land(s: Subject, t: Tally) -> None:
             with torch.no_grad():
                 s.hf(**inputs, cache=before, use_cache=True)
                 after, want = (s.hf(**s.continued(last), cache=c, use_cache=True).logits for c in (cache, before))
+            t.of(vocabulary.BY_HOST["linear_attn"]["state_output"])
             _only_first_row(t, (layer, f"state_output {how}"), after, want)
         with torch.no_grad(), s.model.trace(s.ids):
             mix.state_input = torch.ones(s.batch, mix.heads, mix.key_dim, mix.value_dim, dtype=s.dtype)
             logits = s.model.logits.save()
+        t.of(vocabulary.BY_HOST["linear_attn"]["state_input"])
         t.holds((layer, "state_input of a fresh prompt"), not torch.equal(logits, s.plain), "the logits did not move")
 
 
@@ -296,5 +303,6 @@ def unchanged(s: Subject, host: str, t: Tally) -> None:
             if isinstance(value, torch.Tensor):
                 value.copy_(value.clone())
         in_place = s.model.logits.save()
+    t.of(*(value for value, _ in keys))
     t.same("assigned", assigned, s.plain)
     t.same("in place", in_place, s.plain)
