@@ -76,8 +76,9 @@ def _heads(part: Measured) -> Iterator[Figure]:
 
 def _training(part: Measured) -> Iterator[Figure]:
     yield Figure(
-        "training", f"{part['seconds'] / 60:.0f} min", f"{thousands(part['steps'])} steps, {thousands(part['tokens'])} tokens",
-        f"seed {part['seed']}, {part['threads']} thread{'s' if part['threads'] != 1 else ''}",
+        "of processor time to train", f"{part['processor_seconds'] / 60:.0f} min",
+        f"{thousands(part['steps'])} steps, {thousands(part['tokens'])} tokens",
+        f"seed {part['seed']}, {part['threads']} thread{'s' if part['threads'] != 1 else ''}, {part['seconds'] / 60:.0f} min by the clock",
     )
 
 

@@ -137,7 +137,7 @@ MEASURED = {
     "heads": {"previous_token": {"linear_attn": {"layer": 0, "head": 3, "share": 0.62}, "even_share": 0.03},
               "induction_target": {"self_attn": {"layer": 3, "head": 1, "share": 0.81}, "even_share": 0.014},
               "linear_attn_read_as": "absolute implied attention"},
-    "training": {"steps": 4000, "tokens": 12000000, "seed": 0, "seconds": 1080, "threads": 2},
+    "training": {"steps": 4000, "tokens": 12000000, "seed": 0, "seconds": 1080, "processor_seconds": 2000, "threads": 2},
     "versions": {"torch": "2.13.0"},
 }
 
