@@ -148,7 +148,7 @@ def test_measurements_of_a_trained_specimen_are_on_the_page() -> None:
     text = str(Text(render.family_page([record])))
     for said in ("weights are trained", "4.03nats a token on unseen text", "counting words alone gives 6.20", "3.40 ×what a token tells",
                  "0.90 against 0.25", "before training 1.80 ×", "2.50 natslower on a segment", "first copy 8.00, second 3.00",
-                 "62 %strongest head on the previous token, linear_attn", "block 3, head 1; looking back evenly gives 1.4 %", "18 mintraining"):
+                 "62 %strongest head on the previous token, linear_attn", "block 3, head 1; looking back evenly gives 1.4 %", "33 minof processor time to train"):
         assert said in text, said
 
 
