@@ -18,6 +18,7 @@ import pytest
 from explorer import load
 from explorer.__main__ import main
 from explorer.app import MOST_SESSIONS, BusyPort, Desk, free_port, origins
+from explorer.app_diagram import diagram
 from explorer.app_figures import Ink, Zoom
 from explorer.app_monitor import Lateness
 from explorer.app_panels import Board
@@ -242,6 +243,13 @@ def test_what_a_figure_has_in_view_is_a_fact_that_other_threads_may_have():
     assert zoom.window_for(seen) == Window(1.0, 0.0, 4.0, 4.0)
     assert replace(zoom, left=-0.5, right=5.5).window_for(seen) is None
     assert replace(zoom, shape=(4, 7)).window_for(seen) is None, "another matrix is shown whole"
+
+
+def test_models_of_one_name_have_diagrams_of_their_own():
+    first, second = (load(source) for source in ("specimen:llama", HYBRID))
+    second.label = first.label
+    drawn = [diagram(model) for model in (first, second, first)]
+    assert drawn[0]["key"] != drawn[1]["key"] and drawn[0]["html"] != drawn[1]["html"] and drawn[0] is drawn[2]
 
 
 # -- sessions -----------------------------------------------------------------------
