@@ -204,6 +204,10 @@ class Run:
         key = self.key((name, layer))
         return key in self.later and key not in self.extra and key not in self.recording
 
+    def state(self, layer: int, head: int, token: int) -> torch.Tensor:
+        """State [batch key_dim value_dim] of one head after one token, by replay."""
+        return self.recording.state(layer, head, token)
+
     def lacks_logits(self, token: int) -> bool:
         """Whether the logits of a token were left out with all of them and can be worked out from the last norm."""
         return "logits" not in self and (views_next.ROW, token) not in self and "final_norm_output" in self

@@ -119,6 +119,11 @@ class Recording:
         replay = self.replay(layer)
         return recurrence.delta_rule_state_at(*replay.arguments, tokens=token, state=replay.state_input, heads=[head])[:, 0, 0]
 
+    def state_norms(self, layer: int) -> torch.Tensor:
+        """Frobenius norm of every head's state after every token [batch seq heads], by replay."""
+        replay = self.replay(layer)
+        return recurrence.state_norms(*replay.arguments, state=replay.state_input)
+
 
 class RecordSink:
     """A sink that keeps copies of what was asked for and makes the edits."""

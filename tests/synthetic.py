@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import torch
 
 from explorer import recurrence
+from explorer.recording import Recording
+from explorer.taps import REPLAYED, Replay
 
 
 @dataclass
@@ -37,6 +39,11 @@ class SyntheticRecording:
 
     def why(self, name: str, layer: int | None = None) -> str:
         return self.reasons.get((name, layer), f"{name} was not recorded on block {layer}.")
+
+    def replay(self, layer: int) -> Replay:
+        return Replay(**{name: self.values.get((name, layer)) for name in REPLAYED})
+
+    state, state_norms = Recording.state, Recording.state_norms
 
 
 def synthetic(

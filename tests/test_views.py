@@ -180,11 +180,14 @@ def test_a_mosaic_places_every_head_where_its_tile_is(heads, tokens):
 # -- state ----------------------------------------------------------------------
 
 
-def test_state_views_agree_with_the_replay():
+@pytest.mark.parametrize("begun", [False, True])
+def test_state_views_agree_with_the_replay(begun):
     rec = synthetic(15, HYBRID)
     chosen = Selection(block=0, token=7, head=2)
-    arguments = [rec[name, 0] for name in views_state.ARGUMENTS]
-    state = recurrence.delta_rule_states(*arguments, heads=2)[0, 7, 0].numpy()
+    if begun:  # a forward that went on from an earlier one
+        rec.values["state_input", 0] = torch.ones(1, 4, 6, 5)
+    replay = rec.replay(0)
+    state = recurrence.delta_rule_states(*replay.arguments, state=replay.state_input, heads=2)[0, 7, 0].numpy()
     assert views_state.matrix(rec, chosen).values == pytest.approx(state, abs=1e-6)
     norms = views_state.norms(rec, 0)
     assert norms[7, 2] == pytest.approx(np.linalg.norm(state), rel=1e-5)

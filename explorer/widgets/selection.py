@@ -24,6 +24,12 @@ class Recorded(Protocol):
     def why(self, name: str, layer: int | None) -> str: ...
 
 
+class Replayed(Recorded, Protocol):
+    """A recording that can run its recurrence again, from the state its forward began with."""
+
+    def state(self, layer: int, head: int, token: int) -> torch.Tensor: ...
+
+
 @dataclass(frozen=True)
 class Selection:
     """Block, token and head under the eye, and what each panel is set to show."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from explorer import recurrence
+from explorer.recording import Recording
 from explorer.widgets.drawing import Curve, Curves, Heatmap, Mosaic, Refusal, Tile
 from explorer.widgets.reduction import MINIMUM, causal
-from explorer.widgets.selection import Recorded, Selection, array, is_recurrent, numbered_axis, plain, token_axis
+from explorer.widgets.selection import Recorded, Replayed, Selection, array, is_recurrent, numbered_axis, plain, token_axis
 from explorer.widgets.views_attention import bounds, mosaic_columns
 
 #: What the reader of an implied attention must know.
@@ -15,9 +15,6 @@ IMPLIED_NOTE = (
     "Exact: head outputs = M · values. Column j stands after the short convolution, "
     "so it already mixes the tokens just before j; rows need not sum to one and entries can be negative."
 )
-
-#: The kernel arguments a replay is made of.
-ARGUMENTS = ("attention_queries", "attention_keys", "attention_values", "decays", "betas")
 
 
 def refusal(rec: Recorded, layer: int, name: str = "decays") -> Refusal | None:
@@ -68,12 +65,12 @@ def written(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
     )
 
 
-def norms(rec: Recorded, layer: int) -> np.ndarray:
+def norms(rec: Recording, layer: int) -> np.ndarray:
     """Frobenius norm of every head's state after every token, replayed: ``[seq heads]``.
 
     This runs through all tokens one by one; ask a worker for it on long prompts.
     """
-    return plain(recurrence.state_norms(*(rec[name, layer] for name in ARGUMENTS))[0])
+    return plain(rec.state_norms(layer)[0])
 
 
 def norm_over_time(rec: Recorded, chosen: Selection, values: np.ndarray | None) -> Curves | Refusal:
@@ -93,7 +90,7 @@ def norm_over_time(rec: Recorded, chosen: Selection, values: np.ndarray | None) 
     )
 
 
-def matrix(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
+def matrix(rec: Replayed, chosen: Selection) -> Heatmap | Refusal:
     """The state of the chosen head after the chosen token: key channels down, value channels across."""
     if (reason := refusal(rec, chosen.block)) is not None:
         return reason
@@ -105,12 +102,9 @@ def matrix(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
     )
 
 
-def state_at(rec: Recorded, chosen: Selection) -> np.ndarray:
+def state_at(rec: Replayed, chosen: Selection) -> np.ndarray:
     """The state matrix ``[key_dim value_dim]`` of the chosen head after the chosen token, replayed up to it."""
-    whole = recurrence.delta_rule_state_at(
-        *(rec[name, chosen.block] for name in ARGUMENTS), tokens=chosen.token, heads=chosen.head
-    )
-    return plain(whole[0, 0, 0])
+    return plain(rec.state(chosen.block, chosen.head, chosen.token)[0])
 
 
 def implied(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
