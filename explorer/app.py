@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import socket
@@ -144,7 +145,7 @@ def free_port(host: str, port: int) -> int:
         except PermissionError as error:
             raise BusyPort(f"Port {port} is reserved for the system; choose one above 1023 with --port.") from error
         except OSError as error:
-            if isinstance(error, socket.gaierror) or error.errno == 99:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
                 raise BusyPort(f"{host} is not an address of this machine; leave --host out for {DEFAULT_HOST}.") from error
             raise BusyPort(f"Port {port} of {host} is busy; stop what uses it, or choose another one with --port.") from error
         return probe.getsockname()[1]

@@ -74,11 +74,6 @@ class Worker:
         self._jobs.put(job)
         return job
 
-    @property
-    def waiting(self) -> int:
-        """About how many jobs are queued."""
-        return self._jobs.qsize()
-
     def close(self) -> None:
         """Stop after the jobs already queued."""
         self._jobs.put(None)

@@ -8,7 +8,6 @@ functions here give what a person reads; escaping for HTML is done where HTML is
 from __future__ import annotations
 
 import functools
-import html
 import unicodedata
 from collections.abc import Sequence
 
@@ -68,16 +67,6 @@ def axis_labels(tokens: Sequence[str]) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=32)
 def _axis_labels(tokens: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{axis_label(token)} {position}" for position, token in enumerate(tokens))
-
-
-def escaped(text: object) -> str:
-    """``text`` for HTML: markup in it is shown, quotes included."""
-    return html.escape(str(text), quote=True)
-
-
-def token_html(token: str, limit: int | None = None) -> str:
-    """A token as an inline HTML element, isolated in direction."""
-    return f'<bdi class="token">{escaped(shown_token(token, limit))}</bdi>'
 
 
 def number(value: float, digits: int = 3) -> str:
