@@ -31,7 +31,7 @@ __all__ = [
 
 
 class _KernelNotices(logging.Filter):
-    """Drops the advice to install kernels that would hide the recurrent state we read."""
+    """Drops the advice to install faster kernels, which nothing here needs."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return "falling back to its reference PyTorch implementation" not in record.getMessage()

@@ -8,17 +8,13 @@ from dataclasses import dataclass
 from explorer import vocabulary
 from explorer.finding.discover import ABSENT, Anatomy, Host
 
-#: What a value needs of the way the model is loaded, by the reason's cue in the code that looks for it.
+#: What a value needs of the way the model is loaded. A recurrent kernel's values need nothing:
+#: they are read where it is called, whichever it is.
 CONDITIONS = {
     "attention_scores": 'needs attn_implementation="eager", which is what load uses',
     "attention_probabilities": 'needs attn_implementation="eager", which is what load uses',
     "expert_outputs": 'needs experts_implementation="grouped_mm" (the default) or "batched_mm"',
 }
-
-_STATE = "needs transformers' own torch kernel, which runs where flash-linear-attention is not installed"
-CONDITIONS |= dict.fromkeys(
-    ("state", "states", "state_attention", "state_input", "state_output", "decays", "betas"), _STATE
-)
 
 
 @dataclass(frozen=True)

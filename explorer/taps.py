@@ -21,6 +21,7 @@ import torch
 from explorer import recurrence, vocabulary
 from explorer.engine import NO_SKIP, STATE, SourceNotAvailable, State, bind, instrument, make_op
 from explorer.finding.discover import Anatomy, Host
+from explorer.finding.kernels import reference
 from explorer.places import Place, from_layout, plain, put, serve, take
 from explorer.sinks import Busy, Sink
 
@@ -149,6 +150,7 @@ class Taps:
         self.prefix = prefix
         self.hosts: dict[tuple[str, int | None], HostTaps] = {}
         self.step = -1
+        self.shapes = any(parameter.device.type == "meta" for parameter in root.parameters())
         self.call: dict[str, int] = {}
         self.locations: set[str] = set()
         self._bodies: dict[str, tuple] = {}
@@ -185,8 +187,10 @@ class Taps:
     def armed(self, sink: Sink, wanted: set[str] | None = None, native: bool = False) -> Iterator["Taps"]:
         """Open the taps towards ``sink``; ``native`` also taps what the engine serves itself.
 
-        ``wanted`` limits them to these locations; None opens all.
+        ``wanted`` limits them to these locations; None opens all, as does a model without
+        weights, whose kernels run in torch only where a tap looks on.
         """
+        wanted = None if self.shapes else wanted
         if self._sink is not None:
             raise Busy("This model is in the middle of a trace; run another one before that block or after it.")
         self._sink, self._thread, self.step = sink, threading.get_ident(), -1
@@ -265,6 +269,7 @@ class Taps:
         passing, inner = make_op(locate), {}
 
         def op(location: str, fn: Callable, *args: Any, **kwargs: Any) -> Any:
+            fn = reference(fn) if self.shapes else fn
             node = holder["tree"].calls.get(location.removeprefix("source."))
             if node is None or not self._listening:
                 return passing(location, fn, *args, **kwargs)

@@ -19,6 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.engine import SourceNotAvailable, bind, instrument
+from explorer.finding.kernels import reference, runs_kernels
 
 #: Operations that hand their one tensor on with the same numbers, perhaps laid out differently.
 PASSING = frozenset(
@@ -205,6 +206,7 @@ class _Calls:
 
         def operation(location: str, fn: Callable, *args: Any, **kwargs: Any) -> Any:
             own = (*labels, location.removeprefix("source."))
+            fn = reference(fn)  # the run is of shapes alone
             start = len(self.flow.ops)
             if fn is bind:
                 return self.run(Call(module, own, None, args, {}, start), bind)
@@ -237,11 +239,17 @@ def _instrumented(fn: Callable, op: Callable) -> Callable:
         return fn
 
 
+def _in_torch(location: str, fn: Callable, *args: Any, **kwargs: Any) -> Any:
+    """What a forward that is not recorded does at each of its operations."""
+    return reference(fn)(*args, **kwargs)
+
+
 @contextmanager
 def recorded(root: torch.nn.Module, paths: Iterable[str]) -> Iterator[Flow]:
     """Record what happens inside the modules at ``paths`` (and all below them) of ``root``.
 
-    The model must not be wrapped by the engine and is left as it was found.
+    The model, of shapes alone, must not be wrapped by the engine and is left as it was found.
+    Where a package's kernel would run, in any of its blocks, the torch function does.
     """
     flow = Flow()
     calls = _Calls(flow)
@@ -252,6 +260,8 @@ def recorded(root: torch.nn.Module, paths: Iterable[str]) -> Iterator[Flow]:
         for name, module in top.named_modules():
             chosen.setdefault(f"{path}.{name}" if name else path, module)
     tops = [root.get_submodule(path) for path in paths]
+    seen = set(chosen.values())
+    others = [module for module in root.modules() if module not in seen and runs_kernels(module)]
 
     handles = []
     for top in tops:
@@ -262,9 +272,11 @@ def recorded(root: torch.nn.Module, paths: Iterable[str]) -> Iterator[Flow]:
     try:
         for path, module in chosen.items():
             module.__dict__["forward"] = calls.forward(module, path)
+        for module in others:
+            module.__dict__["forward"] = _instrumented(module.forward, _in_torch)
         yield flow
     finally:
-        for module in chosen.values():
+        for module in (*chosen.values(), *others):
             module.__dict__.pop("forward", None)
         for handle in handles:
             handle.remove()
