@@ -22,10 +22,10 @@ from explorer.app_store import ANY_PROMPT, Store, default_prompt, shown_source, 
 from explorer.app_texts import (
     attention_words, compare_words, diagram_words, head_count, part_words, router_words, run_words,
 )
+from explorer.app_wishes import clamped, looked_at, sentence, whole
 from explorer.app_worker import Job, Worker
-from explorer.vocabulary import UnknownValue
-from explorer.widgets import views_attention, views_part, views_router
-from explorer.widgets.selection import Selection, is_recurrent
+from explorer.widgets import views_attention, views_router
+from explorer.widgets.selection import Selection
 from explorer.widgets.snippets import Intervention
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Session:
         self.board.ink.change("dark" if message.get("theme") == "dark" else "light")
         wish = message.get("wish") if isinstance(message.get("wish"), dict) else {}
         self.tab = wish.get("tab") if wish.get("tab") in TABS else "router"
-        self.chosen = Selection(**{name: _whole(wish.get(name), 0) for name in ("block", "token", "head")})
+        self.chosen = Selection(**{name: whole(wish.get(name), 0) for name in ("block", "token", "head")})
         if "token" not in wish:
             self.chosen = self.chosen.moved(token=-1)
         if isinstance(wish.get("part"), str):
@@ -138,7 +138,7 @@ class Session:
 
     def _do_select(self, message: dict[str, Any]) -> None:
         changes: dict[str, Any] = {
-            name: _whole(message[name], getattr(self.chosen, name)) for name in ("block", "token", "head") if name in message
+            name: whole(message[name], getattr(self.chosen, name)) for name in ("block", "token", "head") if name in message
         }
         for name, allowed in (("pattern", _PATTERNS), ("router", _ROUTERS)):
             if message.get(name) in allowed:
@@ -154,7 +154,7 @@ class Session:
         """Take over the page's list of switches, then run what is switched on."""
         listed = []
         for row in message.get("list") or []:
-            one = Intervention(str(row.get("kind")), _whole(row.get("layer"), -1), _whole(row.get("index"), -1))
+            one = Intervention(str(row.get("kind")), whole(row.get("layer"), -1), whole(row.get("index"), -1))
             if (problem := self._impossible(one)) is not None:
                 return self._tell({"notice": problem})
             listed.append((one, bool(row.get("on"))))
@@ -383,44 +383,3 @@ class Session:
         if self.job is not None:
             self.job.cancel()
         self._pictures.shutdown(wait=False, cancel_futures=True)
-
-
-def clamped(run: Run, chosen: Selection) -> Selection:
-    """``chosen`` with everything in range; token -1 is the last."""
-    tokens = len(run.tokens)
-    block = min(max(chosen.block, 0), run.num_layers - 1)
-    token = tokens - 1 if chosen.token < 0 else min(chosen.token, tokens - 1)
-    head = min(max(chosen.head, 0), head_count(run, block) - 1)
-    return chosen.moved(block=block, token=token, head=head)
-
-
-def looked_at(run: Run, chosen: Selection, tab: str) -> list[tuple[str, int | None]]:
-    """The values, with their blocks, that a tab shows of a selection and a run may have left out."""
-    block = chosen.block
-    if tab == "tensor" and chosen.part:
-        try:
-            value = views_part.value_of(chosen.part, run.kinds[block])
-        except UnknownValue:
-            return []
-        return [(chosen.part, None if value.host == "model" else block)]
-    if tab == "attention" and not is_recurrent(run, block):
-        return [(name, block) for name in (f"attention_{chosen.pattern}", "attention_queries", "attention_keys")]
-    return [("state_attention", block)] if tab == "state" and is_recurrent(run, block) else []
-
-
-def sentence(error: BaseException) -> str:
-    """What went wrong, for people: our own errors speak for themselves."""
-    text = str(error).strip()
-    if isinstance(error, (ValueError, OSError)) and text:
-        return text
-    log.error("a job failed", exc_info=error)
-    return f"That did not work: {type(error).__name__}: {text or 'no message'}."
-
-
-def _whole(value: Any, otherwise: int) -> int:
-    """A whole number from the page, or ``otherwise``."""
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        return otherwise
-
