@@ -23,14 +23,6 @@ from explorer.traits import traits
 
 SCHEMA = 1
 
-#: Derived values are read after the ones they are computed from.
-_AFTER = {
-    "router_margin": "router_scores",
-    "state": "state_output",
-    "states": "state",
-    "state_attention": "states",
-}
-
 #: How each recurrence moves its state by one token, as diagrams write it.
 _RULES = {
     "delta_rule": {"title": "delta rule", "lines": ["Sₜ = eᵍ Sₜ₋₁ + k uᵀ", "oₜ = Sₜᵀ q"]},
@@ -262,7 +254,7 @@ def _steps(role: str, host: Host) -> list[str]:
 def _values(block: Block, host: Host) -> list[str]:
     """The host's values in the order the forward passes them, derived ones behind their sources."""
     order = [value for name, value in block.order if name == host.name]
-    for name, source in _AFTER.items():
-        if name in vocabulary.BY_HOST[host.name] and name not in host.missing and source in order:
-            order.insert(order.index(source) + 1, name)
+    for value in reversed(vocabulary.BY_HOST[host.name].values()):
+        if value.derived and value.name not in host.missing and value.source in order:
+            order.insert(order.index(value.source) + 1, value.name)
     return order

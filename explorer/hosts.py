@@ -179,11 +179,10 @@ class Standard:
                 return self._wait(mediator, location, value, None).clone()
             replay = Replay(**self._visit(value, self.taps.reach["state_output"]).raw[REPLAY])
             return replay.states() if value.name == "states" else implied(replay, self.expression(value.name))
-        source, compute = DERIVED[value.name]
         if value.name in self.missing:
             raise Unavailable(f"{self.expression(value.name)} is unavailable: {self.missing[value.name]}.")
-        reach = self.reach(vocabulary.BY_HOST[self.name][source])
-        return compute(self._visit(value, reach).view(source, reach), self.sizes)
+        reach = self.reach(vocabulary.BY_HOST[self.name][value.source])
+        return COMPUTED[value.name](self._visit(value, reach).view(value.source, reach), self.sizes)
 
     def _mediator(self, value: vocabulary.Value) -> Mediator:
         expression = self.expression(value.name)
@@ -265,11 +264,11 @@ def margin(scores: torch.Tensor, sizes: dict[str, int]) -> torch.Tensor:
     return best[..., -2] - best[..., -1]
 
 
-#: Values computed from one other value: the source, and how.
-DERIVED = {
-    "router_margin": ("router_scores", margin),
-    "next_token_probs": ("logits", lambda logits, sizes: logits[:, -1].softmax(-1)),
-    "input_size": ("input_ids", lambda ids, sizes: tuple(ids.shape)),
+#: How values computed from one other value, and the sizes of their host, are computed from it.
+COMPUTED = {
+    "router_margin": margin,
+    "next_token_probs": lambda logits, sizes: logits[:, -1].softmax(-1),
+    "input_size": lambda ids, sizes: tuple(ids.shape),
 }
 
 

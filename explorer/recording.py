@@ -11,10 +11,11 @@ import torch
 
 from explorer import recurrence, vocabulary
 from explorer.edits import Edit, JointEdit
-from explorer.hosts import DERIVED, Unavailable, implied
+from explorer.hosts import COMPUTED, Unavailable, implied
 from explorer.places import put, take
 from explorer.support import telling
-from explorer.taps import REPLAY, REPLAYED, HostTaps, Reach, Replay
+from explorer.taps import REPLAY, HostTaps, Reach, Replay
+from explorer.vocabulary import REPLAYED
 
 if TYPE_CHECKING:
     from explorer.model import LanguageModel
@@ -212,7 +213,7 @@ def record(model: "LanguageModel", inputs: dict[str, torch.Tensor], rows: list[t
         if value.name in ("states", "state_attention"):
             derived.setdefault(taps.replay_location, []).append(key)
         elif value.derived:
-            source = (DERIVED[value.name][0], layer)
+            source = (value.source, layer)
             later.append((value, key, source, taps))
             reach = taps.reach[source[0]]
             wanted.setdefault(reach.location, []).append((source, source[0], reach))
@@ -229,7 +230,7 @@ def record(model: "LanguageModel", inputs: dict[str, torch.Tensor], rows: list[t
     with model.lock, model.taps.armed(sink, {*wanted, *derived, *changes}, native=True), watched(model, progress, cancel):
         model.hf(**inputs, use_cache=True)
     for value, key, source, taps in later:
-        sink.values[key] = DERIVED[value.name][1](sink.values[source], taps.host.sizes)
+        sink.values[key] = COMPUTED[value.name](sink.values[source], taps.host.sizes)
     asked = {(value.key, layer) for value, layer, _ in rows}
     return {key: value for key, value in sink.values.items() if key in asked}
 

@@ -112,20 +112,9 @@ def support(anatomy: Anatomy, top: Host, layer: int | None = None) -> Support:
     return Support(rows, layer)
 
 
-#: Where derived values come from, in words.
-_DERIVED_SAYS = {
-    "next_token_probs": "softmax of the last position of logits",
-    "input_size": "the shape of input_ids",
-    "router_margin": "from router_scores: the gap at the cut of the top-k",
-    "state": "by running the recurrence again from the kernel's arguments, to one token",
-    "states": "by running the recurrence again from the kernel's arguments",
-    "state_attention": "one triangular solve per head, from the kernel's arguments",
-}
-
-
 def read_at(host: Host, value: vocabulary.Value) -> str:
     """The place a value is read at, in words."""
     if value.derived:
-        return _DERIVED_SAYS[value.name]
+        return value.says
     says = [place.says for place in host.places[value.name]]
     return says[0] if len(says) == 1 else f"{says[0]} (on a decoding step: {says[1]})"

@@ -24,11 +24,9 @@ from explorer.finding.discover import Anatomy, Host
 from explorer.finding.kernels import reference
 from explorer.places import Place, from_layout, plain, put, serve, take
 from explorer.sinks import Busy, Sink
+from explorer.vocabulary import KERNEL_ARGUMENTS, REPLAYED
 
-#: Arguments of the recurrent kernel, from which its states can be had again.
-REPLAYED = ("attention_queries", "attention_keys", "attention_values", "decays", "betas", "state_input")
-
-#: The name they are served under once more when the kernel has run.
+#: The name the recurrent kernel's arguments are served under once more when the kernel has run.
 REPLAY = "@replay"
 
 
@@ -48,7 +46,7 @@ class Replay:
 
     @property
     def arguments(self) -> tuple:
-        return (self.attention_queries, self.attention_keys, self.attention_values, self.decays, self.betas)
+        return tuple(getattr(self, name) for name in KERNEL_ARGUMENTS)
 
     def steps(self) -> Iterator[torch.Tensor]:
         """The state after each token: [batch heads key_dim value_dim]."""

@@ -30,8 +30,9 @@ class Layout:
 class Value:
     """One standard value on one host.
 
-    ``written`` is True where an assignment and an in-place edit reach the model;
-    ``derived`` marks a value computed from others, which is read-only.
+    ``written`` is True where an assignment and an in-place edit reach the model.
+    ``source`` names the value of the same host that a derived value is computed from, or with
+    which what it is computed from arrives, and ``says`` how, in words; a derived value is read-only.
     ``optional`` marks a tensor that may be None.
     """
 
@@ -40,8 +41,13 @@ class Value:
     layout: str
     meaning: str
     written: bool = True
-    derived: bool = False
     optional: bool = False
+    source: str | None = None
+    says: str = ""
+
+    @property
+    def derived(self) -> bool:
+        return self.source is not None
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -124,8 +130,10 @@ def _values(host: str, *rows: tuple) -> tuple[Value, ...]:
     )
 
 
-_READ_ONLY = {"written": False}
-_DERIVED = {"written": False, "derived": True}
+
+def _from(source: str, says: str) -> dict[str, object]:
+    return {"written": False, "source": source, "says": says}
+
 
 VALUES: tuple[Value, ...] = (
     *_values(
@@ -134,10 +142,11 @@ VALUES: tuple[Value, ...] = (
         ("token_embeddings", "Residual", "the embedding module's output, before anything added or scaled after it"),
         ("final_norm_output", "Residual", "the stream after the final norm, which the head reads"),
         ("lm_head_output", "Logits", "the head's output, before any cap or scale"),
-        ("next_token_probs", "NextTokenProbs", "softmax of the last position's logits", _DERIVED),
+        ("next_token_probs", "NextTokenProbs", "softmax of the last position's logits",
+         _from("logits", "softmax of the last position of logits")),
         ("input_ids", "Tokens", "the token ids the call got; the model runs on what is written here"),
         ("attention_mask", "Tokens", "the mask the call got, zero on padding", {"optional": True}),
-        ("input_size", "Size", "batch and sequence length of the call", _DERIVED),
+        ("input_size", "Size", "batch and sequence length of the call", _from("input_ids", "the shape of input_ids")),
     ),
     *_values(
         "layers",
@@ -161,10 +170,13 @@ VALUES: tuple[Value, ...] = (
         ("state_input", "State", "the recurrent state entering the call, None on a fresh prompt", {"optional": True}),
         ("attention_head_outputs", "LinearV", "read-out of each head, before the gated norm and the projection"),
         ("state_output", "State", "the recurrent state leaving the call"),
-        ("state", "State", "the state after one token; iterate it with tracer.iter", _DERIVED),
-        ("states", "States", "the state after every token of the call", _DERIVED),
+        ("state", "State", "the state after one token; iterate it with tracer.iter",
+         _from("state_output", "by running the recurrence again from the kernel's arguments, to one token")),
+        ("states", "States", "the state after every token of the call",
+         _from("state_output", "by running the recurrence again from the kernel's arguments")),
         ("state_attention", "StatePattern",
-         "the exact implied attention: the matrix M with head outputs = M · values on a fresh prompt", _DERIVED),
+         "the exact implied attention: the matrix M with head outputs = M · values on a fresh prompt",
+         _from("state_output", "one triangular solve per head, from the kernel's arguments")),
         ("attention_output", "Residual", "the addend: what the mixer adds to the stream"),
     ),
     *_values(
@@ -186,7 +198,8 @@ VALUES: tuple[Value, ...] = (
         ("mlp_neurons", "Neurons", "what the down projection receives"),
         ("router_logits", "RouterLogits", "the router's raw projection, before scoring"),
         ("router_scores", "RouterLogits", "the scores the choice is made on, as the family computes them"),
-        ("router_margin", "RouterMargin", "score of the last chosen expert minus that of the first rejected one", _DERIVED),
+        ("router_margin", "RouterMargin", "score of the last chosen expert minus that of the first rejected one",
+         _from("router_scores", "from router_scores: the gap at the cut of the top-k")),
         ("expert_weights", "ExpertWeights", "the final multiplier of each routing slot"),
         ("expert_indices", "ExpertIndices", "the expert of each routing slot"),
         ("expert_outputs", "ExpertOutputs", "each slot's weighted output; the slots sum to routed_output"),
@@ -205,6 +218,11 @@ VALUES: tuple[Value, ...] = (
 BY_HOST: dict[str, dict[str, Value]] = {host: {} for host in HOSTS}
 for _value in VALUES:
     BY_HOST[_value.host][_value.name] = _value
+
+#: What a recurrent kernel is given for each token, in its order, and with it the state it starts from:
+#: from these its states can be had again.
+KERNEL_ARGUMENTS = ("attention_queries", "attention_keys", "attention_values", "decays", "betas")
+REPLAYED = (*KERNEL_ARGUMENTS, "state_input")
 
 #: Every value name, whichever host it is on.
 NAMES: tuple[str, ...] = tuple(dict.fromkeys(value.name for value in VALUES))

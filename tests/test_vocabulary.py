@@ -81,6 +81,16 @@ def test_a_name_like_nothing_still_gets_a_sentence():
         lookup("zzzz")
 
 
+def test_a_derived_value_says_what_it_comes_from():
+    for value in vocabulary.VALUES:
+        if value.derived:
+            source = vocabulary.BY_HOST[value.host][value.source]
+            assert not source.derived and not value.written and value.says
+        else:
+            assert value.written and not value.says
+    assert set(vocabulary.REPLAYED) < set(vocabulary.BY_HOST["linear_attn"])
+
+
 def test_the_vocabulary_needs_no_torch():
     """It is read by pages and tools that never build a model."""
     import subprocess

@@ -9,7 +9,7 @@ from explorer.contract.laws import law
 from explorer.contract.subject import Subject, attempt
 from explorer.contract.tally import Tally
 from explorer.hosts import Unavailable
-from explorer.taps import REPLAYED
+from explorer.vocabulary import KERNEL_ARGUMENTS, REPLAYED
 
 HOST = "linear_attn"
 
@@ -63,7 +63,7 @@ def edited(s: Subject, host: str, t: Tally) -> None:
     for layer in s.first(HOST, "states", "state_attention", "attention_head_outputs", "state_output", *REPLAYED):
         mix = s.envoy(HOST, layer)
         with torch.no_grad(), s.model.trace(s.ids):
-            for name in ("attention_queries", "attention_keys", "attention_values", "decays", "betas"):
+            for name in KERNEL_ARGUMENTS:
                 getattr(mix, name)[:, 1:3] *= 0.5
             values = mix.attention_values.save()
             outputs, state = mix.attention_head_outputs.save(), mix.state_output.save()

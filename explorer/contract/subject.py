@@ -21,15 +21,6 @@ Key = tuple[vocabulary.Value, int | None]
 #: Some English for a model that brings no prompt of its own.
 PROMPT = "In the beginning God created the heaven and the earth. And the earth was without form, and void"
 
-#: When a derived value can be asked for: right after the last of these.
-_DERIVED_AFTER = {
-    "input_size": ("input_ids",),
-    "router_margin": ("router_scores",),
-    "next_token_probs": ("logits",),
-    "states": ("attention_head_outputs", "state_output"),
-    "state_attention": ("attention_head_outputs", "state_output"),
-}
-
 #: The model's own values in the order of the forward: before its blocks, and after.
 _BEFORE_BLOCKS = ("input_ids", "attention_mask", "token_embeddings")
 _AFTER_BLOCKS = ("final_norm_output", "lm_head_output", "logits")
@@ -139,11 +130,11 @@ class Subject:
     def _with_derived(self, keys: list[Key]) -> list[Key]:
         found = list(keys)
         for row in self.rows:
-            if row.name not in _DERIVED_AFTER:
+            if not row.value.derived or row.name == "state":  # which is read step by step
                 continue
             for layer in [None] if row.host == "model" else row.layers:
-                sources = [k for k in found if k[1] == layer and k[0].host == row.host and k[0].name in _DERIVED_AFTER[row.name]]
-                found.insert(max(found.index(k) for k in sources) + 1, (row.value, layer))
+                source = vocabulary.BY_HOST[row.host][row.value.source]
+                found.insert(found.index((source, layer)) + 1, (row.value, layer))
         return found
 
     # -- what a clean run gave --------------------------------------------------

@@ -18,14 +18,6 @@ from explorer.places import Place
 #: Lengths tried for the probe's batch and sequence, so that no size of the model equals one of them.
 _LENGTHS = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
-#: Values of the mixture that go with the recurrent kernel's one call.
-DERIVED_FROM = {
-    "state": "state_output",
-    "states": "state_output",
-    "state_attention": "attention_head_outputs",
-    "router_margin": "router_scores",
-}
-
 ABSENT = {
     "self_attn": "this block is a recurrent mixer (linear_attn): it has no softmax attention",
     "linear_attn": "this block is softmax attention (self_attn): it has no recurrent state",
@@ -184,9 +176,9 @@ def _host(name: str, path: str, finds: Finds, again: Finds | None, call: dict[st
             found.append(Place(other.call.module, other.side, other.element, place.arrangement, other.says, other.call.labels, place.repeat))
         unique = {(p.point, p.element): _relative(p, path) for p in found}
         places[value.name] = tuple(unique.values())
-    for derived, source in DERIVED_FROM.items():
-        if derived in vocabulary.BY_HOST[name] and source not in places:
-            missing[derived] = missing.get(source, ABSENT.get(name, ""))
+    for value in vocabulary.BY_HOST[name].values():
+        if value.derived and value.source not in places:
+            missing[value.name] = missing.get(value.source, ABSENT.get(name, ""))
     lengths = ("query", "key")
     own = {axis: extent for axis, extent in finds.sizes.items() if axis not in lengths}
     return Host(name, finds.module.removeprefix(path).lstrip("."), own, places, missing, _relative_traits(finds.traits, path))

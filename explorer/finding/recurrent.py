@@ -9,16 +9,10 @@ import torch
 
 from explorer.finding.flow import PASSING, Call, Flow
 from explorer.finding.spots import Finds, Spot, around, bound, maker_spot
+from explorer.vocabulary import REPLAYED
 
 #: What the delta rule's kernels call their arguments, by value.
-ARGUMENTS = {
-    "attention_queries": "query",
-    "attention_keys": "key",
-    "attention_values": "value",
-    "decays": "g",
-    "betas": "beta",
-    "state_input": "initial_state",
-}
+ARGUMENTS = dict(zip(REPLAYED, ("query", "key", "value", "g", "beta", "initial_state"), strict=True))
 
 
 def kernel(flow: Flow, module: Call) -> Call | None:
