@@ -294,6 +294,18 @@ def test_a_prompt_that_cannot_run_is_said_and_the_last_run_stays(opened, prompt,
     seen.visited.assert_clean()
 
 
+def test_an_address_that_names_a_file_waits_for_the_person(visit, explorer):
+    visited = visit(explorer.at(model="/nowhere/model.gguf", prompt=PROMPT), width=1440, height=1000)
+    page = visited.page
+    page.wait_for_selector("[data-notice]:not([hidden])", timeout=60_000)
+    assert "press Run" in page.inner_text("[data-notice]") and "/nowhere/model.gguf" in page.inner_text("[data-notice]")
+    assert page.input_value("[data-path]") == "/nowhere/model.gguf" and page.input_value("[data-prompt]") == PROMPT
+    assert page.is_hidden("[data-job]") and page.inner_text("[data-label]") == "no model yet"
+    page.click("[data-run]")
+    page.wait_for_function("document.querySelector('[data-notice]').textContent.includes('There is no file')", timeout=60_000)
+    visited.assert_clean()
+
+
 def test_a_path_that_leads_nowhere_is_said(opened):
     seen = opened()
     seen.page.select_option("[data-model]", label="path…")
