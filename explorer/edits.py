@@ -27,8 +27,6 @@ class Edit:
 class JointEdit(Edit):
     """An edit whose ``change`` also gets the other values of the same moment, by name."""
 
-    joint: bool = True
-
 
 def ablate_expert(layer: int, expert: int) -> Edit:
     """Zero the weight of every routing slot of block ``layer`` that goes to ``expert``.

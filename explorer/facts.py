@@ -197,7 +197,7 @@ def _sublayer(block: Block, index: int) -> dict[str, Any]:
         "summary": _summary(sub.role, host),
         "values": _values(block, host),
         "output": _addend(sub.host),
-        "steps": _steps(sub.role, host),
+        "steps": _steps(host),
         "router": None, "experts": None, "shared": None,
     }
     if sub.role == "recurrent":
@@ -243,7 +243,7 @@ def _summary(role: str, host: Host) -> str:
     return f"{sizes['intermediate_size']} wide" if "intermediate_size" in sizes else ""
 
 
-def _steps(role: str, host: Host) -> list[str]:
+def _steps(host: Host) -> list[str]:
     """The modules around the sublayer's core, by the names the model gives them."""
     after = host.traits.get("after", [])
     if not after:

@@ -206,9 +206,14 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         """Run ``prompt`` once and keep the values asked for, in any order.
 
         prompt: text, a list of token ids, or a tensor [batch seq]. values: names
-        (None for everything but per-token states). edits: made in the same forward.
-        progress: called with (blocks done, blocks). cancel: asked after each block.
-        Raises UnknownValue, Unavailable, PromptError, Cancelled.
+        (None for everything but per-token states). layers: the blocks to record on (None for all).
+        edits: made in the same forward. progress: called with (blocks done, blocks).
+        cancel: asked after each block.
+
+        Raises UnknownValue for a name there is not, Unavailable for a value or an edit that cannot
+        be had on these blocks, PromptError for a prompt that is none, Cancelled when told to stop, Busy
+        in the middle of a trace of this model, and ValueError for a block there is not and for
+        an edit that does not fit the value.
         """
         rows, missing = choose(self, values, layers)
         inputs = prepared(self, prompt)
@@ -230,6 +235,8 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         """Inside a trace: leave out blocks ``start`` to ``end``, both included.
 
         The stream entering ``start``, or ``skip_with`` [batch seq hidden_size], goes on to the block after ``end``.
+        Raises ValueError for a block there is not and for an empty range, OutsideTrace where no forward is
+        running, PassedBy where it has gone past ``start``.
         """
         start, end = self.layer_index(start), self.layer_index(end)
         if end < start:
@@ -243,6 +250,8 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         """Inside a trace: add ``factor * vector`` [hidden_size] to the stream leaving each of ``layers``.
 
         positions: which tokens (all by default); batch_index: which row (all by default).
+        Raises ValueError for a block, position or row there is not and for a vector of another width,
+        OutsideTrace where no forward is running, PassedBy where it has gone past the block.
         """
         if vector.shape != (self.hidden_size,):
             raise ValueError(f"The stream is {self.hidden_size} wide; the vector to steer with is {list(vector.shape)}.")
@@ -250,6 +259,8 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         where = slice(None) if positions is None else [positions] if isinstance(positions, int) else positions
         for layer in sorted({self.layer_index(i) for i in ([layers] if isinstance(layers, int) else layers)}):
             stream = self.layers[layer].layer_output
+            _within("row", [] if batch_index is None else rows, stream.shape[0])
+            _within("position", [] if isinstance(where, slice) else where, stream.shape[1])
             added = torch.zeros_like(stream)
             chosen = torch.zeros(stream.shape[:2], dtype=torch.bool, device=stream.device)
             chosen[rows, where] = True
@@ -271,6 +282,13 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         best = self.project_on_vocab(hidden).float().softmax(-1).topk(k)
         return [(self.tokenizer.decode([token]), probability)
                 for token, probability in zip(best.indices.tolist(), best.values.tolist())]
+
+
+def _within(what: str, indices: Iterable[int], length: int) -> None:
+    """Raise ValueError for the first index that a call of this length has not."""
+    for index in indices:
+        if not -length <= index < length:
+            raise ValueError(f"There is no {what} {int(index)}: this call has {what}s 0 to {length - 1}.")
 
 
 def _host_envoys(blocks: torch.nn.ModuleList, path: str, anatomy: Anatomy) -> dict[type | str, type]:

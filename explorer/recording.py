@@ -227,7 +227,7 @@ def record(model: "LanguageModel", inputs: dict[str, torch.Tensor], rows: list[t
         reach = taps.reach[value.name]
         changes.setdefault(reach.location, []).append((edit, value.name, reach))
     sink = RecordSink(wanted, derived, changes, model)
-    with model.lock, model.taps.armed(sink, {*wanted, *derived, *changes}, native=True), watched(model, progress, cancel):
+    with model.lock, model.taps.armed(sink, {*wanted, *derived, *changes}, native=True), Watched(model, progress, cancel):
         model.hf(**inputs, use_cache=True)
     for value, key, source, taps in later:
         sink.values[key] = COMPUTED[value.name](sink.values[source], taps.host.sizes)
@@ -235,7 +235,7 @@ def record(model: "LanguageModel", inputs: dict[str, torch.Tensor], rows: list[t
     return {key: value for key, value in sink.values.items() if key in asked}
 
 
-class watched:
+class Watched:
     """Report each block as it finishes, and stop the run when told to."""
 
     def __init__(self, model: "LanguageModel", progress: Callable | None, cancel: Callable | None) -> None:

@@ -23,7 +23,6 @@ class Row:
 
     ``layers`` are the blocks that have it (empty on the model host); ``reasons``
     gives a sentence for each block that has not, under None for the model host.
-    ``modules`` are the classes that host it.
     """
 
     host: str
@@ -33,7 +32,6 @@ class Row:
     condition: str | None
     reasons: dict[int | None, str]
     available: bool
-    modules: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -100,7 +98,7 @@ def support(anatomy: Anatomy, top: Host, layer: int | None = None) -> Support:
             reasons = {} if there else {None: top.missing[value.name]}
             rows.append(Row("model", value, (), says, None, reasons, there))
             continue
-        having, reasons, says, classes = [], {}, "", []
+        having, reasons, says = [], {}, ""
         for index in layers:
             host = anatomy.block(index).hosts[value.host]
             if value.name in host.missing:
@@ -108,7 +106,7 @@ def support(anatomy: Anatomy, top: Host, layer: int | None = None) -> Support:
             else:
                 having.append(index)
                 says = says or read_at(host, value)
-        rows.append(Row(value.host, value, tuple(having), says, CONDITIONS.get(value.name), reasons, bool(having), tuple(classes)))
+        rows.append(Row(value.host, value, tuple(having), says, CONDITIONS.get(value.name), reasons, bool(having)))
     return Support(rows, layer)
 
 

@@ -99,10 +99,9 @@ class _Node:
 class HostTaps:
     """The taps of one host of one block: locations by value name, and what the last call's kernel got."""
 
-    def __init__(self, path: str, host: Host, modules: dict[str, torch.nn.Module]) -> None:
+    def __init__(self, path: str, host: Host) -> None:
         self.path = path
         self.host = host
-        self.modules = modules
         self.values = vocabulary.BY_HOST[host.name]
         self.reach: dict[str, Reach] = {}
         self.moments: dict[tuple, _Moment] = {}
@@ -154,14 +153,13 @@ class Taps:
         self._bodies: dict[str, tuple] = {}
         self._sink: Sink | None = None
         self._thread = 0
-        modules = dict(root.named_modules())
-        self.modules = modules
-        self.hosts["model", None] = HostTaps(prefix, top, modules)
+        self.modules = dict(root.named_modules())
+        self.hosts["model", None] = HostTaps(prefix, top)
         for layer in range(anatomy.frame.num_layers):
             path = f"{prefix}.{anatomy.frame.blocks}.{layer}"
             for host in anatomy.block(layer).hosts.values():
                 if host.places:
-                    self.hosts[host.name, layer] = HostTaps(path, host, modules)
+                    self.hosts[host.name, layer] = HostTaps(path, host)
         for taps in self.hosts.values():
             self.locations |= {reach.location for reach in taps.reach.values()}
 

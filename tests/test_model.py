@@ -226,9 +226,12 @@ def test_steering_is_refused_with_a_sentence(model):
     with pytest.raises(ValueError, match="no block 99"):
         with model.trace(PROMPT):
             model.steer(99, vector)
-    with pytest.raises(IndexError, match="1000"):
-        with model.trace(PROMPT):
-            model.steer(1, vector, positions=1000)
+    for wrong, says in (({"positions": 1000}, "There is no position 1000: this call has positions 0 to"),
+                        ({"positions": [0, -1000]}, "There is no position -1000"),
+                        ({"batch_index": 3}, "There is no row 3: this call has rows 0 to 0.")):
+        with pytest.raises(ValueError, match=says):
+            with model.trace(PROMPT):
+                model.steer(1, vector, **wrong)
     with pytest.raises(OutsideTrace):
         model.steer(1, vector)
 

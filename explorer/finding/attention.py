@@ -90,7 +90,7 @@ def _heads(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
         return
     gate = next(key for key in flow.ops[after[0]].reads if key not in onward)
     own = [c for c in flow.inside(module) if c.module == module.module and len(c.labels) == 1]
-    spot = maker_spot(flow, own, gate)
+    spot = maker_spot(own, gate)
     if spot is None:
         finds.missing["head_gate"] = "the gate is no result of a call in the attention's forward"
     else:

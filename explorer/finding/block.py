@@ -78,7 +78,11 @@ def _stream(block: Call) -> torch.Tensor:
 
 
 def find_block(flow: Flow, path: str) -> BlockFinds:
-    """Find the parts of the block at ``path`` and the values on each."""
+    """Find the parts of the block at ``path`` and the values on each.
+
+    Raises CannotFollow when the block's output is not its input plus the results of modules of its
+    own, or when such a module is none of those known or plays a part another plays already.
+    """
     block = flow.module(path)
     finds = BlockFinds(path)
     own = Finds(path)
@@ -96,7 +100,7 @@ def find_block(flow: Flow, path: str) -> BlockFinds:
             raise CannotFollow(f"an addend of {path} is the result of no module")
         addend = min(makers, key=lambda spot: spot.call.module.count("."))
         _sublayer(finds, flow, modules, addend, key)
-    _between(finds, flow, modules)
+    _between(finds, flow)
     return finds
 
 
@@ -141,7 +145,7 @@ def _norm_before(flow: Flow, modules: list[Call], call: Call) -> str | None:
     return makers[-1].module if makers else None
 
 
-def _between(finds: BlockFinds, flow: Flow, modules: list[Call]) -> None:
+def _between(finds: BlockFinds, flow: Flow) -> None:
     """The block's own values: what its norms hand on, and the stream between two sublayers."""
     own = finds.hosts["layers"]
     names = ("attention_norm_output", "mlp_norm_output")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -60,8 +60,6 @@ class Anatomy:
     frame: Frame
     norm: str | None
     blocks: list[Block]
-    seconds: float = 0.0
-    notes: list[str] = field(default_factory=list)
 
     def block(self, layer: int) -> Block:
         return next(block for block in self.blocks if layer in block.layers)
@@ -71,6 +69,9 @@ def discover(twin: torch.nn.Module) -> Anatomy:
     """Find the standard values of ``twin``, a model of its own on the meta device in bfloat16.
 
     The twin is shortened to the blocks that differ; it must not be used for anything else.
+
+    Raises NotADecoder when the model has no list of blocks between an embedding and a head, CannotFollow
+    when a block is not its input plus what mixers and MLPs return, and whatever the model's own forward raises.
     """
     base = frame(twin)
     blocks = twin.get_submodule(base.blocks)

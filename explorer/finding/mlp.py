@@ -118,7 +118,7 @@ def _slots(finds: Finds, flow: Flow, experts: Call) -> None:
     for index in flow.indices(experts, "sum"):
         slots = flow.ops[index].reads[0]
         if chain & set(flow.ops[index].makes) and tuple(flow.tensors[slots].shape) == shape:
-            if spot := maker_spot(flow, [c for c in flow.inside(experts) if c.labels and c.stop <= index], slots):
+            if spot := maker_spot([c for c in flow.inside(experts) if c.labels and c.stop <= index], slots):
                 finds.spots["expert_outputs"] = spot
                 return
     finds.missing["expert_outputs"] = (
@@ -138,7 +138,7 @@ def _shared(finds: Finds, flow: Flow, module: Call, experts: Call) -> None:
     key = next(k for k in flow.ops[adds[0]].reads if k not in routed)
     own = [c for c in flow.inside(module) if c.module == module.module and len(c.labels) == 1]
     inner = children(flow, module)
-    spot = maker_spot(flow, own, key) or maker_spot(flow, inner, key)
+    spot = maker_spot(own, key) or maker_spot(inner, key)
     if spot is None:
         finds.missing["shared_expert_output"] = "what the shared expert adds is the result of no call"
         return

@@ -85,7 +85,7 @@ def _convolution(finds: Finds, flow: Flow, module: Call) -> None:
     key, before = flow.ops[index].reads[0], index
     while key is not None:
         if tuple(flow.tensors[key].shape) in wanted:
-            spot = maker_spot(flow, own, key)
+            spot = maker_spot(own, key)
             if spot is not None and spot.call.stop <= index:
                 finds.spots["conv_input"] = spot
         elif "conv_input" in finds.spots:

@@ -127,7 +127,7 @@ def bound(call: Call, name: str) -> Spot | None:
     return None
 
 
-def maker_spot(flow: Flow, within: list[Call], key: int) -> Spot | None:
+def maker_spot(within: list[Call], key: int) -> Spot | None:
     """The last call or assignment, as seen from one forward, whose result is tensor ``key``."""
     made = [spot for call in within if (spot := result(call, {key})) is not None]
     return max(made, key=lambda spot: spot.when) if made else None
