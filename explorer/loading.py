@@ -76,8 +76,9 @@ def _named(source: Any) -> str:
 
 
 def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> Any:
-    """Where the values of ``module`` are, found on a twin of it without weights."""
-    twin = build_meta(module.config, attn_implementation=attention, experts_implementation=experts)
+    """Where the values of ``module`` are, found on a twin without weights, which it may be itself."""
+    itself = module.device.type == "meta" and module.dtype == torch.bfloat16 and experts is None
+    twin = module if itself else build_meta(module.config, attn_implementation=attention, experts_implementation=experts)
     try:
         return discover(twin)
     except Exception as error:  # whatever a forward of another kind trips over, this model is not one of ours

@@ -66,9 +66,10 @@ class Anatomy:
 
 
 def discover(twin: torch.nn.Module) -> Anatomy:
-    """Find the standard values of ``twin``, a model of its own on the meta device in bfloat16.
+    """Find the standard values of ``twin``, a model on the meta device in bfloat16 that no engine has wrapped yet.
 
-    The twin is shortened to the blocks that differ; it must not be used for anything else.
+    It runs shortened to the blocks that differ and is left as it was found, unless its experts
+    run in a loop: such a twin must not be used for anything else.
 
     Raises NotADecoder when the model has no list of blocks between an embedding and a head, CannotFollow
     when a block is not its input plus what mixers and MLPs return, and whatever the model's own forward raises.
@@ -77,13 +78,12 @@ def discover(twin: torch.nn.Module) -> Anatomy:
     blocks = twin.get_submodule(base.blocks)
     groups = kinds(blocks)
     depth = max(group[0] for group in groups) + 1
-    _shorten(twin, base.blocks, depth)
     if getattr(twin.config.get_text_config(), "_experts_implementation", None) == "eager":
         _choose_no_expert(twin)
     paths = [f"{base.blocks}.{group[0]}" for group in groups]
     batch, seq = probe_lengths(twin)
     ids = torch.zeros(batch, seq, dtype=torch.long, device="meta")
-    with torch.no_grad():
+    with torch.no_grad(), _shortened(twin, base.blocks, depth):
         with recorded(twin, paths) as prompt, _tail(twin, base) as tail:
             out = twin(ids, use_cache=True)
         first = [find_block(prompt, path) for path in paths]
@@ -98,9 +98,16 @@ def discover(twin: torch.nn.Module) -> Anatomy:
     ])
 
 
-def _shorten(twin: torch.nn.Module, path: str, depth: int) -> None:
+@contextmanager
+def _shortened(twin: torch.nn.Module, path: str, depth: int) -> Iterator[None]:
+    """The twin with its first ``depth`` blocks alone."""
     owner, _, name = path.rpartition(".")
-    setattr(twin.get_submodule(owner), name, twin.get_submodule(path)[:depth])
+    holder, whole = twin.get_submodule(owner), twin.get_submodule(path)
+    setattr(holder, name, whole[:depth])
+    try:
+        yield
+    finally:
+        setattr(holder, name, whole)
 
 
 def _choose_no_expert(twin: torch.nn.Module) -> None:
