@@ -13,3 +13,4 @@ os.environ.setdefault("PYTHONUNBUFFERED", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tests.browser import chromium, serve, visit  # noqa: E402,F401  fixtures, found by name
+from tests.models import any_model, hybrid, model  # noqa: E402,F401

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
 import torch
 
 from explorer import load
@@ -34,3 +35,24 @@ def prompt(family: str) -> str:
 
 def ids(model, text: str = PROMPT) -> torch.Tensor:
     return model.tokenizer(text, return_tensors="pt")["input_ids"]
+
+
+def attention_of(model):
+    """The first softmax attention of a model."""
+    return model.layers[model.kinds.index("self_attn")].self_attn
+
+
+@pytest.fixture(params=FAMILIES)
+def any_model(request):
+    return specimen(request.param)
+
+
+@pytest.fixture(params=HYBRIDS)
+def hybrid(request):
+    return specimen(request.param)
+
+
+@pytest.fixture
+def model():
+    """The one with every host: recurrent and softmax blocks, a mixture with a shared expert, narrow key heads."""
+    return specimen("qwen3_5_moe_text")

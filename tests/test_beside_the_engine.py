@@ -9,24 +9,9 @@ from torch.testing import assert_close
 from explorer.engine import STATE, State, nnsight
 from explorer.hosts import PassedBy
 from explorer.sinks import Busy
-from tests.models import FAMILIES, PROMPT, ids, shapes, specimen
+from tests.models import PROMPT, attention_of, ids, shapes, specimen
 
 SHORT = "In the beginning"
-
-
-@pytest.fixture(params=FAMILIES)
-def any_model(request):
-    return specimen(request.param)
-
-
-@pytest.fixture
-def model():
-    """The one with every host: recurrent and softmax blocks, a mixture with a shared expert, narrow key heads."""
-    return specimen("qwen3_5_moe_text")
-
-
-def attention_of(model):
-    return model.layers[model.kinds.index("self_attn")].self_attn
 
 
 # -- the engine's own API beside ours ------------------------------------------------

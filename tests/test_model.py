@@ -14,17 +14,7 @@ from explorer import load, vocabulary
 from explorer.engine import STATE, State
 from explorer.hosts import OutsideTrace
 from explorer.vocabulary import UnknownValue
-from tests.models import FAMILIES, HYBRIDS, MIXTURES, PROMPT, ids, shapes, specimen
-
-
-@pytest.fixture(params=FAMILIES)
-def any_model(request):
-    return specimen(request.param)
-
-
-@pytest.fixture
-def model():
-    return specimen("qwen3_5_moe_text")
+from tests.models import HYBRIDS, MIXTURES, PROMPT, ids, shapes, specimen
 
 
 # -- sizes and names ---------------------------------------------------------------

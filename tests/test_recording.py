@@ -13,22 +13,7 @@ from explorer.hosts import Unavailable
 from explorer.prompts import PromptError
 from explorer.recording import Cancelled, NotRecorded
 from explorer.vocabulary import UnknownValue
-from tests.models import FAMILIES, HYBRIDS, PROMPT, ids, prompt, shapes, specimen
-
-
-@pytest.fixture(params=FAMILIES)
-def any_model(request):
-    return specimen(request.param)
-
-
-@pytest.fixture(params=HYBRIDS)
-def hybrid(request):
-    return specimen(request.param)
-
-
-@pytest.fixture
-def model():
-    return specimen("qwen3_5_moe_text")
+from tests.models import FAMILIES, PROMPT, ids, prompt, shapes, specimen
 
 
 @pytest.fixture(scope="module")

@@ -9,30 +9,10 @@ import torch
 from torch.testing import assert_close
 
 from explorer.hosts import Unavailable
-from tests.models import FAMILIES, HYBRIDS, PROMPT, ids, specimen
+from tests.models import PROMPT, attention_of, ids, specimen
 
 SHORT = "In the beginning"
 LONG = "And God said, Let there be light: and there was light."
-
-
-@pytest.fixture(params=FAMILIES)
-def any_model(request):
-    return specimen(request.param)
-
-
-@pytest.fixture(params=HYBRIDS)
-def hybrid(request):
-    return specimen(request.param)
-
-
-@pytest.fixture
-def model():
-    """The one with every host: recurrent and softmax blocks, a mixture with a shared expert, narrow key heads."""
-    return specimen("qwen3_5_moe_text")
-
-
-def attention_of(model):
-    return model.layers[model.kinds.index("self_attn")].self_attn
 
 
 def last_line(error: BaseException) -> tuple[str, str]:

@@ -13,30 +13,10 @@ from explorer import vocabulary
 from explorer.engine import OutOfOrderError
 from explorer.hosts import HOST_CLASSES, OutsideTrace, PassedBy, Unavailable
 from explorer.recurrence import delta_rule_states
-from tests.models import FAMILIES, HYBRIDS, MIXTURES, PROMPT, ids, prompt, specimen
+from tests.models import MIXTURES, PROMPT, attention_of, ids, prompt, specimen
 
 #: An open loop over the steps ends by outrunning the generation, which the engine mentions.
 pytestmark = pytest.mark.filterwarnings("ignore:.*was never reached")
-
-
-@pytest.fixture(params=FAMILIES)
-def any_model(request):
-    return specimen(request.param)
-
-
-@pytest.fixture(params=HYBRIDS)
-def hybrid(request):
-    return specimen(request.param)
-
-
-@pytest.fixture
-def model():
-    """The one with every host: recurrent and softmax blocks, a mixture with a shared expert, narrow key heads."""
-    return specimen("qwen3_5_moe_text")
-
-
-def attention_of(model):
-    return model.layers[model.kinds.index("self_attn")].self_attn
 
 
 # -- order -----------------------------------------------------------------------
