@@ -63,7 +63,10 @@ def _facts(asked: argparse.Namespace) -> int:
         print(f"{asked.checkpoint} is not of the family {family}, whose checkpoints are {of}.", file=sys.stderr)
         return 2
     found = collect.record(family, asked.checkpoint, lambda text: print(text, file=sys.stderr))
-    print(json.dumps(found, ensure_ascii=False, indent=1))
+    try:
+        print(json.dumps(found, ensure_ascii=False, indent=1), flush=True)
+    except BrokenPipeError:  # the reader has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

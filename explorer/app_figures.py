@@ -216,10 +216,11 @@ class CellFigure(_Figure):
                 span.update(location=place, visible=True)
 
     def _frame(self, rows: int, columns: int) -> None:
+        # Bounds first: a browser cuts ends off at the bounds it has when they arrive.
         plot = self.figure
-        plot.x_range.update(start=-0.5, end=columns - 0.5, bounds=(-0.5, columns - 0.5))
+        plot.x_range.update(bounds=(-0.5, columns - 0.5), start=-0.5, end=columns - 0.5)
         plot.x_range.update(reset_start=-0.5, reset_end=columns - 0.5)
-        plot.y_range.update(start=rows - 0.5, end=-0.5, bounds=(-0.5, rows - 0.5))
+        plot.y_range.update(bounds=(-0.5, rows - 0.5), start=rows - 0.5, end=-0.5)
         plot.y_range.update(reset_start=rows - 0.5, reset_end=-0.5)
 
     def _label(self, side: str, axis: Axis) -> None:
@@ -328,7 +329,7 @@ class CurveFigure(_Figure):
         }
         if x_changed:
             ends = (-0.5, curves.x.size - 0.5)
-            self.figure.x_range.update(start=ends[0], end=ends[1], bounds=ends)
+            self.figure.x_range.update(bounds=ends, start=ends[0], end=ends[1])
             self.figure.x_range.update(reset_start=ends[0], reset_end=ends[1])
             self.figure.xaxis[0].update(
                 axis_label=curves.x.title, major_label_overrides=dict(enumerate(curves.x.labels))

@@ -112,6 +112,10 @@ class Standard:
         """The Python expression that reads a value here."""
         return f"{vocabulary.HOSTS[self.name].path.replace('[i]', f'[{self.layer}]')}.{value}"
 
+    def meant(self, name: str) -> bool:
+        """Whether somebody who sets ``name`` here means a value: one of another host, or one misspelt."""
+        return name in vocabulary.NAMES or bool(difflib.get_close_matches(name, vocabulary.BY_HOST[self.name], n=1, cutoff=0.8))
+
     def unknown(self, name: str) -> str:
         """What to say to somebody who asked for ``name`` here, where there is nothing of that name."""
         here = self.expression("").rstrip(".")
@@ -189,9 +193,12 @@ class Standard:
         try:
             mediator = Mediator.current(expression)
         except ValueError:
+            recorded = f"model.record(prompt, [{value.name!r}])"
+            if value.name == "state":  # one token's: a recording replays it for a head
+                recorded = f"model.record(prompt).state({self.layer}, head, token)"
             raise OutsideTrace(
                 f"{expression} is a value of the forward pass: read it inside `with model.trace(prompt):`, "
-                f"or take it from `model.record(prompt, [{value.name!r}])`."
+                f"or take it from `{recorded}`."
             ) from None
         if not self.model.taps.open:
             raise OutsideTrace(f"{expression} is served while the whole model runs: read it inside `with model.trace(prompt):`.")
@@ -290,6 +297,8 @@ class HostEnvoy(Envoy):
         standard = self.__dict__.get("_standard")
         if standard is not None and name in standard.sizes:
             raise AttributeError(f"{name} is a size of the built model and cannot be set.")
+        if standard is not None and standard.meant(name) and name not in self.__dict__ and not hasattr(type(self), name):
+            raise AttributeError(standard.unknown(name))
         super().__setattr__(name, value)
 
 

@@ -34,7 +34,7 @@ class NotRecorded(KeyError):
         return self.args[0]
 
 
-@dataclass
+@dataclass(repr=False)
 class Recording:
     """What one forward was seen to do: plain tensors on the CPU, by value name and layer.
 
@@ -52,6 +52,9 @@ class Recording:
     missing: dict[Key, str] = field(default_factory=dict)
     seconds: float = 0.0
     edits: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Recording({self.label!r}, weights {self.weights!r}, {len(self.tokens)} tokens, {self.bytes} bytes: {', '.join(self.names)})"
 
     def __getitem__(self, key: str | Key) -> Any:
         asked = key if isinstance(key, tuple) else (key, None)

@@ -123,3 +123,17 @@ def test_every_card_of_a_heatmap_is_one_matrix(runs):
         view = card.view(plain, Selection(block=RECURRENT, part="decays"))
         if isinstance(view, Heatmap):
             assert view.values.shape == (view.y.size, view.x.size), card.name
+
+
+def test_a_figure_makes_room_before_it_shows_more():
+    """A browser cuts a range's ends off at the bounds it has, so new bounds must reach it first."""
+    from explorer.app_figures import CellFigure, Ink
+
+    figure = CellFigure(Ink(), "cells")
+    arrived: list[str] = []
+    for name in ("bounds", "start", "end"):
+        figure.figure.x_range.on_change(name, lambda attr, old, new: arrived.append(attr))
+    figure._frame(22, 8)
+    arrived.clear()
+    figure._frame(45, 12)
+    assert arrived[0] == "bounds" and figure.figure.x_range.end == 11.5

@@ -329,3 +329,24 @@ def test_a_copy_of_the_native_model_is_plain():
     other = copy.deepcopy(model.hf)
     with torch.no_grad():
         assert torch.equal(other(ids(model)).logits, model.hf(ids(model)).logits)
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "says"),
+    [
+        ("mlp", "expert_weihgts", "the nearest names are expert_weights"),
+        ("", "mlp_output", "it is a value of model.layers"),
+        ("linear_attn", "attention_probabilities", "it is a value of model.layers"),
+    ],
+)
+def test_a_value_that_is_not_there_cannot_be_written(model, host, name, says):
+    envoy = model.layers[0].get(host) if host else model.layers[0]
+    with pytest.raises(AttributeError, match=says):
+        setattr(envoy, name, torch.zeros(1))
+    assert name not in envoy.__dict__
+
+
+def test_other_attributes_may_be_set(model):
+    model.layers[0].remark = "mine"
+    assert model.layers[0].remark == "mine"
+    del model.layers[0].remark

@@ -390,3 +390,8 @@ def test_a_released_size_is_recorded_for_its_shapes(checkpoint):
 def test_the_specimens_prompts_are_recorded(any_model):
     rec = any_model.record(prompt(any_model.family), ["next_token_probs"])
     assert_close(rec["next_token_probs"].sum(-1), torch.ones(1))
+
+
+def test_a_recording_is_shown_in_one_line(model):
+    shown = repr(model.record(PROMPT, ["router_logits"]))
+    assert "router_logits" in shown and "random, seed 0" in shown and "\n" not in shown and "tensor" not in shown
