@@ -215,6 +215,10 @@ class CellFigure(_Figure):
             else:
                 span.update(location=place, visible=True)
 
+    def shows_tokens(self, side: str) -> bool:
+        """Whether the axis of a side ("x" or "y") runs over the tokens of the prompt."""
+        return side in self._axes and self._axes[side].title.startswith("token")
+
     def _frame(self, rows: int, columns: int) -> None:
         # Bounds first: a browser cuts ends off at the bounds it has when they arrive.
         plot = self.figure

@@ -155,9 +155,10 @@ class Board:
             elif isinstance(figure, CurveFigure):
                 figure.select(chosen.token)
             elif isinstance(figure, CellFigure):
+                # A part's axes depend on the part: only one of tokens has a selected token to mark.
                 figure.select(
-                    row=chosen.token if card.token in ("row", "both") else None,
-                    column=chosen.token if card.token in ("column", "both") else None,
+                    row=chosen.token if card.token in ("row", "both") and figure.shows_tokens("y") else None,
+                    column=chosen.token if card.token in ("column", "both") and figure.shows_tokens("x") else None,
                 )
 
 
