@@ -21,6 +21,9 @@ Record = Mapping[str, Any]
 SITE = Path("site")
 CONFIG = Path("mkdocs.yml")
 
+#: What tells a folder that was built here; mkdocs leaves names with a dot alone.
+MARK = ".bestiary-site"
+
 #: What the pages take from the assets that site and app share.
 SHARED = ("block-diagram.js", "block-diagram.css")
 
@@ -147,12 +150,17 @@ def _write(path: Path, text: str) -> Path:
 
 
 def _writable(folder: Path) -> None:
-    """Find out before mkdocs does: it would stop half-way through."""
+    """Find out before mkdocs does, which would stop half-way through, and which empties the folder first.
+
+    Raises BuildError for a folder that cannot be written, and for one that holds
+    anything but an earlier build: what is in it would be lost.
+    """
+    mark = folder / MARK
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".bestiary-probe"
-        probe.write_text("")
-        probe.unlink()
+        if not mark.exists() and any(folder.iterdir()):
+            raise BuildError(f"The page folder {folder} holds something other than a built site, which would be deleted; name another one.")
+        mark.write_text("")
     except OSError as error:
         raise BuildError(f"The page folder {folder} cannot be written: {error.strerror or error}.") from error
 

@@ -88,3 +88,16 @@ def test_a_damaged_facts_file_is_written_anew(tmp_path):
 def test_what_is_generated_is_not_committed():
     ignored = Path(".gitignore").read_text()
     assert "site/families/*/index.md" in ignored and write.SITE.name == "site"
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path, capsys):
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert main(["build", "llama", "--out", str(tmp_path)]) == 2
+    assert "would be deleted" in capsys.readouterr().err
+    assert (tmp_path / "thesis.txt").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_built_folder_may_be_built_again(tmp_path):
+    write._writable(tmp_path / "out")
+    (tmp_path / "out" / "index.html").write_text("old")
+    write._writable(tmp_path / "out")
