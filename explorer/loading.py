@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from explorer.model import LanguageModel
 from explorer.specimens import bpe
 
 SPECIMEN = "specimen:"
+
+#: transformers sets torch's default dtype while it builds a model: two at once would build each other's.
+_BUILDING = threading.RLock()
 
 #: Files that hold weights as pickles, which can run code when they are read.
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -41,26 +45,27 @@ def load(source: str | os.PathLike, *, weights: bool = True, attn_implementation
     Raises LoadError (and, for names, UnknownFamily and UnknownCheckpoint, all
     ValueErrors) with one sentence that says what to do.
     """
-    source = _named(source)
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise LoadError(f"{dtype!r} is not a dtype; give one of torch's, such as torch.bfloat16.")
-    if source.startswith(SPECIMEN):
-        found = _specimen(source.removeprefix(SPECIMEN), dtype, weights, attn_implementation)
-    elif _is_path(source):
-        path = Path(source).expanduser()
-        if path.suffix.lower() == ".gguf":
-            found = _gguf(path, dtype, weights, attn_implementation)
+    with _BUILDING:
+        source = _named(source)
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise LoadError(f"{dtype!r} is not a dtype; give one of torch's, such as torch.bfloat16.")
+        if source.startswith(SPECIMEN):
+            found = _specimen(source.removeprefix(SPECIMEN), dtype, weights, attn_implementation)
+        elif _is_path(source):
+            path = Path(source).expanduser()
+            if path.suffix.lower() == ".gguf":
+                found = _gguf(path, dtype, weights, attn_implementation)
+            else:
+                found = _folder(path, dtype, weights, attn_implementation, trust_remote_code)
+        elif not weights:
+            found = _shapes(source, dtype, attn_implementation, trust_remote_code)
         else:
-            found = _folder(path, dtype, weights, attn_implementation, trust_remote_code)
-    elif not weights:
-        found = _shapes(source, dtype, attn_implementation, trust_remote_code)
-    else:
-        found = _hub(source, dtype, attn_implementation, trust_remote_code)
-    module, tokenizer, label, numbers = found
-    if experts_implementation is not None:
-        with _broken(label):
-            module.set_experts_implementation(experts_implementation)
-    return LanguageModel(module.eval(), tokenizer, _anatomy(module, label, attn_implementation, experts_implementation), label, numbers)
+            found = _hub(source, dtype, attn_implementation, trust_remote_code)
+        module, tokenizer, label, numbers = found
+        if experts_implementation is not None:
+            with _broken(label):
+                module.set_experts_implementation(experts_implementation)
+        return LanguageModel(module.eval(), tokenizer, _anatomy(module, label, attn_implementation, experts_implementation), label, numbers)
 
 
 def _named(source: Any) -> str:

@@ -143,3 +143,16 @@ def test_an_error_in_one_thread_lets_the_others_on(model):
 
     results = together(failing, lambda: traced(model, TEXTS[1]), failing, lambda: recorded(model, TEXTS[2]))
     assert results[0] == results[2] == "failed" and len(results[1]) == len(results[3]) == 6
+
+
+def test_models_loaded_at_once_are_those_loaded_one_by_one():
+    """transformers builds under a default dtype of its own, which must not reach another load."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    families = ["llama", "qwen3_moe"] * 4
+    alone = {family: load(f"specimen:{family}").record(PROMPT, ["logits"])["logits"] for family in families[:2]}
+    with ThreadPoolExecutor(4) as pool:
+        models = list(pool.map(lambda family: load(f"specimen:{family}"), families))
+    assert torch.get_default_dtype() == torch.float32
+    for family, model in zip(families, models):
+        assert torch.equal(model.record(PROMPT, ["logits"])["logits"], alone[family])
