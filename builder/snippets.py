@@ -47,6 +47,11 @@ __all__ = ["Block", "Notes", "SnippetError", "family_namespace", "notes_html", "
 PROSE, RUN, SHOWN = "prose", "run", "shown"
 
 _FENCE = re.compile(r"^(`{3,})\s*([^`]*)$")
+#: What Markdown takes for a fence too: indented, in a list or a quotation, or of tildes.
+_OTHER_FENCE = re.compile(r"^\s*(?:(?:>|[-*+]|\d+[.)])\s*)*(`{3,}|~{3,})")
+
+#: Words that also mean Python, and would leave a block unrun.
+_ALSO_PYTHON = ("py", "py3", "python3", "pycon", "ipython")
 _SERIAL = count(1)
 
 
@@ -160,6 +165,8 @@ def _blocks(path: Path, lines: list[str], start: int) -> list[Block]:
     while index < len(lines):
         fence = _FENCE.match(lines[index])
         if not fence:
+            if _OTHER_FENCE.match(lines[index]):
+                raise SnippetError(path, index + 1, "a fence here starts its line with backticks; this one would be shown and never run")
             prose.append(lines[index])
             index += 1
             continue
@@ -183,6 +190,8 @@ def _fenced(path: Path, index: int, info: str, text: str) -> Block:
     """The block a fence opens: ``info`` is its first line without the backticks."""
     language, *options = info.split() or ["text"]
     line = index + 2
+    if language != "python" and (language.lower() in _ALSO_PYTHON or language.lower() == "python"):
+        raise SnippetError(path, index + 1, f"a block marked {language!r} would not be run; mark it python, or python no-run")
     if language != "python":
         return Block(SHOWN, text, line, language)
     raises = ""
@@ -216,12 +225,13 @@ def _register(notes: Notes) -> str:
 
 def _compiled(notes: Notes, block: Block, filename: str) -> CodeType:
     try:
-        tree = ast.parse(block.text)
+        compile(block.text, filename, "exec")  # says all that is wrong, at the block's own lines
     except SyntaxError as error:
         line = block.line + (error.lineno or 1) - 1
         raise SnippetError(notes.path, line, f"this is not Python: {error.msg}") from error
+    tree = ast.parse(block.text)
     ast.increment_lineno(tree, block.line - 1)
-    return compile(tree, filename, "exec")
+    return compile(tree, filename, "exec", optimize=0)  # assertions hold under -O as well
 
 
 def _run(notes: Notes, block: Block, program: CodeType, scope: dict[str, Any], filename: str) -> Block:
@@ -231,7 +241,7 @@ def _run(notes: Notes, block: Block, program: CodeType, scope: dict[str, Any], f
     scope["print"] = partial(print, file=printed)
     try:
         exec(program, scope)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # notes that end the process would end the build, unbuilt
         if block.raises and block.raises in (kind.__name__ for kind in type(error).__mro__):
             said = f"{block.raises}: {_plain(error, filename, notes.path.name)}"
             return replace(block, output="\n".join(filter(None, [printed.getvalue().rstrip(), said])))
@@ -259,7 +269,7 @@ def _line_of(error: BaseException, filename: str) -> int | None:
     return None
 
 
-def _described(error: Exception, filename: str, name: str, line: int) -> str:
+def _described(error: BaseException, filename: str, name: str, line: int) -> str:
     said = _plain(error, filename, name)
     if isinstance(error, AssertionError):
         source = linecache.getline(filename, line).strip()

@@ -198,3 +198,23 @@ def test_the_notes_of_every_family_have_a_title_and_one_sentence(family):
 def test_families_outside_the_specimens_are_refused():
     with pytest.raises(ValueError, match="There is no specimen of the family 'qwen3_nxt'"):
         family_namespace("qwen3_nxt")
+
+
+@pytest.mark.parametrize(
+    "block",
+    ["    ```python\n    assert False\n    ```", "- ```python\n  assert False\n  ```", "> ```python\n> assert False\n> ```",
+     "~~~python\nassert False\n~~~", "```Python\nassert False\n```", "```py\nassert False\n```", "```python3\nassert False\n```"],
+)
+def test_a_fence_that_would_not_be_run_is_refused(tmp_path, block):
+    path = tmp_path / "notes.md"
+    path.write_text(f"Words.\n\n{block}\n")
+    with pytest.raises(SnippetError, match=r"notes.md:3: .*run"):
+        read_notes(path)
+
+
+@pytest.mark.parametrize("code", ["import sys\nsys.exit(0)", "await thing"])
+def test_notes_cannot_end_the_build_unnoticed(tmp_path, code):
+    path = tmp_path / "notes.md"
+    path.write_text(f"```python\n{code}\n```\n")
+    with pytest.raises(SnippetError, match="notes.md:"):
+        run_notes(path, {})
