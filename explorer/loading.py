@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -239,11 +240,13 @@ def _gguf(path: Path, dtype: torch.dtype | None, weights: bool, attention: str) 
 
     options = {"gguf_file": path.name, "local_files_only": True}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, **options)
-        if not weights:
-            config = AutoConfig.from_pretrained(path.parent, **options)
-            return build_meta(config, dtype or torch.bfloat16, attention), tokenizer, path.name, "none: shapes only"
-        model = _weighted(path.parent, path.name, dtype, attention, **options)
+        with tempfile.TemporaryDirectory() as alone:  # what lies beside the file belongs to other models
+            (Path(alone) / path.name).symlink_to(path.resolve())
+            tokenizer = AutoTokenizer.from_pretrained(alone, **options)
+            if not weights:
+                config = AutoConfig.from_pretrained(alone, **options)
+                return build_meta(config, dtype or torch.bfloat16, attention), tokenizer, path.name, "none: shapes only"
+            model = _weighted(Path(alone), path.name, dtype, attention, **options)
     except LoadError:
         raise
     except Exception as error:  # the reader trips over a damaged file in ways of its own

@@ -108,3 +108,12 @@ def test_a_gguf_file_cut_short_in_its_tensors(tmp_path):
 def test_a_folder_called_gguf_is_no_file(tmp_path):
     (tmp_path / "x.gguf").mkdir()
     refused(tmp_path / "x.gguf", "There is no file")
+
+
+def test_a_tokenizer_beside_the_file_is_not_its_own(tmp_path, smollm2):
+    from tests.models import specimen
+
+    (tmp_path / smollm2.name).symlink_to(smollm2)
+    specimen("llama").tokenizer.save_pretrained(tmp_path)
+    found = load(tmp_path / smollm2.name, weights=False)
+    assert len(found.tokenizer) == 49152
