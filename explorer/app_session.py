@@ -70,7 +70,7 @@ class Session:
         self.run: Run | None = None
         self.other: Run | None = None
         self.interventions: list[tuple[Intervention, bool]] = []
-        self.source = ""
+        self._loading = ""
         self.job: Job | None = None
         self._decode: Callable[[int], str] = str
         self._pictures = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pictures")
@@ -106,7 +106,6 @@ class Session:
         prompt = str(wish.get("prompt") or "") or (self.services.default_prompt if source == default else None)
         if not self._opens_unasked(source):
             # A link is anybody's: what it names is opened, or fetched, once the person here says so.
-            self.source = source
             self._tell({
                 "hello": {"models": source_choices(), "source": source, "prompt": prompt or ANY_PROMPT},
                 "notice": f"The address of this page names the model {source}: press Run to load it.",
@@ -126,10 +125,6 @@ class Session:
 
     def _do_run(self, message: dict[str, Any]) -> None:
         source, prompt = str(message.get("model") or ""), str(message.get("prompt") or "")
-        if source != self.source:
-            self.interventions = []
-            self.chosen = Selection()
-        self.chosen = self.chosen.moved(token=-1)
         self._start(source, prompt)
 
     def _do_cancel(self, message: dict[str, Any]) -> None:
@@ -152,15 +147,24 @@ class Session:
 
     def _do_intervene(self, message: dict[str, Any]) -> None:
         """Take over the page's list of switches, then run what is switched on."""
+        rows = message.get("list")
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            return
+        if self._loading and self.run is not None and self._loading != self.run.origin.source:
+            return self._keep("Another model is being loaded: interventions can be made once it is here, or after Cancel.")
         listed = []
-        for row in message.get("list") or []:
+        for row in rows:
             one = Intervention(str(row.get("kind")), whole(row.get("layer"), -1), whole(row.get("index"), -1))
             if (problem := self._impossible(one)) is not None:
-                return self._tell({"notice": problem})
+                return self._keep(problem)
             listed.append((one, bool(row.get("on"))))
         self.interventions = listed
         self._tell({"interventions": self._intervention_words()})
         self._intervene()
+
+    def _keep(self, notice: str) -> None:
+        """Refuse a list of switches: say why, and let the page show the ones in force."""
+        self._tell({"notice": notice, "interventions": self._intervention_words()})
 
     def _do_shown(self, message: dict[str, Any]) -> None:
         """Let the panels show the run with or without the interventions."""
@@ -174,8 +178,6 @@ class Session:
 
     def _start(self, source: str, prompt: str | None) -> None:
         """Load and run; a missing prompt is the specimen's own."""
-        self.source = source
-
         def work(job: Job) -> Ran:
             store = self.services.store
             job.stage(f"Loading {shown_source(source)}")
@@ -184,8 +186,14 @@ class Session:
             return Ran(model, run, self.services.diagrams(model), store.decoder(source))
 
         self._submit("Waiting for the worker", work, self._ran)
+        self._loading = source
 
     def _ran(self, ran: Ran) -> None:
+        if self.run is not None:
+            if self.run.origin.source != ran.run.origin.source:
+                # Switches and places are those of the model that was shown.
+                self.interventions, self.chosen = [], Selection()
+            self.chosen = self.chosen.moved(token=-1)
         self.run, self.other, self._decode = ran.run, None, ran.decode
         self.board.on_them.clear()
         self._tell({
@@ -212,6 +220,8 @@ class Session:
         )
 
     def _intervened(self, run: Run) -> None:
+        if self.run is not None and self.run.number != self.run.baseline.number:
+            self.run = run  # the panels show what the interventions made, and go on doing so
         self.other = run
         self._show(None)
 
@@ -235,6 +245,7 @@ class Session:
         """Queue a job for this session; an earlier one that is not done is cancelled."""
         if self.job is not None:
             self.job.cancel()
+        self._loading = ""
         job = Job(title, work, lambda job: self._post(lambda: self._finished(job, then)), self._moved)
         self.job = job
         self._moved(job)
@@ -246,7 +257,7 @@ class Session:
     def _finished(self, job: Job, then: Callable[[Any], None]) -> None:
         if job is not self.job or self._closed:
             return
-        self.job = None
+        self.job, self._loading = None, ""
         said: dict[str, Any] = {"job": None}
         if job.error is not None:
             said["notice"] = sentence(job.error)

@@ -308,3 +308,35 @@ def test_a_page_too_many_says_so(explorer):
     full = [text for text in texts if "data-full" in text]
     assert len(full) == 1 and f"{MOST_SESSIONS} pages open" in full[0] and "data-run-form" not in full[0]
     assert all("data-run-form" in text for text in texts if text is not full[0])
+
+
+def test_interventions_belong_to_the_model_shown():
+    """A switch moved while another model loads neither drops the load nor reaches the other model."""
+    page = Page().start()
+    row = {"kind": "expert", "layer": 3, "index": 7, "on": True}
+    page.say(do="intervene", list=[row])
+    page.wait(lambda: (page.last("compare") or {}).get("kl"))
+    page.say(do="run", model="specimen:llama", prompt="one two")
+    page.say(do="intervene", list=[row | {"on": False}])
+    page.wait(lambda: page.last("run")["prompt"] == "one two")
+    assert page.session.interventions == [] and page.last("interventions") == []
+
+
+def test_panels_that_show_the_interventions_go_on_showing_them():
+    page = Page().start()
+    rows = [{"kind": "expert", "layer": 0, "index": 1, "on": True}]
+    page.say(do="intervene", list=rows)
+    page.wait(lambda: (page.last("compare") or {}).get("kl"))
+    page.say(do="shown", shown="after", seq=None)
+    page.wait(lambda: page.last("shown") == "after")
+    rows.append({"kind": "head", "layer": 3, "index": 2, "on": True})
+    page.say(do="intervene", list=rows)
+    page.wait(lambda: len(page.last("compare")["changed"]) == 2)
+    assert page.last("shown") == "after" and page.session.run is page.session.other
+
+
+@pytest.mark.parametrize("listed", [5, [5], "no", None])
+def test_a_list_of_switches_that_is_none_changes_nothing(opened, listed):
+    before = list(opened.session.interventions)
+    opened.say(do="intervene", list=listed)
+    assert opened.session.interventions == before
