@@ -39,23 +39,28 @@ class Visit:
     def __init__(self, raw: Any, reach: Reach) -> None:
         self.raw = raw
         self.native = reach.native
-        self.views: dict[str, tuple[Any, int, Reach]] = {}
+        #: By what is handed out, not by its name: two names of one tensor share a copy, so an edit by either is the edit.
+        self.views: dict[Any, tuple[str, Any, int, Reach]] = {}
 
     def view(self, name: str, reach: Reach) -> Any:
         """The copy of one value; the same object however often it is read at this moment."""
-        if name not in self.views:
+        key = self._key(name, reach)
+        if key not in self.views:
             tensor = take(self.raw, reach.place) if self.native else self.raw[name]
             copied = tensor.clone() if isinstance(tensor, torch.Tensor) else tensor
-            self.views[name] = (copied, getattr(copied, "_version", 0), reach)
-        return self.views[name][0]
+            self.views[key] = (name, copied, getattr(copied, "_version", 0), reach)
+        return self.views[key][1]
 
     def assign(self, name: str, reach: Reach, value: Any) -> None:
-        self.views[name] = (value, -1, reach)
+        self.views[self._key(name, reach)] = (name, value, -1, reach)
+
+    def _key(self, name: str, reach: Reach) -> Any:
+        return ("native", reach.place.element) if self.native else name
 
     def back(self) -> Any:
         """What the model goes on with: the original where a copy was only looked at."""
         changed = self.raw
-        for name, (value, version, reach) in self.views.items():
+        for name, value, version, reach in self.views.values():
             if not isinstance(value, torch.Tensor):
                 if version == -1:
                     changed = self._put(changed, name, reach, value)

@@ -15,7 +15,7 @@ from explorer.finding.discover import Anatomy, Host
 from explorer.hosts import HOST_CLASSES, BlocksEnvoy, HostEnvoy, Standard, Unavailable, host_class, implied
 from explorer.places import Place
 from explorer.printing import printout
-from explorer.prompts import PromptError, prepared, token_ids
+from explorer.prompts import PromptError, checked, prepared, token_ids
 from explorer.recording import Recording, choose, record, timed
 from explorer.sinks import TraceSink
 from explorer.support import Row, Support, support
@@ -190,10 +190,15 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         A model without weights cannot look into one; and beside a cache, one as long
         as the new tokens alone would hide what the cache holds.
         """
-        for text in (part for inputs, _ in invokes for part in inputs if isinstance(part, str)):
-            if not self.tokenizer(text)["input_ids"]:
-                raise PromptError("The prompt is empty; write at least one word.")
+        for inputs, _ in invokes:
+            for text in (t for part in inputs for t in (part if isinstance(part, list) else [part]) if isinstance(t, str)):
+                if not self.tokenizer(text)["input_ids"]:
+                    raise PromptError("The prompt is empty; write at least one word.")
+            for ids in (part for part in inputs if isinstance(part, torch.Tensor) and part.dim() == 2):
+                checked(self, ids)
         args, kwargs = super()._batch(invokes, fn)
+        if isinstance(kwargs.get("input_ids"), torch.Tensor):
+            checked(self, kwargs["input_ids"])
         mask, cached = kwargs.get("attention_mask"), kwargs.get("cache") or kwargs.get("past_key_values")
         if mask is not None and (self.hf.device.type == "meta" or (
                 cached is not None and mask.shape == kwargs["input_ids"].shape and bool(mask.all()))):
@@ -268,7 +273,12 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
             self.layers[layer].layer_output = stream + added
 
     def project_on_vocab(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The lens: logits [… vocab_size] of a stream [… hidden_size], through the final norm and the head."""
+        """The lens: logits [… vocab_size] of a stream [… hidden_size], through the final norm and the head.
+
+        Raises Unavailable on a model that does more to its logits than the head does.
+        """
+        if not self.anatomy.head_is_last:
+            raise Unavailable("This model scales or caps its logits past the head, which the lens cannot repeat; read logits in a trace.")
         with self.lock:  # or a run in another thread would take this for a part of itself
             return self.lm_head(self.norm(hidden) if self.anatomy.norm is not None else hidden)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses import FakeTensor
 
 if TYPE_CHECKING:
     from explorer.model import LanguageModel
@@ -34,13 +35,19 @@ def token_ids(model: "LanguageModel", prompt: Any) -> torch.Tensor:
         ids = model.tokenizer(prompt, return_tensors="pt")["input_ids"]
     else:
         ids = _matrix(prompt)
+    return checked(model, ids)
+
+
+def checked(model: "LanguageModel", ids: torch.Tensor) -> torch.Tensor:
+    """Token ids [batch seq] that the model can run on, or PromptError as for `token_ids`."""
     if ids.numel() == 0:
         raise PromptError("The prompt is empty; give at least one token.")
     longest = limit(model)
     if longest is not None and ids.shape[1] > longest:
         raise PromptError(f"The prompt has {ids.shape[1]} tokens and the model takes at most {longest}; shorten it.")
     size = model.config.get_text_config().vocab_size
-    if ids.device.type != "meta" and not 0 <= int(ids.min()) <= int(ids.max()) < size:
+    numbers = ids.device.type != "meta" and not isinstance(ids, FakeTensor)  # a scan's ids are shapes alone
+    if numbers and not 0 <= int(ids.min()) <= int(ids.max()) < size:
         raise PromptError(f"Token ids of this model run from 0 to {size - 1}.")
     return ids
 

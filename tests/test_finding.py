@@ -369,50 +369,6 @@ def test_the_probe_has_lengths_of_its_own(family):
     assert batch != seq and not {batch, seq, batch * seq} & taken
 
 
-# -- families nobody prepared --------------------------------------------------
-
-
-#: Families of other shapes: what is different about their blocks, and the sentence where that is refused.
-OTHERS = {
-    "mistral": ({}, None),
-    "qwen2": ({}, None),
-    "qwen3": ({"head_dim": 8}, None),
-    "phi3": ({}, None),  # fused projections
-    "cohere": ({}, None),  # attention and MLP side by side
-    "mixtral": ({"num_local_experts": 4}, None),
-    "gpt_oss": ({"head_dim": 8, "num_local_experts": 4}, None),  # sinks
-    "granite": ({"residual_multiplier": 0.5}, "result of no module"),
-    "olmo2": ({}, "neither attention nor an MLP"),  # norms after the sublayers
-    "gemma2": ({"head_dim": 8}, "neither attention nor an MLP"),
-    "falcon": ({}, "result of no module"),  # the attention is added inside the MLP's output
-    "mamba": ({}, "neither attention nor an MLP"),
-}
-
-
-@pytest.mark.parametrize("model_type", OTHERS)
-def test_another_family_is_served_rightly_or_refused(model_type, tmp_path):
-    """What is served as an addend is what the block adds; a block that adds something else is not served at all."""
-    more, refusal = OTHERS[model_type]
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "num_key_value_heads": 2, "max_position_embeddings": 64, **more}
-    module = random_model(model_type, **sizes)
-    module.save_pretrained(tmp_path)
-    bpe.load_tokenizer(512).save_pretrained(tmp_path)
-    if refusal is not None:
-        with pytest.raises(LoadError, match=refusal):
-            load(tmp_path)
-        return
-    model = load(tmp_path)
-    rec = model.record(PROMPT)
-    for layer in range(model.num_layers):
-        assert [sublayer.host for sublayer in model.anatomy.block(layer).sublayers] == ["self_attn", "mlp"]
-        total = rec["layer_input", layer] + rec["attention_output", layer] + rec["mlp_output", layer]
-        assert_close(total, rec["layer_output", layer], rtol=1e-5, atol=1e-6)
-        pattern, values = rec["attention_probabilities", layer], rec["attention_values", layer]
-        values = values.repeat_interleave(pattern.shape[1] // values.shape[1], dim=1)
-        assert_close((pattern @ values).transpose(1, 2), rec["attention_head_outputs", layer], rtol=1e-4, atol=1e-5)
-
-
 def test_a_model_without_blocks_between_embedding_and_head_is_refused():
     module = torch.nn.Module()
     module.get_input_embeddings = lambda: None

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from explorer import vocabulary
 from explorer.engine import OutOfOrderError
 from explorer.hosts import HOST_CLASSES, OutsideTrace, PassedBy, Unavailable
+from explorer.prompts import PromptError
 from explorer.recurrence import delta_rule_states
 from tests.models import MIXTURES, PROMPT, attention_of, ids, prompt, specimen
 
@@ -365,3 +366,12 @@ def test_every_value_has_a_docstring_on_its_envoy():
         envoy = type(specimen("llama")) if host == "model" else HOST_CLASSES[host]
         for name, value in values.items():
             assert value.meaning in getattr(envoy, name).__doc__ and str(getattr(envoy, name)).startswith(f"({name})")
+
+
+@pytest.mark.parametrize("wrong, says", [
+    ("the " * 5000, "takes at most"), ([""], "empty"), (torch.tensor([[5000]]), "from 0 to 2047"), (torch.tensor([[-1, 3]]), "from 0 to 2047"),
+])
+def test_a_trace_keeps_the_rules_of_prompts(model, wrong, says):
+    with pytest.raises(PromptError, match=says):
+        with model.trace(wrong):
+            model.logits.save()

@@ -15,12 +15,18 @@ NO_PATTERN = (
 def interface(flow: Flow, module: Call) -> Call | None:
     """The call that takes queries, keys and values: in the module's own forward, with three
     four-dimensional tensors and the module itself."""
-    for call in flow.inside(module):
-        if call.module == module.module and len(call.labels) == 1 and call.fn is not None:
-            heads = [a for a in call.args if isinstance(a, torch.Tensor) and a.dim() == 4]
-            if len(heads) >= 3 and any(a is module.fn for a in call.args):
-                return call
-    return None
+    found = interfaces(flow, module)
+    return found[0] if found else None
+
+
+def interfaces(flow: Flow, module: Call) -> list[Call]:
+    """Every such call of a module's forward."""
+    return [
+        call for call in flow.inside(module)
+        if call.module == module.module and len(call.labels) == 1 and call.fn is not None
+        and any(a is module.fn for a in call.args)
+        and sum(isinstance(a, torch.Tensor) and a.dim() == 4 for a in call.args) >= 3
+    ]
 
 
 def find_attention(flow: Flow, module: Call, addend: int) -> Finds:
@@ -37,6 +43,9 @@ def find_attention(flow: Flow, module: Call, addend: int) -> Finds:
         _heads(finds, flow, module, call)
         finds.traits |= around(flow, module, call)
     _projection(finds, flow, module, addend)
+    scores = finds.spots.get("attention_scores")
+    if scores is not None and scores.tensor.shape[-1] > finds.sizes["key"]:
+        finds.missing["attention_sinks"] = "its softmax has more columns than there are keys, and where they come from is not followed"
     finds.missing.setdefault("attention_sinks", "this attention has no sink logits")
     return finds
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from explorer.finding.attention import find_attention, interface
+from explorer.finding.attention import find_attention, interface, interfaces
 from explorer.finding.flow import PASSING, Call, Flow, tensors
 from explorer.finding.mlp import experts_call, find_dense, find_mixture
 from explorer.finding.recurrent import find_recurrent, kernel
@@ -116,8 +116,12 @@ def _sublayer(finds: BlockFinds, flow: Flow, modules: list[Call], addend: Spot, 
         role, host, values, output = "recurrent", "linear_attn", find_recurrent(flow, call), "attention_output"
     elif interface(flow, call) is not None:
         role, host, values, output = "attention", "self_attn", find_attention(flow, call, key), "attention_output"
+        if len(interfaces(flow, call)) > 1:
+            raise CannotFollow(f"{call.module} computes its attention in several calls, of which none is the whole")
     elif (experts := experts_call(flow, call)) is not None:
         role, host, values, output = "experts", "mlp", find_mixture(flow, call, experts), "mlp_output"
+        if "num_experts" not in values.sizes:
+            raise CannotFollow(f"{call.module} chooses its experts in a way that is not followed")
     else:
         role, host, values, output = "mlp", "mlp", find_dense(flow, call), "mlp_output"
         mixing = next((name for name in MIXING if flow.indices(call, name)), None)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from explorer import vocabulary
-from explorer.finding.block import BlockFinds, Sublayer, find_block
+from explorer.finding.block import BlockFinds, CannotFollow, Sublayer, find_block
 from explorer.finding.flow import recorded
 from explorer.finding.spots import Finds
 from explorer.finding.structure import Frame, frame, kinds
@@ -55,11 +55,15 @@ class Block:
 
 @dataclass
 class Anatomy:
-    """What discovery found out about a model; ``norm`` is the last module before the head, if any."""
+    """What discovery found out about a model.
+
+    ``norm`` is the last module before the head, if any; ``head_is_last`` whether the head's output is the logits.
+    """
 
     frame: Frame
     norm: str | None
     blocks: list[Block]
+    head_is_last: bool
 
     def block(self, layer: int) -> Block:
         return next(block for block in self.blocks if layer in block.layers)
@@ -86,6 +90,7 @@ def discover(twin: torch.nn.Module) -> Anatomy:
     with torch.no_grad(), _shortened(twin, base.blocks, depth):
         with recorded(twin, paths) as prompt, _tail(twin, base) as tail:
             out = twin(ids, use_cache=True)
+        norm = tail.norm()
         first = [find_block(prompt, path) for path in paths]
         second: list[BlockFinds | None] = [None] * len(paths)
         if any("linear_attn" in finds.hosts for finds in first):
@@ -93,9 +98,8 @@ def discover(twin: torch.nn.Module) -> Anatomy:
                 twin(ids[:, :1], cache=out.cache, use_cache=True)
             second = [find_block(step, path) for path in paths]
     sizes = {"batch": batch, "seq": seq}
-    return Anatomy(base, tail[-1] if tail else None, [
-        _block(group, path, a, b, sizes) for group, path, a, b in zip(groups, paths, first, second)
-    ])
+    found = [_block(group, path, a, b, sizes) for group, path, a, b in zip(groups, paths, first, second)]
+    return Anatomy(base, norm, found, tail.head is out.logits)
 
 
 @contextmanager
@@ -132,18 +136,39 @@ def probe_lengths(model: torch.nn.Module) -> tuple[int, int]:
     return next((b, s) for b in free for s in free if s > b and b * s not in taken)
 
 
+@dataclass
+class _Tail:
+    """What ran around the blocks: modules before and after the last block, in order, and what the head returned."""
+
+    before: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+    head: torch.Tensor | None = None
+
+    def block_done(self) -> None:
+        self.before, self.after = [*self.before, *self.after], []
+
+    def norm(self) -> str | None:
+        """The last module before the head, None where there is none; raises CannotFollow where it runs elsewhere too."""
+        if not self.after:
+            return None
+        if [*self.before, *self.after].count(self.after[-1]) > 1:
+            raise CannotFollow(f"{self.after[-1]} runs before the head and elsewhere too")
+        return self.after[-1]
+
+
 @contextmanager
-def _tail(twin: torch.nn.Module, base: Frame) -> Iterator[list[str]]:
-    """The modules that run between the last block and the head, in order, as the run goes on."""
-    called: list[str] = []
+def _tail(twin: torch.nn.Module, base: Frame) -> Iterator[_Tail]:
+    """Watch the modules outside the blocks as the run goes on."""
+    tail = _Tail()
     inside = f"{base.blocks}."
     last = twin.get_submodule(base.blocks)[-1]
-    hooks = [last.register_forward_hook(lambda *_: called.clear())]
+    hooks = [last.register_forward_hook(lambda *_: tail.block_done())]
+    hooks.append(twin.get_submodule(base.head).register_forward_hook(lambda _, args, out: setattr(tail, "head", out)))
     for path, module in twin.named_modules():
         if path and not path.startswith(inside) and path != base.head and not any(True for _ in module.children()):
-            hooks.append(module.register_forward_hook(lambda *_, path=path: called.append(path)))
+            hooks.append(module.register_forward_hook(lambda *_, path=path: tail.after.append(path)))
     try:
-        yield called
+        yield tail
     finally:
         for hook in hooks:
             hook.remove()

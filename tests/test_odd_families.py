@@ -1,0 +1,85 @@
+"""Families nobody prepared: what is served of them is right, and the rest is refused in words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from explorer import load
+from explorer.hosts import Unavailable
+from explorer.hub import LoadError
+from explorer.specimens import bpe
+from tests.models import PROMPT
+from tests.test_finding import random_model, tiny
+
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "max_position_embeddings": 64}
+
+#: Families of other shapes: what is different about their blocks, and the sentence where that is refused.
+OTHERS = {
+    "mistral": ({}, None),
+    "qwen2": ({}, None),
+    "qwen3": ({"head_dim": 8}, None),
+    "phi3": ({}, None),  # fused projections
+    "cohere": ({}, None),  # attention and MLP side by side
+    "mixtral": ({"num_local_experts": 4}, None),
+    "gpt_oss": ({"head_dim": 8, "num_local_experts": 4}, None),  # sinks
+    "granite": ({"residual_multiplier": 0.5}, "result of no module"),
+    "olmo2": ({}, "neither attention nor an MLP"),  # norms after the sublayers
+    "gemma2": ({"head_dim": 8}, "neither attention nor an MLP"),
+    "falcon": ({}, "result of no module"),  # the attention is added inside the MLP's output
+    "mamba": ({}, "neither attention nor an MLP"),
+    "nanochat": ({}, "elsewhere too"),  # its norm without weights runs on the embedding as well
+    "diffllama": ({}, "several calls"),  # two patterns, subtracted
+}
+
+
+@pytest.mark.parametrize("model_type", OTHERS)
+def test_another_family_is_served_rightly_or_refused(model_type, tmp_path):
+    """What is served as an addend is what the block adds; a block that adds something else is not served at all."""
+    more, refusal = OTHERS[model_type]
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "max_position_embeddings": 64, **more}
+    module = random_model(model_type, **sizes)
+    module.save_pretrained(tmp_path)
+    bpe.load_tokenizer(512).save_pretrained(tmp_path)
+    if refusal is not None:
+        with pytest.raises(LoadError, match=refusal):
+            load(tmp_path)
+        return
+    model = load(tmp_path)
+    rec = model.record(PROMPT)
+    for layer in range(model.num_layers):
+        assert [sublayer.host for sublayer in model.anatomy.block(layer).sublayers] == ["self_attn", "mlp"]
+        total = rec["layer_input", layer] + rec["attention_output", layer] + rec["mlp_output", layer]
+        assert_close(total, rec["layer_output", layer], rtol=1e-5, atol=1e-6)
+        pattern, values = rec["attention_probabilities", layer], rec["attention_values", layer]
+        values = values.repeat_interleave(pattern.shape[1] // values.shape[1], dim=1)
+        assert_close((pattern @ values).transpose(1, 2), rec["attention_head_outputs", layer], rtol=1e-4, atol=1e-5)
+
+
+def test_two_names_of_one_tensor_are_one_edit():
+    """Cohere's attention and MLP read the same norm: an edit by one name is not undone by reading the other."""
+    model = tiny("cohere", **SIZES)
+    with model.trace(PROMPT):
+        plain = model.logits.save()
+    with model.trace(PROMPT):
+        model.layers[1].attention_norm_output[:] = 0
+        seen = model.layers[1].mlp_norm_output.save()
+        edited = model.logits.save()
+    assert not seen.any() and not torch.allclose(plain, edited)
+
+
+def test_a_lens_past_a_logit_scale_is_refused():
+    model = tiny("cohere", **SIZES)
+    with pytest.raises(Unavailable, match="scales or caps its logits"):
+        model.project_on_vocab(torch.zeros(32))
+    plain = tiny("mistral", **SIZES)
+    rec = plain.record(PROMPT, ["layer_output", "logits"])
+    assert_close(plain.project_on_vocab(rec["layer_output", 1]), rec["logits"])
+
+
+def test_sinks_that_are_not_followed_are_not_denied():
+    model = tiny("gpt_oss", **SIZES, head_dim=8, num_local_experts=4)
+    assert "more columns than there are keys" in model.support()["attention_sinks"].reasons[0]
