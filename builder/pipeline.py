@@ -23,6 +23,7 @@ def build(asked: list[str], out: Path, jobs: int, site: Path = write.SITE) -> li
     and BuildError when pages cannot be written at all.
     """
     wanted = collect.families(asked)
+    jobs = min(jobs, len(wanted))
     if not write.CONFIG.is_file() or not site.is_dir():
         raise write.BuildError(f"There is no {write.CONFIG} with a folder {site} here: run the builder from the root of the repository.")
     write._writable(out)

@@ -31,13 +31,13 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     try:
         from explorer.app import Settings, serve
+
+        serve(Settings(args.model, args.prompt, args.host, args.port, not args.no_browser))
     except ModuleNotFoundError as error:
         if error.name not in ("panel", "bokeh"):
             raise
         print(f"The explorer needs {error.name}: pip install 'bestiary[app]'.", file=sys.stderr)
         return 2
-    try:
-        serve(Settings(args.model, args.prompt, args.host, args.port, not args.no_browser))
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -164,6 +164,8 @@ class Standard:
         if isinstance(now, torch.Tensor) and self.name != "model" and getattr(new, "shape", None) != now.shape:
             given = list(new.shape) if isinstance(new, torch.Tensor) else type(new).__name__
             raise ValueError(f"{self.expression(value.name)} is a tensor {list(now.shape)}; it was given {given}.")
+        if isinstance(now, torch.Tensor) and isinstance(new, torch.Tensor) and new.dtype != now.dtype:
+            raise ValueError(f"{self.expression(value.name)} is of {now.dtype}; it was given {new.dtype}.")
         visit.assign(value.name, reach, new)
 
     def _visit(self, value: vocabulary.Value, reach: Reach) -> Visit:

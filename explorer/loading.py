@@ -199,13 +199,15 @@ def _check_weights(path: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
     index = path / "model.safetensors.index.json"
-    files = sorted(path.glob("*.safetensors"))
+    files = sorted(file for file in path.glob("*.safetensors") if file.is_file())
     if index.exists():
         try:
             named = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            if not all(isinstance(name, str) and name.endswith(".safetensors") for name in named):
+                raise TypeError
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LoadError(f"{index} is not an index of weights; fetch it again.") from error
-        missing = [name for name in named if not (path / name).exists()]
+        missing = [name for name in named if not (path / name).is_file()]
         if missing:
             raise LoadError(f"{path} lacks {', '.join(missing)}, which its index names; fetch what is missing.")
         files = [path / name for name in named]

@@ -15,7 +15,7 @@ from explorer.finding.discover import Anatomy, Host
 from explorer.hosts import HOST_CLASSES, BlocksEnvoy, HostEnvoy, Standard, Unavailable, host_class, implied
 from explorer.places import Place
 from explorer.printing import printout
-from explorer.prompts import PromptError, checked, prepared, token_ids
+from explorer.prompts import PromptError, checked, checked_text, prepared, token_ids
 from explorer.recording import Recording, choose, record, timed
 from explorer.sinks import TraceSink
 from explorer.support import Row, Support, support
@@ -192,7 +192,7 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         """
         for inputs, _ in invokes:
             for text in (t for part in inputs for t in (part if isinstance(part, list) else [part]) if isinstance(t, str)):
-                if not self.tokenizer(text)["input_ids"]:
+                if not self.tokenizer(checked_text(text))["input_ids"]:
                     raise PromptError("The prompt is empty; write at least one word.")
             for ids in (part for part in inputs if isinstance(part, torch.Tensor) and part.dim() == 2):
                 checked(self, ids)

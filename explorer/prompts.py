@@ -30,12 +30,20 @@ def token_ids(model: "LanguageModel", prompt: Any) -> torch.Tensor:
     outside the vocabulary.
     """
     if isinstance(prompt, str):
-        if not prompt.strip():
-            raise PromptError("The prompt is empty; write at least one word.")
+        checked_text(prompt)
         ids = model.tokenizer(prompt, return_tensors="pt")["input_ids"]
     else:
         ids = _matrix(prompt)
     return checked(model, ids)
+
+
+def checked_text(text: str) -> str:
+    """A prompt that says something and is text, or PromptError."""
+    if not text.strip():
+        raise PromptError("The prompt is empty; write at least one word.")
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise PromptError("The prompt holds bytes that are no text; write it in UTF-8.")
+    return text
 
 
 def checked(model: "LanguageModel", ids: torch.Tensor) -> torch.Tensor:

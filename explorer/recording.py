@@ -159,6 +159,8 @@ class RecordSink:
             if getattr(new, "shape", None) != now.shape:
                 given = list(new.shape) if isinstance(new, torch.Tensor) else type(new).__name__
                 raise ValueError(f"The edit of {edit.value} returned {given} where {list(now.shape)} belongs.")
+            if new.dtype != now.dtype:
+                raise ValueError(f"The edit of {edit.value} returned {new.dtype} where {now.dtype} belongs.")
             changed = put(changed, reach.place, new) if reach.native else {**changed, name: new}
         for key, name, reach in keys:
             self.values[key] = kept(take(changed, reach.place) if reach.native else changed[name])

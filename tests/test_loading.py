@@ -351,3 +351,10 @@ def test_code_that_comes_with_a_checkpoint_runs_only_when_trusted(broken, tmp_pa
 ])
 def test_an_implementation_that_is_not_there(options, says):
     refused("specimen:qwen3_moe", says, **options)
+
+
+@pytest.mark.parametrize("named", ['{"weight_map": {"a": 1}}', '{"weight_map": {"a": "."}}'])
+def test_an_index_that_names_no_files_is_one_sentence(tmp_path, named):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text(named)
+    refused(tmp_path, "is not an index of weights")

@@ -313,3 +313,9 @@ def test_a_gradient_is_the_slope_of_an_edit(model):
     numeric = (loss(0.05) - loss(-0.05)) / 0.1
     assert_close(slope[0, 3, 1, 2].double(), numeric.double(), rtol=0.02, atol=1e-7)
     model.hf.zero_grad()
+
+
+def test_a_value_of_another_dtype_is_refused_in_words(model):
+    with pytest.raises(ValueError, match="is of torch.float32; it was given torch.float64"):
+        with model.trace(PROMPT):
+            model.layers[0].mlp.router_logits = model.layers[0].mlp.router_logits.double()

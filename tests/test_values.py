@@ -369,7 +369,7 @@ def test_every_value_has_a_docstring_on_its_envoy():
 
 
 @pytest.mark.parametrize("wrong, says", [
-    ("the " * 5000, "takes at most"), ([""], "empty"), (torch.tensor([[5000]]), "from 0 to 2047"), (torch.tensor([[-1, 3]]), "from 0 to 2047"),
+    ("the " * 5000, "takes at most"), ([""], "empty"), ("a \udcff", "no text"), (torch.tensor([[5000]]), "from 0 to 2047"), (torch.tensor([[-1, 3]]), "from 0 to 2047"),
 ])
 def test_a_trace_keeps_the_rules_of_prompts(model, wrong, says):
     with pytest.raises(PromptError, match=says):
