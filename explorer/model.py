@@ -15,7 +15,7 @@ from explorer.finding.discover import Anatomy, Host
 from explorer.hosts import HOST_CLASSES, BlocksEnvoy, HostEnvoy, Standard, Unavailable, host_class, implied
 from explorer.places import Place
 from explorer.printing import printout
-from explorer.prompts import PromptError, checked, checked_text, prepared, token_ids
+from explorer.prompts import PromptError, checked, checked_text, pieces, prepared, token_ids
 from explorer.recording import Recording, choose, record, timed
 from explorer.sinks import TraceSink
 from explorer.support import Row, Support, support
@@ -225,7 +225,7 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         with torch.no_grad():
             found, seconds = timed(lambda: record(self, inputs, rows, edits, progress, cancel))
         ids = token_ids(self, prompt)
-        tokens = [self.tokenizer.decode([token]) for token in ids[0].tolist()] if ids.device.type != "meta" else []
+        tokens = pieces(self.tokenizer, ids[0].tolist()) if ids.device.type != "meta" else []
         return Recording(self.label, self.weights, ids, tokens, self.kinds, found, missing, seconds,
                          tuple(edit.says or edit.value for edit in edits))
 

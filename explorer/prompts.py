@@ -82,3 +82,23 @@ def prepared(model: "LanguageModel", prompt: Any) -> dict[str, torch.Tensor]:
     if device.type == "meta":  # transformers looks into a mask to see whether it masks anything
         return {"input_ids": ids.to(device)}
     return {"input_ids": ids.to(device), "attention_mask": torch.ones_like(ids).to(device)}
+
+
+def pieces(tokenizer: Any, ids: list[int]) -> list[str]:
+    """Each token as text. Where a character is spread over several tokens, each shows it and which part it is: ``א 1/2``."""
+    shown: list[str] = []
+    start = 0
+    while start < len(ids):
+        end = start + 1
+        # At most four bytes make a character.
+        while "\ufffd" in tokenizer.decode(ids[start:end]) and end < min(start + 4, len(ids)):
+            end += 1
+        text = tokenizer.decode(ids[start:end])
+        if end == start + 1 or "\ufffd" in text:
+            shown.append(tokenizer.decode(ids[start : start + 1]))
+            start += 1
+        else:
+            parts = end - start
+            shown += [f"{text} {part}/{parts}" for part in range(1, parts + 1)]
+            start = end
+    return shown

@@ -395,3 +395,14 @@ def test_the_specimens_prompts_are_recorded(any_model):
 def test_a_recording_is_shown_in_one_line(model):
     shown = repr(model.record(PROMPT, ["router_logits"]))
     assert "router_logits" in shown and "random, seed 0" in shown and "\n" not in shown and "tensor" not in shown
+
+
+@pytest.mark.parametrize("text", ["\u05e9\u05dc\u05d5\u05dd", "e\u0301 a\u0308", "\U0001f600 joy", "<script>alert(1)</script>"])
+def test_tokens_show_the_characters_of_the_prompt(model, text):
+    """A character spread over several tokens is shown on each, with which part it is."""
+    import re
+
+    tokens = model.record(text, ["input_ids"]).tokens
+    assert "\ufffd" not in "".join(tokens)
+    whole = [re.sub(r" 1/\d$", "", token) for token in tokens if not re.search(r" [234]/[234]$", token)]
+    assert "".join(whole) == text
