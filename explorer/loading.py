@@ -173,6 +173,8 @@ def _folder(path: Path, dtype: torch.dtype | None, weights: bool, attention: str
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust, local_files_only=True)
         except Exception as error:
             raise LoadError(f"{path} has no tokenizer that transformers can read; add its tokenizer.json.") from error
+        if len(tokenizer) < 2:  # transformers makes up an empty one where there is none
+            raise LoadError(f"{path} has no tokenizer; add its tokenizer.json.")
         if not weights:
             return build_meta(config, dtype or torch.bfloat16, attention), tokenizer, str(path), "none: shapes only"
         model = _weighted(path, str(path), dtype, attention, trust_remote_code=trust, local_files_only=True)

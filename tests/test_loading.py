@@ -358,3 +358,8 @@ def test_an_index_that_names_no_files_is_one_sentence(tmp_path, named):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors.index.json").write_text(named)
     refused(tmp_path, "is not an index of weights")
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+    specimen("qwen3_moe").hf.save_pretrained(tmp_path)
+    refused(tmp_path, "has no tokenizer")
