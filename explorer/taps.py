@@ -19,10 +19,11 @@ from typing import Any
 import torch
 
 from explorer import recurrence, vocabulary
-from explorer.engine import NO_SKIP, STATE, SourceNotAvailable, State, bind, instrument, make_op
+from explorer.engine import NO_SKIP, STATE, SourceNotAvailable, State, bind, make_op
 from explorer.finding.discover import Anatomy, Host
 from explorer.finding.kernels import reference
 from explorer.places import Place, from_layout, plain, put, serve, take
+from explorer.rewriting import OPERATORS, rewritten
 from explorer.sinks import Busy, Sink
 from explorer.vocabulary import KERNEL_ARGUMENTS, REPLAYED
 
@@ -250,7 +251,7 @@ class Taps:
         if path not in self._bodies:
             holder: dict[str, _Node] = {}
             operation = self._op(holder, lambda: state.active()[:2] if state.sourced else (None, None))
-            self._bodies[path] = (_tapped(instrument(state.original, operation)[0]), holder)
+            self._bodies[path] = (_tapped(rewritten(state.original, operation)), holder)
         tapped, holder = self._bodies[path]
         holder["tree"] = tree
         undo.callback(setattr, state, "__class__", State)
@@ -268,13 +269,13 @@ class Taps:
             fn = reference(fn) if self.shapes else fn
             node = holder["tree"].calls.get(location.removeprefix("source."))
             if node is None or not self._listening:
-                return passing(location, fn, *args, **kwargs)
+                return fn(*args) if fn in OPERATORS else passing(location, fn, *args, **kwargs)
             for moment in node.before:
                 args, kwargs = self.fire(moment, (args, kwargs)) or (args, kwargs)
             if node.calls and fn is not bind:
                 out = self._within(fn, location, node, locate, inner, args, kwargs)
             else:
-                out = passing(location, fn, *args, **kwargs)
+                out = fn(*args) if fn in OPERATORS else passing(location, fn, *args, **kwargs)
             for moment in node.after:
                 changed = self.fire(moment, out)
                 out = out if changed is None else changed
@@ -288,7 +289,7 @@ class Taps:
         if (location, fn) not in inner:
             holder: dict[str, _Node] = {}
             try:
-                built = instrument(fn, self._op(holder, lambda: _drilled(locate, location)))[0]
+                built = rewritten(fn, self._op(holder, lambda: _drilled(locate, location)))
             except SourceNotAvailable:
                 built = fn
             inner[location, fn] = (built, holder)

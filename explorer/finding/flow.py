@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from explorer.engine import SourceNotAvailable, bind, instrument
+from explorer.engine import SourceNotAvailable, bind
 from explorer.finding.kernels import reference, runs_kernels
+from explorer.rewriting import rewritten
 
 #: Operations that hand their one tensor on with the same numbers, perhaps laid out differently.
 PASSING = frozenset(
@@ -234,7 +235,7 @@ class _Calls:
 
 def _instrumented(fn: Callable, op: Callable) -> Callable:
     try:
-        return instrument(fn, op)[0]
+        return rewritten(fn, op)
     except SourceNotAvailable:
         return fn
 
