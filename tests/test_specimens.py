@@ -13,6 +13,7 @@ import torch
 from explorer import specimens
 from explorer.specimens import batches, bpe, building, corpus, heads, measure, recipes, start, train, weights
 from explorer.specimens.recipes import FAMILIES, recipe
+from explorer.specimens.small import small_config
 
 TRAINED = "qwen3_next"
 RANDOM = tuple(family for family in FAMILIES if family != TRAINED)
@@ -194,7 +195,7 @@ def test_the_trained_one_copies_and_routes_by_token(built):
         assert set(measured["heads"][kind]) == {"self_attn", "linear_attn", "even_share"}
 
 
-@pytest.mark.parametrize("asked, nearest", [("qwen3next", "qwen3_next"), ("lama", "llama"), ("qwen3_5_moe", "qwen3_5_moe_text")])
+@pytest.mark.parametrize("asked, nearest", [("qwen3next", "qwen3_next"), ("lama", "llama"), ("mamba3", "mamba"), ("qwen3_5_mo", "qwen3_5_moe_text")])
 def test_an_unknown_family_names_the_nearest(asked, nearest):
     with pytest.raises(specimens.UnknownFamily, match=f"did you mean '{nearest}'"):
         specimens.build(asked)
@@ -204,6 +205,26 @@ def test_a_family_like_no_other_lists_what_there_is():
     with pytest.raises(specimens.UnknownFamily) as caught:
         specimens.config_of("zzz")
     assert all(family in str(caught.value) for family in FAMILIES)
+
+
+def test_a_model_that_is_no_decoder_is_refused_with_the_reason():
+    with pytest.raises(specimens.UnknownFamily, match="'bart', which is the decoder half of an encoder-decoder"):
+        specimens.build("bart")
+
+
+def test_a_family_without_a_file_is_made_by_the_rules():
+    specimen = specimens.build("mamba2")
+    assert specimen.weights == "random, seed 0" and specimen.prompt
+    assert type(specimen.model).__name__ == recipe("mamba2").architecture == "Mamba2ForCausalLM"
+
+
+def test_a_file_may_say_only_what_is_different(monkeypatch, tmp_path):
+    (tmp_path / "mistral.json").write_text('{"config": {"hidden_size": 48}}')
+    monkeypatch.setattr(recipes, "FOLDER", tmp_path)
+    recipe.cache_clear()
+    config = specimens.config_of("mistral")
+    recipe.cache_clear()
+    assert config.hidden_size == 48 and config.num_attention_heads == small_config("mistral").num_attention_heads
 
 
 def with_weights(monkeypatch, path) -> None:

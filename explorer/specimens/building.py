@@ -9,12 +9,15 @@ from typing import Any
 import torch
 
 import explorer.engine  # noqa: F401  the engine must be imported before transformers' model classes
-import transformers
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from explorer.specimens import bpe, weights
 from explorer.specimens.errors import SpecimenError
 from explorer.specimens.recipes import Recipe, recipe
+from explorer.specimens.small import small_config
+
+#: The longest text of a model whose configuration names no length.
+_NO_LENGTH = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,7 @@ class Specimen:
 
 def config_of(family: str) -> PreTrainedConfig:
     """The configuration of the specimen of ``family``, a fresh object. Raises UnknownFamily."""
-    kwargs = dict(recipe(family).config)
-    model_type = kwargs.pop("model_type")
-    end = 0  # the tokenizer's one special token is its first entry
-    return AutoConfig.for_model(
-        model_type, **kwargs, bos_token_id=None, eos_token_id=end, pad_token_id=end, dtype="float32"
-    )
+    return small_config(family, **recipe(family).config, dtype="float32")
 
 
 def build(family: str, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Specimen:
@@ -60,7 +58,7 @@ def build(family: str, dtype: torch.dtype = torch.float32, device: str | torch.d
     return Specimen(
         family=family,
         model=model.to(device).eval(),
-        tokenizer=bpe.load_tokenizer(model.config.max_position_embeddings),
+        tokenizer=bpe.load_tokenizer(_longest(model.config)),
         config=model.config,
         weights="trained" if made.weights else f"random, seed {made.seed}",
         measured=_measured(made),
@@ -78,9 +76,13 @@ def untrained(family: str) -> PreTrainedModel:
 
 def _empty(made: Recipe) -> PreTrainedModel:
     """The model in float32 with whatever its class starts from; the process's random state is put back."""
-    model_class = getattr(transformers, made.architecture)
     with torch.random.fork_rng(devices=[]):
-        return model_class._from_config(config_of(made.family), attn_implementation="eager", dtype=torch.float32)
+        return AutoModelForCausalLM.from_config(config_of(made.family), attn_implementation="eager", dtype=torch.float32)
+
+
+def _longest(config: PreTrainedConfig) -> int:
+    """The longest text the model's positions allow, in tokens."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or _NO_LENGTH
 
 
 def _round(model: PreTrainedModel, dtype: torch.dtype) -> None:

@@ -1,4 +1,4 @@
-"""The committed description of each specimen: configuration, seed, weights file, prompt."""
+"""How each specimen is made: the generic small configuration, and what a committed file says otherwise."""
 
 from __future__ import annotations
 
@@ -9,15 +9,28 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from explorer.specimens import small
 from explorer.specimens.errors import UnknownFamily
 
 FOLDER = Path(__file__).parent
+
+#: The families that have a page.
 FAMILIES = ("llama", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
+
+#: What a family's own file may leave unsaid.
+STD = 0.1
+PROMPT = "In the beginning God created the heaven and the earth"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a specimen is made. ``weights`` is None where it is drawn from ``seed``."""
+    """How a specimen is made.
+
+    ``config`` are arguments of the configuration's class that come before the generic small ones.
+    ``std`` and ``norm_std`` are the deviations of the numbers drawn from ``seed``; ``weights`` is None where all are drawn.
+    """
 
     family: str
     architecture: str
@@ -35,20 +48,33 @@ class Recipe:
 
 @cache
 def recipe(family: str) -> Recipe:
-    """The recipe of ``family``. Raises UnknownFamily, naming the nearest, for any other name."""
-    if family not in FAMILIES:
-        begun = [known for known in FAMILIES if known.startswith(str(family))] if family else []
-        near = begun or difflib.get_close_matches(str(family), FAMILIES, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(FAMILIES)}."
-        raise UnknownFamily(f"There is no specimen of the family {family!r}; {hint}")
-    data = json.loads((FOLDER / f"{family}.json").read_text(encoding="utf-8"))
+    """The recipe of ``family``, a decoder's model type: its ``<family>.json`` where there is one, else the generic one.
+
+    Every key of the file may be left out. Raises UnknownFamily, naming the nearest, for any other name.
+    """
+    if family not in small.types():
+        raise UnknownFamily(_unknown(str(family)))
+    path = FOLDER / f"{family}.json"
+    said = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    init = said.get("init", {})
     return Recipe(
         family=family,
-        architecture=data["architecture"],
-        config=data["config"],
-        seed=data["seed"],
-        std=data["init"]["std"],
-        norm_std=data["init"]["norm_std"],
-        weights=FOLDER / data["weights"] if data["weights"] else None,
-        prompt=data["prompt"],
+        architecture=MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family],
+        config={name: value for name, value in said.get("config", {}).items() if name != "model_type"},
+        seed=said.get("seed", 0),
+        std=init.get("std", STD),
+        norm_std=init.get("norm_std", STD),
+        weights=FOLDER / said["weights"] if said.get("weights") else None,
+        prompt=said.get("prompt", PROMPT),
     )
+
+
+def _unknown(family: str) -> str:
+    """Why there is no such specimen, and what to ask for instead."""
+    if (reason := small.why_apart(family)) is not None:
+        return f"There is no specimen of the family {family!r}, which is {reason}; ask for a decoder, such as 'llama'."
+    known = small.types()
+    begun = sorted((name for name in known if family and name.startswith(family)), key=lambda name: (name not in FAMILIES, name))
+    near = begun or difflib.get_close_matches(family, known, n=1, cutoff=0.4)
+    more = f"{', '.join(FAMILIES)} and {len(known) - len(FAMILIES)} more decoders of transformers"
+    return f"There is no specimen of the family {family!r}; " + (f"did you mean {near[0]!r}?" if near else f"there are {more}.")

@@ -1,0 +1,126 @@
+"""Small configurations of model types nobody prepared: the class's default, shrunk by rules over its key names.
+
+What the rules are, and what is left over per type, is data: ``defaults.json``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import explorer.engine  # noqa: F401  the engine must be imported before transformers' model classes
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+#: The specimens' tokenizer has one special token, its first entry.
+TOKENS = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
+
+#: Blocks of a specimen, where its type has no more kinds of them.
+_BLOCKS = 3
+
+
+@cache
+def rules() -> dict[str, Any]:
+    """The committed rules: ``apart`` (types that are no decoders, by reason), ``sizes`` by key name, and what single types need."""
+    return json.loads(Path(__file__).with_name("defaults.json").read_text(encoding="utf-8"))
+
+
+@cache
+def types() -> tuple[str, ...]:
+    """The model types of transformers' causal language models that are decoders and nothing else, by name."""
+    apart = {name for names in rules()["apart"].values() for name in names}
+    return tuple(sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - apart))
+
+
+def why_apart(model_type: str) -> str | None:
+    """What a causal language model of transformers is, where it is no decoder; None for any other name."""
+    return next((reason for reason, names in rules()["apart"].items() if model_type in names), None)
+
+
+def default_config(model_type: str) -> PreTrainedConfig:
+    """The default configuration of a type's class, with what mends it where no model can be built from it."""
+    return _class(model_type)(**_mended(model_type))
+
+
+def small_config(model_type: str, **overrides: Any) -> PreTrainedConfig:
+    """A small configuration of a type, a fresh object: few narrow blocks, one of each kind at least.
+
+    ``overrides`` are arguments of the configuration's class and come before the rules; with a depth
+    among them, the class decides the kinds of the blocks.
+    """
+    return _class(model_type)(**_small(model_type, overrides, top=True))
+
+
+def _class(model_type: str) -> type[PreTrainedConfig]:
+    return CONFIG_MAPPING[model_type]
+
+
+def _mended(model_type: str) -> dict[str, Any]:
+    """What the class's default needs, its parts included."""
+    found = {name: _full(model_type, value) if name in rules()["per_layer"] else value
+             for name, value in rules()["defaults"].get(model_type, {}).items()}
+    for name, part in _class(model_type).sub_configs.items():
+        of = getattr(part, "model_type", None)
+        if name not in found and of in rules()["defaults"]:
+            found[name] = {"model_type": of, **_mended(of)}
+    return found
+
+
+def _full(model_type: str, period: list[Any]) -> list[Any]:
+    """A list over the blocks of the class's default, from the period the data give."""
+    fields = {field.name: field.default for field in dataclasses.fields(_class(model_type))}
+    depth = next(fields[name] for name in rules()["depth"] if name in fields)
+    return [period[i % len(period)] for i in range(depth)]
+
+
+def _small(model_type: str, overrides: dict[str, Any], top: bool = False) -> dict[str, Any]:
+    """The arguments that make a small configuration of a type."""
+    config_class = _class(model_type)
+    default = config_class(**_mended(model_type))
+    said = {**rules()["small"].get(model_type, {}), **overrides}
+    shrunk = _shrunk(default, said)
+    arguments = {**_mended(model_type), **said, **{name: value for name, value in shrunk.items() if name not in said or isinstance(value, dict)}}
+    names = {field.name for field in dataclasses.fields(config_class)}
+    if top or "vocab_size" in names:
+        arguments.update({name: token for name, token in TOKENS.items() if name in names and name not in said})
+    depth = next((name for name in rules()["depth"] if name in names), None)
+    if depth is None or depth in said:
+        return arguments
+    # The kinds of blocks are those that the class makes of the small sizes at its default depth.
+    whole = config_class(**arguments)
+    lists = {name: value for name in rules()["per_layer"] if name in names and _is_list(value := getattr(whole, name))}
+    chosen = _chosen(getattr(whole, depth), lists)
+    return arguments | {depth: len(chosen)} | {name: [value[i] for i in chosen] for name, value in lists.items()}
+
+
+def _shrunk(default: PreTrainedConfig, said: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that the rules over key names decide; what a class leaves at None stays so."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(default):
+        name = field.name
+        value = default.__dict__.get(name, field.default)
+        if isinstance(value, PreTrainedConfig) and value.model_type in CONFIG_MAPPING:
+            found[name] = {"model_type": value.model_type, **_small(value.model_type, dict(said.get(name, {})))}
+        elif name in rules()["sizes"] and value is not None and not isinstance(value, bool):
+            found[name] = rules()["sizes"][name]
+        elif name in rules()["longest"] and value is not None:
+            found[name] = max(value, rules()["longest"][name])
+    for name, also in rules()["with"].items():
+        if found.get(name) is not None:
+            found |= {other: size for other, size in also.items() if other in found}
+    return found
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _chosen(depth: int, lists: dict[str, Any]) -> list[int]:
+    """Which blocks to keep: the first of each kind, and the first others until there are enough."""
+    kinds = list(zip(*(value[:depth] for value in lists.values()))) if lists else [()] * depth
+    firsts = sorted({kind: index for index, kind in reversed(list(enumerate(kinds)))}.values())
+    others = [index for index in range(depth) if index not in firsts]
+    return sorted(firsts + others[: max(0, _BLOCKS - len(firsts))])
