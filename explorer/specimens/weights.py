@@ -24,12 +24,18 @@ def fill(model: nn.Module, seed: int, std: float, norm_std: float) -> None:
 
     Matrices are normal with deviation ``std``, routers and gates included, so that no router is
     flat. Norm weights keep the value the class starts them at (1, or 0 where it multiplies by
-    1 + weight) plus noise of deviation ``norm_std``, so that the two conventions can be told apart.
+    1 + weight) plus noise of deviation ``norm_std``, so that the two conventions can be told apart;
+    so do other numbers of one value throughout, among them the buffers that a checkpoint stores
+    (a selection bias, a block's scale), which would go unseen at 0 or 1.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(_draw(name, parameter, generator, std, norm_std))
+        stored = model.state_dict().keys()
+        for name, buffer in model.named_buffers():
+            if name in stored and buffer.is_floating_point() and buffer.dim() and _constant(buffer):
+                buffer.add_(norm_std * torch.randn(buffer.shape, generator=generator))
 
 
 def _draw(name: str, parameter: torch.Tensor, generator: torch.Generator, std: float, norm_std: float) -> torch.Tensor:
@@ -41,9 +47,15 @@ def _draw(name: str, parameter: torch.Tensor, generator: torch.Generator, std: f
         step = _uniform(shape, generator, low, high).exp()
         return step + torch.log(-torch.expm1(-step))  # the inverse of softplus
     noise = torch.randn(shape, generator=generator)
-    if parameter.dim() == 1:
+    if parameter.dim() == 1 or (_constant(parameter) and bool(parameter.any())):
         return parameter + norm_std * noise
-    return noise * (CONV_STD if "conv1d" in name else std)
+    short = "conv1d" in name or (parameter.dim() == 3 and shape[1] == 1)  # one filter per channel
+    return noise * (CONV_STD if short else std)
+
+
+def _constant(tensor: torch.Tensor) -> bool:
+    """Whether all numbers of a tensor are equal."""
+    return bool((tensor == tensor.flatten()[0]).all())
 
 
 def _uniform(shape: torch.Size, generator: torch.Generator, low: float, high: float) -> torch.Tensor:
