@@ -204,10 +204,10 @@ def _sublayer(block: Block, index: int) -> dict[str, Any]:
         record["rule"] = _RULES["delta_rule"]
     if sub.role == "experts":
         scoring = host.traits["scoring"]
-        text = f"{scoring['function']} → {host.sizes['top_k']} of {host.sizes['num_experts']}"
+        text = f"{scoring.words} → {host.sizes['top_k']} of {host.sizes['num_experts']}"
         record["router"] = {
             "module": host.traits.get("router", "").rsplit(".", 1)[-1],
-            "text": text + (", renormalised" if scoring["renormalised"] else ""),
+            "text": text + (", renormalised" if scoring.renormalised else ""),
         }
         record["experts"] = {"count": host.sizes["num_experts"], "chosen": host.sizes["top_k"], "width": host.sizes.get("intermediate_size")}
         if "shared" in host.traits:
@@ -236,7 +236,7 @@ def _summary(role: str, host: Host) -> str:
         return f"{heads} over {shared} key/value heads × {sizes['head_dim']}" if shared < sizes["num_heads"] else f"{heads} × {sizes['head_dim']}"
     if role == "experts":
         scoring = host.traits["scoring"]
-        words = [f"{scoring['function']} → {sizes['top_k']} of {sizes['num_experts']}" + (", renormalised" if scoring["renormalised"] else "")]
+        words = [f"{scoring.words} → {sizes['top_k']} of {sizes['num_experts']}" + (", renormalised" if scoring.renormalised else "")]
         if "shared" in host.traits:
             words.append("gated shared expert" if host.traits["shared_gated"] else "shared expert")
         return " · ".join(words)

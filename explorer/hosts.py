@@ -286,8 +286,8 @@ COMPUTED = {
 }
 
 
-class HostEnvoy(Envoy):
-    """An envoy with standard values; sizes answer as attributes, read-only."""
+class _Named:
+    """Standard values and sizes as attributes; sizes are read-only, and a name there is not is answered in words."""
 
     def __getattr__(self, name: str) -> Any:
         standard = self.__dict__.get("_standard")
@@ -309,6 +309,29 @@ class HostEnvoy(Envoy):
         super().__setattr__(name, value)
 
 
+class HostEnvoy(_Named, Envoy):
+    """An envoy with standard values."""
+
+
+class _Nothing:
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+class HostPart(_Named, _Nothing):
+    """A host without a module of its own, part of its block's forward: the values and sizes of one, and nothing else.
+
+    ``path`` is the engine's name of the block.
+    """
+
+    def __init__(self, path: str, standard: Standard) -> None:
+        object.__setattr__(self, "path", path)
+        object.__setattr__(self, "_standard", standard)
+
+    def __repr__(self) -> str:
+        return f"({self._standard.expression('').rstrip('.')}): part of {self.path}, no module of its own"
+
+
 class BlocksEnvoy(Envoy):
     """The list of blocks; an index that is not one is refused in words."""
 
@@ -325,3 +348,4 @@ def host_class(name: str, base: type = HostEnvoy) -> type:
 
 
 HOST_CLASSES = {name: host_class(name) for name in vocabulary.HOSTS if name != "model"}
+PART_CLASSES = {name: host_class(name, HostPart) for name in HOST_CLASSES}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ import torch
 from explorer import vocabulary
 from explorer.edits import Edit
 from explorer.engine import TransformersModel
-from explorer.finding.discover import Anatomy, Host
-from explorer.hosts import HOST_CLASSES, BlocksEnvoy, HostEnvoy, Standard, Unavailable, host_class, implied
+from explorer.finding.discover import Anatomy, Host, unpadded
+from explorer.hosts import HOST_CLASSES, PART_CLASSES, BlocksEnvoy, HostEnvoy, Standard, Unavailable, host_class, implied
 from explorer.places import Place
 from explorer.printing import printout
 from explorer.prompts import PromptError, checked, checked_text, pieces, prepared, token_ids
@@ -81,12 +82,13 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
 
     def _bind(self, layer: int, host: Host) -> None:
         envoy = self.layers[layer]
-        if host.name != "layers":
-            if not host.module:
-                return
-            envoy = envoy.get(host.module)
-        taps = self.taps.hosts.get((host.name, layer))
-        object.__setattr__(envoy, "_standard", Standard(self, host.name, layer, taps, host.missing, host.sizes))
+        if not host.places:
+            return
+        standard = Standard(self, host.name, layer, self.taps.hosts[host.name, layer], host.missing, host.sizes)
+        if host.part:
+            object.__setattr__(envoy, vocabulary.HOSTS[host.name].attribute, PART_CLASSES[host.name](envoy.path, standard))
+        else:
+            object.__setattr__(envoy.get(host.module) if host.module else envoy, "_standard", standard)
 
     def _sizes(self, config: Any) -> dict[str, int]:
         """Sizes of the whole model: of its first attention and MLP where blocks have them."""
@@ -181,7 +183,8 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         """The engine's driver of every trace, with the taps open for its duration."""
         if self.hf.device.type == "meta" and getattr(fn, "__name__", "") in ("generate", "pipe"):
             raise ValueError(f"{self.label} was loaded without weights: it can be traced for its shapes, not generate.")
-        with self.lock, self.taps.armed(TraceSink(self.interleaver)):
+        shapes = unpadded(self.hf) if self.taps.shapes else nullcontext()
+        with self.lock, shapes, self.taps.armed(TraceSink(self.interleaver)):
             return super().interleave(fn, *args, **kwargs)
 
     def _batch(self, invokes: list, fn: Any) -> tuple:
@@ -248,7 +251,8 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
             raise ValueError(f"skip_layers skips upwards: {start} to {end} is empty.")
         stream = self.layers[start].layer_input if skip_with is None else skip_with
         for layer in range(start, end + 1):
-            self.layers[layer].skip(stream)
+            count = self.anatomy.block(layer).hosts["layers"].traits["returns"]
+            self.layers[layer].skip(stream if count is None else (stream, *[None] * (count - 1)))
 
     def steer(self, layers: int | Iterable[int], vector: torch.Tensor, factor: float = 1.0,
               positions: int | slice | Sequence[int] | None = None, batch_index: int | None = None) -> None:
@@ -306,7 +310,7 @@ def _host_envoys(blocks: torch.nn.ModuleList, path: str, anatomy: Anatomy) -> di
     parts: dict[type, dict[str, list[str]]] = {}
     for block in anatomy.blocks:
         for host in block.hosts.values():
-            if host.places:
+            if host.places and not host.part:
                 module = blocks[block.layers[0]].get_submodule(host.module)
                 where = [f"{path}.{layer}.{host.module}".rstrip(".") for layer in block.layers]
                 parts.setdefault(type(module), {}).setdefault(host.name, []).extend(where)
@@ -325,10 +329,10 @@ def _aliases(hosts: dict[str, Host]) -> dict[str, str]:
         path = traits.get(trait)
         if path and path.rsplit(".", 1)[-1] != alias:
             found[path.rsplit(".", 1)[-1]] = alias
-    for name in ("self_attn", "linear_attn", "mlp"):
-        path = hosts[name].module
-        if path and path != name:
-            found[path] = name
+    for name, host in hosts.items():
+        attribute = vocabulary.HOSTS[name].attribute
+        if name != "shared_experts" and host.module and host.module != attribute:
+            found[host.module] = attribute
     return found
 
 

@@ -83,7 +83,18 @@ def to_layout(tensor: torch.Tensor, arrangement: Arrangement, axes: tuple[str, .
     if plain(arrangement, axes):
         return tensor
     flat = [axis for group in arrangement for axis in group]
+    sizes = extents(tensor.shape, arrangement, sizes)
     return tensor.reshape([sizes[axis] for axis in flat]).permute([flat.index(axis) for axis in axes])
+
+
+def extents(shape: tuple[int, ...], arrangement: Arrangement, sizes: dict[str, int]) -> dict[str, int]:
+    """``sizes`` with the lengths that the tensor itself tells: keys may be more than the call's tokens, or fewer."""
+    found = dict(sizes)
+    for extent, group in zip(shape, arrangement, strict=True):
+        lengths = [axis for axis in group if axis in ("seq", "query", "key")]
+        if lengths:
+            found[lengths[0]] = extent // prod(found[axis] for axis in group if axis not in lengths)
+    return found
 
 
 def from_layout(tensor: torch.Tensor, arrangement: Arrangement, axes: tuple[str, ...]) -> torch.Tensor:

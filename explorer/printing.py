@@ -8,6 +8,7 @@ import torch
 
 from explorer import vocabulary
 from explorer.engine import Envoy
+from explorer.hosts import HostPart, Standard
 
 if TYPE_CHECKING:
     from explorer.model import LanguageModel
@@ -75,8 +76,15 @@ def _values(envoy: Envoy) -> list[str]:
     standard = envoy.__dict__.get("_standard")
     if standard is None:
         return []
-    lines = []
-    for value in vocabulary.BY_HOST[standard.name].values():
-        if value.name not in standard.missing:
-            lines.append(f"({value.name}) -> {value.typed}: {value.meaning}")
+    lines = [f"({line}" for line in _lines(standard)]
+    if standard.name == "layers":  # parts of the block that are no modules show their values on it
+        for attribute, part in envoy.__dict__.items():
+            if isinstance(part, HostPart):
+                lines += [f"({attribute}.{line}" for line in _lines(part._standard)]
     return lines
+
+
+def _lines(standard: Standard) -> list[str]:
+    """The values a host serves, each without the bracket its line begins with."""
+    return [f"{value.name}) -> {value.typed}: {value.meaning}"
+            for value in vocabulary.BY_HOST[standard.name].values() if value.name not in standard.missing]

@@ -89,8 +89,8 @@ def _mixture(model: "LanguageModel") -> Iterator[Trait]:
             continue
         scoring = host.traits["scoring"]
         yield Trait("mixture", "Mixture of experts", "a router sends each token to a few of many expert MLPs",
-                    f"{host.sizes['top_k']} of {host.sizes['num_experts']}, scored by {scoring['function']}")
-        if scoring["renormalised"]:
+                    f"{host.sizes['top_k']} of {host.sizes['num_experts']}, scored by {scoring.words}")
+        if scoring.renormalised:
             yield Trait("renormalised", "Renormalised routing", "a token's expert weights are divided by their sum",
                         "a sum and a division follow the top-k")
         if "shared" in host.traits:

@@ -109,6 +109,11 @@ class Host:
     path: str
     meaning: str
 
+    @property
+    def attribute(self) -> str:
+        """What the host is called on the block that has it."""
+        return self.path.rpartition(".")[2]
+
 
 HOSTS: dict[str, Host] = {
     host.name: host

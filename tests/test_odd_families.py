@@ -25,11 +25,11 @@ OTHERS = {
     "cohere": ({}, None),  # attention and MLP side by side
     "mixtral": ({"num_local_experts": 4}, None),
     "gpt_oss": ({"head_dim": 8, "num_local_experts": 4}, None),  # sinks
-    "granite": ({"residual_multiplier": 0.5}, "result of no module"),
-    "olmo2": ({}, "neither attention nor an MLP"),  # norms after the sublayers
-    "gemma2": ({"head_dim": 8}, "neither attention nor an MLP"),
-    "falcon": ({}, "result of no module"),  # the attention is added inside the MLP's output
-    "mamba": ({}, "neither attention nor an MLP"),
+    "granite": ({"residual_multiplier": 0.5}, None),  # scaled before it is added
+    "olmo2": ({}, None),  # norms after the sublayers
+    "gemma2": ({"head_dim": 8}, None),
+    "falcon": ({}, None),  # the attention is added to the MLP's output, in place
+    "doge": ({}, "not its input plus a sum"),  # scales the stream itself
     "nanochat": ({}, "elsewhere too"),  # its norm without weights runs on the embedding as well
     "diffllama": ({}, "several calls"),  # two patterns, subtracted
 }
@@ -80,6 +80,14 @@ def test_a_lens_past_a_logit_scale_is_refused():
     assert_close(plain.project_on_vocab(rec["layer_output", 1]), rec["logits"])
 
 
-def test_sinks_that_are_not_followed_are_not_denied():
+def test_sinks_are_read_and_written():
     model = tiny("gpt_oss", **SIZES, head_dim=8, num_local_experts=4)
-    assert "more columns than there are keys" in model.support()["attention_sinks"].reasons[0]
+    rec = model.record(PROMPT, ["attention_sinks", "attention_scores", "attention_probabilities"])
+    sinks, scores = rec["attention_sinks", 0], rec["attention_scores", 0]
+    assert torch.equal(sinks, model.hf.model.layers[0].self_attn.sinks.detach())
+    beside = torch.cat([scores, sinks[None, :, None, None].expand(*scores.shape[:3], 1)], dim=-1)
+    assert_close(rec["attention_probabilities", 0], beside.softmax(-1)[..., :-1])
+    with torch.no_grad(), model.trace(PROMPT):
+        model.layers[0].self_attn.attention_sinks[:] = -1e9
+        pattern = model.layers[0].self_attn.attention_probabilities.save()
+    assert_close(pattern.sum(-1), torch.ones(pattern.shape[:-1]))

@@ -6,6 +6,7 @@ import torch
 
 from explorer.contract.laws import law
 from explorer.contract.subject import Subject
+from explorer.contract.tails import added
 from explorer.contract.tally import Tally
 
 HOST = "self_attn"
@@ -40,15 +41,22 @@ def rows(s: Subject, host: str, t: Tally) -> None:
 
 @law(
     "scores are scaled products",
-    "Where a token may look, attention_scores is the product of its query and the key, times one number for the whole block.",
+    "Where a token may look, attention_scores is the product of its query and the key, times one number for the whole block (capped where the family "
+    "caps it), plus what depends on the positions alone where the family adds a bias.",
     HOST, needs=("attention_scores", "attention_queries", "attention_keys"), float32=1e-5, bfloat16=3e-2,
 )
 def scores(s: Subject, host: str, t: Tally) -> None:
     for layer in s.layers(HOST, "attention_scores", "attention_queries", "attention_keys"):
         products = s.get(HOST, "attention_queries", layer).double() @ _repeated(s, "attention_keys", layer).double().mT
         found = s.get(HOST, "attention_scores", layer).double()
-        seen = torch.ones(s.seq, s.seq, dtype=torch.bool).tril()
+        seen = (found > -1e4).all(dim=(0, 1)) & torch.ones(s.seq, s.seq, dtype=torch.bool).tril()
+        t.holds(layer, seen.diagonal().all(), "a token may not look at itself")
         x, y = products[..., seen], found[..., seen]
+        traits = s.traits(HOST, layer)
+        if traits["cap"] is not None:
+            y = traits["cap"] * torch.atanh(y / traits["cap"])
+        if traits["biased"]:  # by positions alone: the same in every row
+            x, y = x - x.mean(0, keepdim=True), y - y.mean(0, keepdim=True)
         scale = (x * y).sum() / (x * x).sum()  # least squares
         t.near(layer, scale * x, y)
 
@@ -83,7 +91,7 @@ def mixes(s: Subject, host: str, t: Tally) -> None:
 
 @law(
     "heads to premix",
-    "attention_premix is attention_head_outputs, times head_gate where the family has one, and the projection makes attention_output of it.",
+    "attention_premix is attention_head_outputs, times head_gate where the family has one, and the projection, with the norm and scale after it where the family has them, makes attention_output of it.",
     HOST, needs=("attention_head_outputs", "attention_premix"), float32=1e-5, bfloat16=2e-2,
 )
 def premix(s: Subject, host: str, t: Tally) -> None:
@@ -96,7 +104,8 @@ def premix(s: Subject, host: str, t: Tally) -> None:
         projection = s.traits(HOST, layer).get("projection")
         if projection:
             with torch.no_grad():
-                t.near(layer, s.module(layer, projection)(found.flatten(2)), s.get(HOST, "attention_output", layer))
+                made = s.module(layer, projection)(found.flatten(2))
+            t.near(layer, added(s, HOST, layer, made), s.get(HOST, "attention_output", layer))
 
 
 @law(

@@ -6,20 +6,27 @@ import torch
 
 from explorer.contract.laws import law
 from explorer.contract.subject import Subject
+from explorer.contract.tails import added
 from explorer.contract.tally import Tally
+
+
+def _down(s: Subject, host: str, layer: int, neurons: torch.Tensor) -> torch.Tensor:
+    """What the down projection makes of neurons."""
+    place = s.model.anatomy.block(layer).hosts[host].places["mlp_neurons"][0]
+    with torch.no_grad():
+        return s.module(layer, place.module)(neurons)
 
 
 @law(
     "neurons",
-    "The down projection makes mlp_output of mlp_neurons, and where mlp_activation is doubled mlp_neurons double with it.",
+    "The down projection, and the norm and scale after it where the family has them, make mlp_output of mlp_neurons, and where mlp_activation is doubled mlp_neurons double with it.",
     "mlp", "shared_experts", needs=("mlp_neurons",), float32=1e-5, bfloat16=2e-2,
 )
 def neurons(s: Subject, host: str, t: Tally) -> None:
     for layer in s.layers(host, "mlp_neurons"):
         found = s.get(host, "mlp_neurons", layer)
-        place = s.model.anatomy.block(layer).hosts[host].places["mlp_neurons"][0]
-        with torch.no_grad():
-            t.near(layer, s.module(layer, place.module)(found), s.get(host, "mlp_output", layer))
+        made = _down(s, host, layer, found)
+        t.near(layer, made if host != "mlp" else added(s, host, layer, made), s.get(host, "mlp_output", layer))
     for layer in s.first(host, "mlp_neurons", "mlp_activation"):
         part = s.envoy(host, layer)
         with torch.no_grad(), s.model.trace(s.ids):
@@ -30,18 +37,21 @@ def neurons(s: Subject, host: str, t: Tally) -> None:
 
 @law(
     "silencing a neuron",
-    "With one neuron at zero, mlp_output changes by that neuron's column of the down projection and by nothing else.",
+    "With one neuron at zero, mlp_output changes by that neuron's column of the down projection (or what a norm after it makes of that) and by nothing else.",
     "mlp", "shared_experts", needs=("mlp_neurons",), float32=1e-5,
 )
 def silenced(s: Subject, host: str, t: Tally) -> None:
     for layer in s.first(host, "mlp_neurons"):
-        place = s.model.anatomy.block(layer).hosts[host].places["mlp_neurons"][0]
-        weight = s.module(layer, place.module).weight
         clean = s.get(host, "mlp_neurons", layer)
         neuron = int(clean[0, -1].abs().argmax())
         with torch.no_grad(), s.model.trace(s.ids):
             s.envoy(host, layer).mlp_neurons[0, -1, neuron] = 0
             edited = s.envoy(host, layer).mlp_output.save()
-        want = s.get(host, "mlp_output", layer).clone()
-        want[0, -1] -= clean[0, -1, neuron] * (weight[:, neuron] if weight.shape[0] == want.shape[-1] else weight[neuron]).detach()
+        made = _down(s, host, layer, clean)
+        place = s.model.anatomy.block(layer).hosts[host].places["mlp_neurons"][0]
+        weight = s.module(layer, place.module).weight.detach()
+        changed = made.clone()
+        changed[0, -1] -= clean[0, -1, neuron] * (weight[:, neuron] if weight.shape[0] == made.shape[-1] else weight[neuron])
+        want = changed if host != "mlp" else added(s, host, layer, changed, made)
         t.near(layer, edited, want)
+        t.same(layer, edited.flatten(0, 1)[: s.seq - 1], s.get(host, "mlp_output", layer).flatten(0, 1)[: s.seq - 1])

@@ -29,6 +29,9 @@ def flow(s: Subject, host: str, t: Tally) -> None:
             t.holds(where, value.requires_grad, "it is cut off from what it comes from")
             continue
         grad = grads.get(key)
+        if key[0].name == "router_scores" and s.traits("mlp", key[1])["scoring"].choice_only:
+            t.holds(where, grad is None, "a gradient reaches scores that only decide the choice")
+            continue
         t.holds(where, grad is not None, "no gradient reaches it")
         t.holds(where, grad is None or (bool(torch.isfinite(grad).all()) and bool(grad.any())), "its gradient is zero or not finite")
 

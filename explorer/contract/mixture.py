@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from explorer.contract.laws import law
 from explorer.contract.subject import Subject
+from explorer.contract.tails import added
 from explorer.contract.tally import Tally
 from explorer.edits import Edit, ablate_expert
 
@@ -42,19 +43,35 @@ def margin(s: Subject, host: str, t: Tally) -> None:
 
 @law(
     "weights as scored",
-    "router_scores are the family's own function of router_logits, and expert_weights the scores of the chosen, renormalised where the family does.",
+    "router_scores are the family's own function of router_logits, plus one number per expert where it has a selection bias, struck out outside the best "
+    "groups; expert_weights are the function's values for the chosen, renormalised where the family does, times the factor its forward multiplies with.",
     HOST, needs=("router_logits", "router_scores", "expert_indices", "expert_weights"), float32=1e-6, bfloat16=1e-2,
 )
 def weights(s: Subject, host: str, t: Tally) -> None:
     for layer in s.layers(HOST, "router_logits", "router_scores", "expert_indices", "expert_weights"):
         scoring = s.traits(HOST, layer)["scoring"]
-        logits, scores = s.get(HOST, "router_logits", layer).float(), s.get(HOST, "router_scores", layer)
-        function = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid, "none": lambda x: x}[scoring["function"]]
-        t.near(layer, scores, function(logits))
-        want = scores.float().gather(-1, s.get(HOST, "expert_indices", layer))
-        if scoring["renormalised"]:
+        logits, scores = s.get(HOST, "router_logits", layer).float(), s.get(HOST, "router_scores", layer).float()
+        chosen = s.get(HOST, "expert_indices", layer)
+        made = _FUNCTIONS[scoring.function](logits)
+        kept = torch.isfinite(scores) & (scores != 0) if scoring.masked else torch.ones_like(scores, dtype=torch.bool)
+        t.holds(layer, kept.gather(-1, chosen).all(), "an expert struck out was chosen")
+        bias = _bias(scores - made, kept) if scoring.biased else torch.zeros(scores.shape[-1])
+        t.near(layer, torch.where(kept, scores, 0), torch.where(kept, made + bias, 0))
+        want = _FUNCTIONS[scoring.after]((made if scoring.biased or scoring.masked else scores).gather(-1, chosen))
+        if scoring.renormalised:
             want = want / want.sum(-1, keepdim=True)
-        t.near(layer, s.get(HOST, "expert_weights", layer), want)
+        found = s.get(HOST, "expert_weights", layer).float()
+        learned = (want * found).sum() / (want * want).sum()  # least squares
+        t.near(layer, found, (learned if scoring.factor is None else scoring.factor) * want)
+
+
+_FUNCTIONS = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid, "none": lambda x: x}
+
+
+def _bias(rest: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """One number per expert [num_experts]: the mean of ``rest`` [batch seq num_experts] where it is kept."""
+    kept = kept.flatten(0, -2)
+    return torch.where(kept, rest.flatten(0, -2), 0).sum(0) / kept.sum(0).clamp(min=1)
 
 
 @law(
@@ -70,7 +87,7 @@ def slots(s: Subject, host: str, t: Tally) -> None:
 
 @law(
     "routed plus shared",
-    "routed_output, plus shared_expert_output where there is a shared expert, is mlp_output.",
+    "routed_output, plus shared_expert_output where there is a shared expert, is mlp_output, through the norm and scale after it where the family has them.",
     HOST, needs=("routed_output",), float32=1e-6, bfloat16=1e-2,
 )
 def parts(s: Subject, host: str, t: Tally) -> None:
@@ -78,7 +95,7 @@ def parts(s: Subject, host: str, t: Tally) -> None:
         total = s.get(HOST, "routed_output", layer)
         if layer in s.layers(HOST, "shared_expert_output"):
             total = total + s.get(HOST, "shared_expert_output", layer)
-        t.near(layer, total, s.get(HOST, "mlp_output", layer))
+        t.near(layer, added(s, HOST, layer, total), s.get(HOST, "mlp_output", layer))
 
 
 @law(
@@ -118,7 +135,7 @@ def _by_hand(s: Subject, layer: int, x: torch.Tensor, chosen: torch.Tensor, weig
     with torch.no_grad():
         for expert in chosen.unique().tolist():
             tokens, slot = torch.where(chosen == expert)
-            out[tokens, slot] = expert_alone(experts, expert, x[tokens]) * weight[tokens, slot, None]
+            out[tokens, slot] = expert_alone(experts, expert, x[tokens]) * weight[tokens, slot, None].to(x.dtype)
     return out
 
 

@@ -34,6 +34,9 @@ def names_resolve(s: Subject, host: str, t: Tally) -> None:
     listed = getattr(s.model.config.get_text_config(), "layer_types", None) or []
     for layer in s.layers(host):
         envoy = s.envoy(host, layer)
+        if s.part(host, layer):
+            t.holds(layer, not hasattr(envoy, "_module"), f"{vocabulary.HOSTS[host].path} is part of its block and leads to a module")
+            continue
         native = s.module(layer, s.model.anatomy.block(layer).hosts[host].module)
         t.holds(layer, envoy._module is native, f"{vocabulary.HOSTS[host].path} is a {type(envoy._module).__name__}, not the {type(native).__name__}")
         if host in _MIXERS.values() and layer < len(listed) and listed[layer] in _MIXERS:
@@ -100,20 +103,28 @@ def _handed(given: list[torch.Tensor], got: list[torch.Tensor]) -> bool:
 
 @law(
     "a block adds what its parts return",
-    "By torch's own hooks on the modules the names lead to: a block returns the stream it is called with plus what its mixer and its MLP return.",
-    "layers", when=lambda s: s.has("mlp") and "none" not in s.model.kinds,
+    "By torch's own hooks: a block returns the stream it is called with plus what the modules return that discovery says make its addends.",
+    "layers", when=lambda s: any(_adders(s, layer) for layer in range(s.model.num_layers)),
 )
 def adds(s: Subject, host: str, t: Tally) -> None:
-    parts = {layer: [s.module(layer, ""), s.envoy(kind, layer)._module, s.envoy("mlp", layer)._module]
-             for layer, kind in enumerate(s.model.kinds)}
+    parts = {layer: [s.module(layer, ""), *found] for layer in range(s.model.num_layers) if (found := _adders(s, layer))}
     with _called(*(module for modules in parts.values() for module in modules)) as calls:
         s.forward(s.ids)
     for layer, modules in parts.items():
         if not set(modules) <= set(calls):
-            t.holds(layer, False, "the forward does not call the block, its mixer and its MLP once each")
+            t.holds(layer, False, "the forward does not call the block and its parts once each")
             continue
-        (block, mixer, mlp) = (calls[module] for module in modules)
-        t.near(layer, block[0][0] + mixer[1][0] + mlp[1][0], block[1][0], 4 * torch.finfo(s.dtype).eps)
+        block, *adders = (calls[module] for module in modules)
+        stream = block[0][0]
+        t.near(layer, stream + sum(call[1][0].view_as(stream) for call in adders), block[1][0], 4 * torch.finfo(s.dtype).eps)
+
+
+def _adders(s: Subject, layer: int) -> list[torch.nn.Module]:
+    """The modules that return what a block adds; empty where an addend is made by no module."""
+    places = [s.model.anatomy.block(layer).hosts[sub.host].places.get(sub.output, [None])[0] for sub in s.model.anatomy.block(layer).sublayers]
+    if any(place is None or place.operation or place.side == "input" or place.element not in (None, 0) for place in places):
+        return []
+    return [s.module(layer, place.module) for place in places]
 
 
 @law(
@@ -186,7 +197,12 @@ def printout_lists(s: Subject, host: str, t: Tally) -> None:
         for layer in [None] if name == "model" else range(s.model.num_layers):
             want = {f"({row.name}) -> {row.value.typed}" for row in rows if layer is None or layer in row.layers}
             parts = [] if layer is None else ["layers", layer, *place.path.split(".")[2:]]
+            if layer is not None and s.model.anatomy.block(layer).hosts[name].part:
+                parts.pop()  # shown on the block, of whose forward it is a part
+                want = {line.replace("(", f"({place.attribute}.", 1) for line in want}
             found = {line.partition(": ")[0] for labels, line in shown if _leads(labels, parts)}
+            found = {line for line in found if "." in line.partition(")")[0]} if layer is not None and "." in next(iter(want), "") else \
+                {line for line in found if "." not in line.partition(")")[0]}
             t.holds((layer, name), found == want, f"it differs in {', '.join(sorted(found ^ want))}")
 
 

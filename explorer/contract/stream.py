@@ -7,6 +7,7 @@ import torch
 from explorer.contract.laws import law
 from explorer.contract.subject import Subject
 from explorer.contract.tally import Tally
+from explorer.finding.block import Sublayer
 
 #: Rounding steps of the model's own number format that the identity may be off by.
 _ULPS = 2
@@ -14,8 +15,7 @@ _ULPS = 2
 
 def _addends(s: Subject, layer: int) -> list[torch.Tensor]:
     """What the block adds, in the order it adds it."""
-    names = {"mlp": "mlp_output"}
-    return [s.get(sub.host, names.get(sub.host, "attention_output"), layer) for sub in s.model.anatomy.block(layer).sublayers]
+    return [s.get(sub.host, sub.output, layer) for sub in s.model.anatomy.block(layer).sublayers]
 
 
 @law(
@@ -31,7 +31,7 @@ def addends(s: Subject, host: str, t: Tally) -> None:
         t.holds(layer, added, "an addend of the block has no value")
         for index, addend in enumerate(added):
             stream = stream + addend
-            if index == 0 and layer in s.layers("layers", "layer_mid"):
+            if index + 1 == s.model.anatomy.block(layer).mid:
                 t.near(layer, s.get("layers", "layer_mid", layer), stream, allowed)
         t.near(layer, stream, s.get("layers", "layer_output", layer), allowed)
 
@@ -53,31 +53,38 @@ def handed_on(s: Subject, host: str, t: Tally) -> None:
 )
 def norms(s: Subject, host: str, t: Tally) -> None:
     inputs: dict[tuple[str, int], torch.Tensor] = {}
-    mixers = {layer: name for layer, name in enumerate(s.model.kinds) if name != "none"}
-    normed = s.layers("layers", "attention_norm_output")
     with torch.no_grad(), s.model.trace(s.ids):
         for layer in s.layers("layers"):
-            if layer in mixers:
-                inputs["attention_norm_output", layer] = s.envoy(mixers[layer], layer).input.clone()
-            if layer in s.layers("mlp"):
-                inputs["mlp_input", layer] = s.envoy("mlp", layer).input.clone()
+            parts = {sub.host: name for name, sub in _normed(s, layer) if not s.part(sub.host, layer)}
+            if layer in s.layers("mlp") and not s.part("mlp", layer):
+                parts["mlp"] = "mlp_input"
+            # In the order of the forward, which in a parallel block need not be that of the addends.
+            for host in sorted(parts, key=lambda host: s.first_read(host, layer)):
+                inputs[parts[host], layer] = s.envoy(host, layer).input.clone()
     for (name, layer), called in inputs.items():
-        if name == "mlp_input" or layer in normed:
-            t.same(layer, s.get("layers", name, layer), called)
+        t.same(layer, s.get("layers", name, layer), called)
     for layer in s.layers("layers", "mlp_norm_output", "mlp_input"):
-        t.same(layer, s.get("layers", "mlp_norm_output", layer), s.get("layers", "mlp_input", layer))
-    for stream, name, index in (("layer_input", "attention_norm_output", 0), ("layer_mid", "mlp_norm_output", 1)):
-        for layer in s.layers("layers", stream, name):
-            with torch.no_grad():
-                made = _norm(s, layer, index)(s.get("layers", stream, layer))
-            t.near(layer, s.get("layers", name, layer), made, _ULPS * torch.finfo(s.dtype).eps)
+        if any(sub.host == "mlp" for name, sub in _normed(s, layer) if name == "mlp_norm_output"):
+            t.same(layer, s.get("layers", "mlp_norm_output", layer), s.get("layers", "mlp_input", layer).view(s.batch, s.seq, -1))
+    for layer in s.layers("layers"):
+        for name, sub in _normed(s, layer):
+            stream = "layer_input" if sub.stage == 0 else "layer_mid"
+            if layer in s.layers("layers", stream):
+                with torch.no_grad():
+                    made = s.module(layer, _path(s, layer, sub.norm))(s.get("layers", stream, layer))
+                t.near(layer, s.get("layers", name, layer), made, _ULPS * torch.finfo(s.dtype).eps)
 
 
-def _norm(s: Subject, layer: int, index: int) -> torch.nn.Module:
-    """The norm in front of one of a block's sublayers."""
+def _normed(s: Subject, layer: int) -> list[tuple[str, Sublayer]]:
+    """The sublayers that read a norm's output, by the name of that output."""
     block = s.model.anatomy.block(layer)
-    path = block.sublayers[index].norm
-    return s.module(layer, path.removeprefix(f"{s.model.anatomy.frame.blocks}.{block.layers[0]}."))
+    pairs = zip(("attention_norm_output", "mlp_norm_output"), block.normed)
+    return [(name, sub) for name, sub in pairs if sub is not None and layer in s.layers("layers", name)]
+
+
+def _path(s: Subject, layer: int, path: str) -> str:
+    """A path of the block discovery looked at, named from the block."""
+    return path.removeprefix(f"{s.model.anatomy.frame.blocks}.{s.model.anatomy.block(layer).layers[0]}.")
 
 
 @law(

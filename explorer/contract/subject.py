@@ -88,6 +88,14 @@ class Subject:
         block = self.hf.get_submodule(f"{self.model.anatomy.frame.blocks}.{layer}")
         return block.get_submodule(path) if path else block
 
+    def first_read(self, host: str, layer: int) -> int:
+        """When a block's forward comes to a host: the position of the host's first value among all it passes."""
+        return next(i for i, (name, _) in enumerate(self.model.anatomy.block(layer).order) if name == host)
+
+    def part(self, host: str, layer: int) -> bool:
+        """Whether a host is part of its block's forward, without a module."""
+        return self.model.anatomy.block(layer).hosts[host].part
+
     def envoy(self, host: str, layer: int | None) -> Any:
         """The object that carries a host's values, by the expression pages print for it."""
         found = self.model

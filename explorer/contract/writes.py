@@ -87,11 +87,15 @@ class Witness:
 
 @dataclass
 class Write:
-    """One value written: the row and position edited, what was served, what was written and what was raised."""
+    """One value written: the row and position edited, what was served, what was written and what was raised.
+
+    ``names`` are the values that are this one tensor, in a parallel block say, whose parts share a norm.
+    """
 
     key: Key
     row: int
     position: int
+    names: tuple[vocabulary.Value, ...]
     served: torch.Tensor | None = None
     wrote: torch.Tensor | None = None
     error: BaseException | None = None
@@ -125,7 +129,9 @@ def _written(s: Subject, how: str) -> tuple[list[Write], Witness, torch.Tensor]:
         kinds = {None, *(block.layers[0] for block in s.blocks)}
         # A state is one matrix for the whole call: it has laws of its own.
         keys = [key for key in s.order() if key[0].written and key[1] in kinds and "batch" in key[0].axes and key[0].layout != "State"]
-        writes = [Write(key, row, s.seq // 2) for row, key in enumerate(keys)]
+        names = _same_tensor(s, keys)
+        keys = list(names)
+        writes = [Write(key, row, s.seq // 2, names[key]) for row, key in enumerate(keys)]
         ids = s.ids[:1].expand(len(keys), -1).contiguous()
         noise = torch.Generator().manual_seed(0)
         witness = Witness(s, keys)
@@ -136,6 +142,17 @@ def _written(s: Subject, how: str) -> tuple[list[Write], Witness, torch.Tensor]:
             s.memo["unwritten"] = s.forward(ids).logits
         s.memo[name] = writes, witness, s.memo["unwritten"]
     return s.memo[name]
+
+
+def _same_tensor(s: Subject, keys: list[Key]) -> dict[Key, tuple[vocabulary.Value, ...]]:
+    """The first name of each tensor, and with it all names of it."""
+    first: dict[tuple, Key] = {}
+    names: dict[Key, tuple[vocabulary.Value, ...]] = {}
+    for key in keys:
+        reach = s.model.taps.hosts[key[0].host, key[1]].reach[key[0].name]
+        first_key = first.setdefault((reach.location, reach.place.element) if reach.native else (reach.location, key[0].name), key)
+        names[first_key] = (*names.get(first_key, ()), key[0])
+    return names
 
 
 def _write(s: Subject, write: Write, how: str, noise: torch.Generator) -> None:
@@ -161,7 +178,7 @@ def land(s: Subject, host: str, t: Tally) -> None:
     for how in ("assigned", "in place"):
         writes, witness, plain = _written(s, how)
         for write in _of(writes, host):
-            t.of(write.key[0])
+            t.of(*write.names)
             where = _where(write, how)
             if write.error is not None:
                 t.holds(where, False, f"it raises {write.error!r}")
@@ -186,7 +203,7 @@ def exact(s: Subject, host: str, t: Tally) -> None:
     for how in ("assigned", "in place"):
         writes, witness, _ = _written(s, how)
         for write in _of(writes, host):
-            t.of(write.key[0])
+            t.of(*write.names)
             where = _where(write, how)
             seen = witness.seen.get(write.key)
             if write.error is not None or seen is None:
@@ -208,14 +225,14 @@ def forward_only(s: Subject, host: str, t: Tally) -> None:
     for how in ("assigned", "in place"):
         writes, witness, plain = _written(s, how)
         for write in _of(writes, host):
-            t.of(write.key[0])
+            t.of(*write.names)
             before = slice(0, write.position)
             t.holds(_where(write, how), write.error is None, f"it raises {write.error!r}")
             t.near(_where(write, how), witness.logits[write.row, before], plain[write.row, before])
 
 
 def _of(writes: list[Write], host: str) -> list[Write]:
-    return [write for write in writes if write.key[0].host == host]
+    return [write for write in writes if any(value.host == host for value in write.names)]
 
 
 def _where(write: Write, how: str) -> tuple[int | None, str]:

@@ -1,26 +1,34 @@
-"""Finding the values of a softmax attention module."""
+"""Finding the values of softmax attention: handed to a function of its own, or worked out in place."""
 
 from __future__ import annotations
 
 import torch
 
-from explorer.finding.flow import Call, Flow
+from explorer.finding.flow import PASSING, Call, Flow
 from explorer.finding.spots import Finds, Spot, argument, around, innermost, maker_spot, result
+from explorer.finding.stream import CannotFollow, Part, weighted
 
 NO_PATTERN = (
     "the {name} attention never holds the pattern as a tensor; load the model with attn_implementation=\"eager\""
 )
+_SOFTMAX = ("_softmax", "softmax")
+_PRODUCTS = ("bmm", "matmul", "mm", "baddbmm")
+
+#: What may stand between the product of queries and keys and the softmax: scale, mask, bias, cap, a change of dtype.
+_BETWEEN = PASSING | frozenset(
+    "add add_ sub mul mul_ div div_ tanh where masked_fill masked_fill_ cat clamp minimum maximum baddbmm native_dropout dropout".split()
+)
+HEADS = ("attention_queries", "attention_keys", "attention_values")
 
 
 def interface(flow: Flow, module: Call) -> Call | None:
     """The call that takes queries, keys and values: in the module's own forward, with three
     four-dimensional tensors and the module itself."""
-    found = interfaces(flow, module)
+    found = _interfaces(flow, module)
     return found[0] if found else None
 
 
-def interfaces(flow: Flow, module: Call) -> list[Call]:
-    """Every such call of a module's forward."""
+def _interfaces(flow: Flow, module: Call) -> list[Call]:
     return [
         call for call in flow.inside(module)
         if call.module == module.module and len(call.labels) == 1 and call.fn is not None
@@ -29,89 +37,240 @@ def interfaces(flow: Flow, module: Call) -> list[Call]:
     ]
 
 
-def find_attention(flow: Flow, module: Call, addend: int) -> Finds:
-    """Spots of one attention module that ran once. ``addend`` is the tensor it adds to the stream."""
+def patterns(flow: Flow, module: Call) -> list[int]:
+    """The softmaxes whose result is multiplied with values, and whose input is made of a product."""
+    return [i for name in _SOFTMAX for i in flow.indices(module, name) if _mixing(flow, module, i) and _product(flow, module, i) is not None]
+
+
+def is_attention(flow: Flow, module: Call) -> bool:
+    return interface(flow, module) is not None or bool(patterns(flow, module))
+
+
+def _mixing(flow: Flow, module: Call, softmax: int) -> list[int]:
+    """The products that take a softmax's result."""
+    leaving = _kept(flow, flow.ops[softmax].makes[0])
+    return [i for name in _PRODUCTS for i in flow.indices(module, name) if i > softmax and leaving & set(flow.ops[i].reads)]
+
+
+def _kept(flow: Flow, key: int) -> set[int]:
+    """The pattern on its way to the values: copies, views, and what a mask of zeros leaves of it."""
+    found, todo = set(), [key]
+    while todo:
+        for new in flow.onward(todo.pop()) - found:
+            found.add(new)
+            todo += [made for i in flow.readers.get(new, ()) if flow.ops[i].name in ("mul", "where", "masked_fill", "native_dropout")
+                     for made in flow.ops[i].makes if flow.tensors[made].shape[-2:] == flow.tensors[new].shape[-2:]]
+    return found
+
+
+def _product(flow: Flow, module: Call, softmax: int) -> int | None:
+    """The product of queries and keys a softmax is taken of."""
+    todo, seen = [(flow.ops[softmax].reads[0], softmax)], set()
+    while todo:
+        key, before = todo.pop(0)
+        index = flow.maker(key, before)
+        if index is None or index < module.start or index in seen:
+            continue
+        seen.add(index)
+        if flow.ops[index].name in _PRODUCTS:
+            return index
+        if flow.ops[index].name in _BETWEEN:
+            todo += [(k, index) for k in flow.ops[index].reads]
+    return None
+
+
+def find_attention(flow: Flow, module: Call, part: Part) -> Finds:
+    """Spots of one attention module that ran once. ``part`` is what it adds to the stream."""
     finds = Finds(module.module)
     call = interface(flow, module)
-    if call is None:
-        reason = "this attention does not call a function with its queries, keys and values"
-        finds.missing = {name: reason for name in ("attention_queries", "attention_keys", "attention_values",
-                         "attention_scores", "attention_probabilities", "attention_head_outputs")}
+    if call is not None:
+        if len(_interfaces(flow, module)) > 1:
+            raise CannotFollow(f"{module.module} computes its attention in several calls, of which none is the whole")
+        heads = [Spot(a, call, "input", i) for i, a in enumerate(call.args) if isinstance(a, torch.Tensor) and a.dim() == 4][:3]
+        returned = call.output[0] if isinstance(call.output, (tuple, list)) else call.output
+        mixed = result(call, {id(returned)})
+        softmax = [i for name in _SOFTMAX for i in flow.indices(call, name)]
+        lengths = (heads[0].tensor.shape[2], heads[1].tensor.shape[2])
     else:
-        _arguments(finds, call)
-        _pattern(finds, flow, call)
-        _heads(finds, flow, module, call)
-        finds.traits |= around(flow, module, call)
-    _projection(finds, flow, module, addend)
-    scores = finds.spots.get("attention_scores")
-    if scores is not None and scores.tensor.shape[-1] > finds.sizes["key"]:
-        finds.missing["attention_sinks"] = "its softmax has more columns than there are keys, and where they come from is not followed"
-    finds.missing.setdefault("attention_sinks", "this attention has no sink logits")
+        softmax = patterns(flow, module)
+        if len(softmax) > 1:
+            raise CannotFollow(f"{module.module} has several attention patterns, of which none is the whole")
+        heads, mixed = _in_place(flow, module, softmax[0])
+        lengths = tuple(flow.tensors[flow.ops[softmax[0]].reads[0]].shape[-2:])
+    _heads(finds, heads, lengths)
+    _pattern(finds, flow, call or module, softmax)
+    if mixed is None:
+        finds.missing["attention_head_outputs"] = "no call returns the heads' outputs"
+    else:
+        finds.spots["attention_head_outputs"] = mixed
+    _projection(finds, flow, module, part)
+    _gate(finds, flow, module, call)
+    anchor = call or (mixed.call if mixed is not None else None)
+    finds.traits |= around(flow, module, anchor) if anchor is not None else {}
     return finds
 
 
-def _arguments(finds: Finds, call: Call) -> None:
-    heads = [(i, a) for i, a in enumerate(call.args) if isinstance(a, torch.Tensor) and a.dim() == 4][:3]
-    for name, (position, tensor) in zip(("attention_queries", "attention_keys", "attention_values"), heads):
-        finds.spots[name] = Spot(tensor, call, "input", position)
-    queries, keys, values = (tensor for _, tensor in heads)
-    finds.sizes = {
-        "num_heads": queries.shape[1],
-        "num_kv_heads": keys.shape[1],
-        "qk_head_dim": queries.shape[3],
-        "head_dim": values.shape[3],
-        "query": queries.shape[2],
-        "key": keys.shape[2],
-    }
+def _heads(finds: Finds, heads: list[Spot | None], lengths: tuple[int, int]) -> None:
+    """Queries, keys and values, four-dimensional each: the sizes they name. ``lengths`` are those of the pattern."""
+    query, key = lengths
+    finds.sizes |= {"query": query, "key": key}
+    for name, spot, length, count, width in zip(
+        HEADS, heads, (query, key, key), ("num_heads", "num_kv_heads", "num_kv_heads"), ("qk_head_dim", "qk_head_dim", "head_dim")
+    ):
+        if spot is None:
+            finds.missing[name] = "no call takes or returns it one head at a time"
+            continue
+        finds.spots[name] = spot
+        shape = spot.tensor.shape
+        finds.sizes |= {count: shape[1] if shape[2] == length else shape[2], width: shape[3]}
 
 
-def _pattern(finds: Finds, flow: Flow, call: Call) -> None:
+def _in_place(flow: Flow, module: Call, softmax: int) -> tuple[list[Spot | None], Spot | None]:
+    """Queries, keys, values and the heads' outputs around the products of an attention that calls no function with them."""
+    query, key = flow.tensors[flow.ops[softmax].reads[0]].shape[-2:]
+    product, mixing = _product(flow, module, softmax), _mixing(flow, module, softmax)[0]
+    pattern = _kept(flow, flow.ops[softmax].makes[0])
+    values = next(k for k in flow.ops[mixing].reads if k not in pattern)
+    inside = [c for c in flow.inside(module) if c.fn is not None]
+    found = [_split(flow, inside, flow.back(k, at), length, far)
+             for k, at, length, far in ((flow.ops[product].reads[-2], product, query, False),
+                                        (flow.ops[product].reads[-1], product, key, True), (values, mixing, key, True))]
+    onward = sorted(flow.onward(flow.ops[mixing].makes[0]), key=lambda k: flow.maker(k))
+    return found, _split(flow, inside, onward, query, False)
+
+
+def _split(flow: Flow, inside: list[Call], chain: list[int], length: int, far: bool) -> Spot | None:
+    """Of the tensors in ``chain`` one with an axis of heads and one of tokens, where a call takes or returns it.
+
+    The first of them, or the last: what keys and values were before they were repeated.
+    """
+    found = None
+    for key in chain:
+        tensor = flow.tensors[key]
+        if tensor.dim() != 4 or length not in tensor.shape[1:3]:
+            continue
+        for call in inside:
+            if (spot := result(call, {key}) or argument(call, {key})) is not None:
+                if not far:
+                    return spot
+                found = spot
+                break
+    return found
+
+
+def _pattern(finds: Finds, flow: Flow, call: Call, softmax: list[int]) -> None:
     """The softmax is the operation; scores are what the innermost call around it takes, and the
     probabilities are what the product with the values takes."""
-    softmax = [i for name in ("_softmax", "softmax") for i in flow.indices(call, name)]
     names = ("attention_scores", "attention_probabilities")
     if not softmax:
         reason = NO_PATTERN.format(name=call.name.removesuffix("_attention_forward"))
         finds.missing.update(dict.fromkeys(names, reason))
         return
     inside, index = flow.inside(call), softmax[-1]
-    entering = flow.back(flow.ops[index].reads[0], index)
-    leaving = flow.onward(flow.ops[index].makes[0])
-    scores = next((s for c in innermost(inside, index) if (s := argument(c, entering))), None)
-    products = [i for name in ("bmm", "matmul", "mm") for i in flow.indices(call, name)
-                if leaving & set(flow.ops[i].reads)]
-    weights = next((s for i in products for c in innermost(inside, i) if (s := argument(c, leaving))), None)
+    entering, at, sinks = _before_sinks(flow, index, finds.sizes["key"])
+    chain = flow.back(entering, at)
+    scores = next((s for c in innermost(inside, at) if (s := argument(c, chain))), None) or maker_spot(inside, entering)
+    leaving = _kept(flow, flow.ops[index].makes[0])
+    products = [i for name in _PRODUCTS for i in flow.indices(call, name) if leaving & set(flow.ops[i].reads)]
+    weights = next((s for i in products for c in innermost(inside, i)
+                    if (s := argument(c, flow.back(next(k for k in flow.ops[i].reads if k in leaving), i)))), None)
     for name, spot in zip(names, (scores, weights)):
         if spot is None:
             finds.missing[name] = "the modeling code passes this tensor to no call of its own"
         else:
             finds.spots[name] = spot
+    finds.traits |= _score_traits(flow, call, index)
+    if sinks is None:
+        finds.missing["attention_sinks"] = "this attention has no sink logits"
+    elif (spot := next((s for k in reversed(flow.back(sinks, at)) if (s := maker_spot([c for c in inside if c.fn], k))), None)) is not None:
+        finds.spots["attention_sinks"] = spot
+    else:
+        finds.missing["attention_sinks"] = "its softmax has a column that is no key's, and no call returns what stands in it"
 
 
-def _heads(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
-    """What the interface returns per head, and the gate it is multiplied with on its way out."""
-    returned = call.output[0] if isinstance(call.output, (tuple, list)) else call.output
-    finds.spots["attention_head_outputs"] = result(call, {id(returned)})
-    onward = flow.onward(id(returned))
-    after = [i for i in flow.indices(module, "mul") if i >= call.stop and onward & set(flow.ops[i].reads)]
+def _before_sinks(flow: Flow, softmax: int, keys: int) -> tuple[int, int, int | None]:
+    """The scores of the keys alone and the operation that takes them; the sinks beside them, where the softmax has such a column."""
+    entering, at = flow.ops[softmax].reads[0], softmax
+    if flow.tensors[entering].shape[-1] != keys + 1:
+        return entering, at, None
+    key, before = entering, softmax
+    while (index := flow.maker(key, before)) is not None and flow.ops[index].name in PASSING | {"sub", "cat"}:
+        if flow.ops[index].name == "cat":
+            scores, sinks = flow.ops[index].reads[:2]
+            return scores, index, sinks
+        key, before = flow.ops[index].reads[0], index
+    return entering, at, None
+
+
+def _score_traits(flow: Flow, call: Call, softmax: int) -> dict:
+    """What happens to the product on its way into the softmax: the cap, where a tanh is on it, and whether the positions add a bias."""
+    todo, seen = [(flow.ops[softmax].reads[0], softmax)], set()
+    while todo:
+        key, before = todo.pop()
+        index = flow.maker(key, before)
+        if index is None or index < call.start or index in seen or flow.ops[index].name not in _BETWEEN:
+            continue
+        seen.add(index)
+        todo += [(k, index) for k in flow.ops[index].reads]
+    capped = max((i for i in seen if flow.ops[i].name == "tanh"), default=None)
+    cap = None
+    if capped is not None:
+        scaled = [i for i in flow.readers.get(flow.ops[capped].makes[0], ()) if flow.ops[i].name in ("mul", "mul_")]
+        cap = next((number for i in scaled for number in flow.ops[i].numbers), 1.0)
+    adds = [i for i in seen if flow.ops[i].name in ("add", "add_", "baddbmm")]
+    return {"cap": cap, "biased": any(_heads_differ(flow, i) for i in adds)}
+
+
+def _heads_differ(flow: Flow, add: int) -> bool:
+    """Whether something is added to the scores that has an axis of heads, which a mask has not."""
+    out = flow.tensors[flow.ops[add].makes[0]]
+    if flow.ops[add].name == "baddbmm":
+        return flow.tensors[flow.ops[add].reads[0]].dim() == 3
+    return any(tensor.dim() >= 3 and out.dim() == 4 and tensor.shape[-3] == out.shape[1] > 1 and not _made_of_product(flow, key, add)
+               for key in flow.ops[add].reads if (tensor := flow.tensors[key]) is not None)
+
+
+def _made_of_product(flow: Flow, key: int, before: int) -> bool:
+    todo, seen = [(key, before)], set()
+    while todo:
+        key, before = todo.pop()
+        index = flow.maker(key, before)
+        if index is None or index in seen:
+            continue
+        seen.add(index)
+        if flow.ops[index].name in _PRODUCTS:
+            return True
+        if flow.ops[index].name in _BETWEEN:
+            todo += [(k, index) for k in flow.ops[index].reads]
+    return False
+
+
+def _gate(finds: Finds, flow: Flow, module: Call, call: Call | None) -> None:
+    """What the heads' outputs are multiplied with on their way to the projection."""
+    mixed = finds.spots.get("attention_head_outputs")
+    if mixed is None:
+        finds.missing["head_gate"] = "the heads' outputs are not followed"
+        return
+    onward = flow.onward(id(mixed.tensor))
+    after = [i for i in flow.indices(module, "mul") if i >= mixed.call.stop and onward & set(flow.ops[i].reads)]
     if not after:
         finds.missing["head_gate"] = "this attention does not gate its heads"
         return
-    gate = next(key for key in flow.ops[after[0]].reads if key not in onward)
+    gate = next((key for key in flow.ops[after[0]].reads if key not in onward), None)
     own = [c for c in flow.inside(module) if c.module == module.module and len(c.labels) == 1]
-    spot = maker_spot(own, gate)
+    spot = maker_spot(own, gate) if gate is not None else None
     if spot is None:
         finds.missing["head_gate"] = "the gate is no result of a call in the attention's forward"
     else:
         finds.spots["head_gate"] = spot
 
 
-def _projection(finds: Finds, flow: Flow, module: Call, addend: int) -> None:
-    """The output projection is the module that makes the addend; its input is the premix."""
-    chain = flow.back(addend)
-    for call in flow.inside(module):
-        if not call.labels and result(call, chain) is not None:
-            finds.spots["attention_premix"] = Spot(call.args[0], call, "input", 0)
-            finds.traits["projection"] = call.module
-            return
-    finds.missing["attention_premix"] = "no module makes the attention's output"
+def _projection(finds: Finds, flow: Flow, module: Call, part: Part) -> None:
+    """The output projection is the last module that multiplies with weights; its input is the premix."""
+    products = weighted(flow, part)
+    owner = flow.owners[products[-1]]
+    if owner is not None and owner.module != module.module and any(isinstance(a, torch.Tensor) for a in owner.args[:1]):
+        finds.spots["attention_premix"] = Spot(owner.args[0], owner, "input", 0)
+        finds.traits["projection"] = owner.module
+    else:
+        finds.missing["attention_premix"] = "no module makes the attention's output"

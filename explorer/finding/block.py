@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
-from explorer.finding.attention import find_attention, interface, interfaces
-from explorer.finding.flow import PASSING, Call, Flow, tensors
+from explorer.finding.attention import find_attention, is_attention
+from explorer.finding.flow import Call, Flow, tensors
 from explorer.finding.mlp import experts_call, find_dense, find_mixture
 from explorer.finding.recurrent import find_recurrent, kernel
 from explorer.finding.spots import Finds, Spot, argument, result
+from explorer.finding.stream import CannotFollow, Part, addend_spot, addends, halves, home, parts, stream, tail, weighted
 
 
 @dataclass
 class Sublayer:
-    """One module whose result the block adds to the stream.
+    """One part of a block whose result the block adds to the stream.
 
     role is ``"attention"``, ``"recurrent"``, ``"experts"`` or ``"mlp"``; ``host`` is
-    the standard name of the module; ``norm`` is the path of the norm it reads, or None.
+    the standard name of the part and ``module`` the path of its module, the block's own where it has
+    none; ``norm`` is the path of the norm it reads, or None. ``turn`` numbers the adds that make the
+    stream, from 1, and is the one that adds this part; ``stage`` is the last that had been made when
+    the part read the stream, None where it read it at several points.
     """
 
     role: str
@@ -26,156 +29,170 @@ class Sublayer:
     module: str
     addend: Spot
     norm: str | None
+    turn: int
+    stage: int | None
+
+    @property
+    def output(self) -> str:
+        """The value that is the addend."""
+        return "mlp_output" if self.host == "mlp" else "attention_output"
 
 
 @dataclass
 class BlockFinds:
-    """Everything found on one block, by host."""
+    """Everything found on one block, by host. ``mid`` is how many addends ``layer_mid`` holds, None where there is none."""
 
     path: str
     hosts: dict[str, Finds] = field(default_factory=dict)
     sublayers: list[Sublayer] = field(default_factory=list)
+    mid: int | None = None
+    calls: dict[str, Call] = field(default_factory=dict)
+
+    @property
+    def normed(self) -> tuple[Sublayer, Sublayer | None]:
+        """The first sublayer, and the second: the MLP where it is not the first, however many mixers there are."""
+        return first_and_second(self.sublayers)
+
+
+def first_and_second(sublayers: Sequence[Sublayer]) -> tuple[Sublayer, Sublayer | None]:
+    first, *rest = sublayers
+    return first, next((sub for sub in rest if sub.host == "mlp"), rest[0] if rest else None)
 
 
 #: Operations that mix positions: what has them is no MLP, whatever its modules look like.
 MIXING = ("convolution", "cumsum", "_softmax", "softmax")
 
 
-class CannotFollow(ValueError):
-    """The block's output is not its input plus a sum of things."""
-
-
-def addends(flow: Flow, block: Call) -> list[tuple[int, int]]:
-    """What the block adds, first to last: (tensor, the add that adds it).
-
-    Walks back from the block's output along the adds to its input; the other
-    operand of each add is an addend. Raises CannotFollow when no such path exists.
-    """
-    entering, leaving = id(_stream(block)), next(tensors(block.output))
-
-    def walk(key: int, before: int | None) -> list[tuple[int, int]] | None:
-        while (index := flow.maker(key, before)) is not None and index >= block.start:
-            op = flow.ops[index]
-            if op.name in PASSING:
-                key, before = op.reads[0], index
-                continue
-            if op.name in ("add", "add_") and len(op.reads) == 2:
-                for main, other in (op.reads, op.reads[::-1]):
-                    if (rest := walk(main, index)) is not None:
-                        return [*rest, (other, index)]
-            return None
-        # Nothing in the block made it or changed it in place: it is the stream as it came, or no part of it.
-        return [] if key == entering else None
-
-    found = walk(id(leaving), None)
-    if found is None:
-        raise CannotFollow(f"the output of {block.module} is not its input plus a sum of addends")
-    return found
-
-
-def _stream(block: Call) -> torch.Tensor:
-    return next(tensors((block.args, block.kwargs)))
-
-
 def find_block(flow: Flow, path: str) -> BlockFinds:
     """Find the parts of the block at ``path`` and the values on each.
 
-    Raises CannotFollow when the block's output is not its input plus the results of modules of its
-    own, or when such a module is none of those known or plays a part another plays already.
+    Raises CannotFollow when the block's output is not its input plus addends that can be told apart,
+    or when what makes one is none of the parts known or plays a part another plays already.
     """
     block = flow.module(path)
+    if block is None:
+        raise CannotFollow(f"{path} does not run exactly once in a forward")
     finds = BlockFinds(path)
     own = Finds(path)
     finds.hosts["layers"] = own
-    own.spots["layer_input"] = argument(block, {id(_stream(block))})
+    own.spots["layer_input"] = argument(block, {id(stream(block))})
     leaving = next(tensors(block.output))
     own.spots["layer_output"] = result(block, {id(leaving)})
     own.sizes["hidden_size"] = leaving.shape[-1]
-
-    modules = [c for c in flow.inside(block) if not c.labels]
-    for key, add in addends(flow, block):
-        chain = flow.back(key, add)
-        makers = [s for c in modules if (s := result(c, chain)) is not None and _intact(flow, s, add)]
-        if not makers:
-            raise CannotFollow(f"an addend of {path} is the result of no module")
-        addend = min(makers, key=lambda spot: spot.call.module.count("."))
-        _sublayer(finds, flow, modules, addend, key)
-    _between(finds, flow)
+    own.traits["returns"] = len(block.output) if isinstance(block.output, (tuple, list)) else None
+    for turn, whole in enumerate(parts(flow, block), 1):
+        pieces = halves(flow, block, whole)
+        known = [(piece, home(flow, block, piece)) for piece in pieces]
+        hosts = [_host(flow, call, piece) for piece, call in known]
+        if len(set(hosts)) < len(hosts):  # two halves of one part
+            known = [(whole, home(flow, block, whole))]
+        for piece, call in known:
+            _sublayer(finds, flow, block, piece, call, turn)
+    _between(finds, flow, block)
     return finds
 
 
-def _intact(flow: Flow, spot: Spot, add: int) -> bool:
-    """Whether what a module returned reached an add unchanged, no operation having written into it."""
-    made = flow.maker(id(spot.tensor), add)
-    return made is None or made < spot.call.stop
+def _host(flow: Flow, call: Call, part: Part) -> str:
+    """The host a part plays."""
+    found = kernel(flow, call)
+    if found is not None:
+        return found.host
+    return "self_attn" if is_attention(flow, call) else "mlp"
 
 
-def _sublayer(finds: BlockFinds, flow: Flow, modules: list[Call], addend: Spot, key: int) -> None:
-    call = addend.call
-    if kernel(flow, call) is not None:
-        role, host, values, output = "recurrent", "linear_attn", find_recurrent(flow, call), "attention_output"
-    elif interface(flow, call) is not None:
-        role, host, values, output = "attention", "self_attn", find_attention(flow, call, key), "attention_output"
-        if len(interfaces(flow, call)) > 1:
-            raise CannotFollow(f"{call.module} computes its attention in several calls, of which none is the whole")
+def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call, turn: int) -> None:
+    host = _host(flow, call, part)
+    if host in finds.hosts:
+        raise CannotFollow(f"{finds.path} has two parts that play {host}")
+    addend = addend_spot(flow, block, part)
+    output = "mlp_output" if host == "mlp" else "attention_output"
+    if host == "self_attn":
+        role, values = "attention", find_attention(flow, call, part)
+    elif host != "mlp":
+        role, values = "recurrent", find_recurrent(flow, call, part)
     elif (experts := experts_call(flow, call)) is not None:
-        role, host, values, output = "experts", "mlp", find_mixture(flow, call, experts), "mlp_output"
+        role, values = "experts", find_mixture(flow, call, experts)
         if "num_experts" not in values.sizes:
             raise CannotFollow(f"{call.module} chooses its experts in a way that is not followed")
     else:
-        role, host, values, output = "mlp", "mlp", find_dense(flow, call), "mlp_output"
-        mixing = next((name for name in MIXING if flow.indices(call, name)), None)
+        role, values = "mlp", find_dense(flow, call, weighted(flow, part))
+        mixing = next((name for name in MIXING if set(flow.indices(call, name)) & part.ops), None)
         if mixing is not None or "mlp_neurons" not in values.spots:
-            raise CannotFollow(f"{call.module} adds to the stream and is neither attention nor an MLP that can be followed")
-    if host in finds.hosts:
-        raise CannotFollow(f"{finds.path} has two parts that play {host}")
+            raise CannotFollow(f"{_told(call)} adds to the stream and is neither attention nor an MLP that can be followed")
+    values.traits["tail"] = tail(flow, block, part, values.made if values.made is not None else weighted(flow, part)[-1])
     values.spots[output] = addend
     values.sizes["hidden_size"] = addend.tensor.shape[-1]
     finds.hosts[host] = values
     if shared := values.traits.get("shared"):
-        inner = find_dense(flow, flow.module(shared))
         shared_call = flow.module(shared)
+        inner = find_dense(flow, shared_call)
         inner.spots["mlp_output"] = Spot(shared_call.output, shared_call, "output", None)
         inner.sizes["hidden_size"] = shared_call.output.shape[-1]
         inner.missing = {n: r for n, r in inner.missing.items() if n.startswith("mlp_")}
         finds.hosts["shared_experts"] = inner
-    finds.sublayers.append(Sublayer(role, host, call.module, addend, _norm_before(flow, modules, call)))
+    finds.calls[host] = call
+    finds.sublayers.append(Sublayer(role, host, call.module, addend, _norm_before(flow, block, call), turn, part.stage))
 
 
-def _norm_before(flow: Flow, modules: list[Call], call: Call) -> str | None:
-    """The module whose result the sublayer is called with."""
-    entering = flow.back(id(next(tensors((call.args, call.kwargs)))))
-    makers = [c for c in modules if c is not call and result(c, entering) is not None and c.ended <= call.began]
+def _told(call: Call) -> str:
+    return f"a part of {call.module} that is no module" if call.part_of is not None else call.module
+
+
+def _norm_before(flow: Flow, block: Call, call: Call) -> str | None:
+    """The module whose result a part is called with, if that is a norm: a module that multiplies with no matrix."""
+    entering = flow.back(id(next(tensors((call.args, call.kwargs)))), call.start)
+    makers = [c for c in flow.inside(block) if not c.labels and result(c, entering) is not None and c.ended <= call.began]
+    makers = [c for c in makers if any(True for _ in c.fn.parameters()) and all(p.dim() == 1 for p in c.fn.parameters())]
     return makers[-1].module if makers else None
 
 
-def _between(finds: BlockFinds, flow: Flow) -> None:
-    """The block's own values: what its norms hand on, and the stream between two sublayers."""
+def _between(finds: BlockFinds, flow: Flow, block: Call) -> None:
+    """The block's own values: what its norms hand on, and the stream between its parts."""
     own = finds.hosts["layers"]
-    names = ("attention_norm_output", "mlp_norm_output")
-    for name, sublayer in zip(names, finds.sublayers):
-        if sublayer.norm is None:
-            own.missing[name] = f"this block has no norm in front of {sublayer.host}"
-            continue
-        norm = flow.module(sublayer.norm)
-        own.spots[name] = Spot(norm.output, norm, "output", None)
     mlp = next((s for s in finds.sublayers if s.host == "mlp"), None)
-    if mlp is not None:
-        own.spots["mlp_input"] = argument(mlp.addend.call, {id(next(tensors((mlp.addend.call.args, mlp.addend.call.kwargs))))})
-    else:
+    first, second = finds.normed
+    for name, sublayer in (("attention_norm_output", first), ("mlp_norm_output", second)):
+        if sublayer is None:
+            own.missing[name] = "this block has one sublayer"
+        elif sublayer.norm is None:
+            own.missing[name] = f"this block has no norm in front of {sublayer.host}"
+        else:
+            norm = flow.module(sublayer.norm)
+            own.spots[name] = Spot(norm.output, norm, "output", None)
+    if mlp is None:
         own.missing["mlp_input"] = "this block has no MLP"
-    if len(finds.sublayers) == 2 and (norm := finds.sublayers[1].norm):
-        call = flow.module(norm)
-        entering = Spot(call.args[0], call, "input", 0)
-        first = {id(finds.sublayers[0].addend.tensor)}
-        makes = flow.maker(id(entering.tensor))
-        if makes is not None and flow.ops[makes].name in ("add", "add_") and _reads(flow, makes, first):
-            own.spots["layer_mid"] = entering
-    if "layer_mid" not in own.spots:
-        own.missing["layer_mid"] = "no module reads the stream between this block's sublayers"
-    for name in names[len(finds.sublayers):]:
-        own.missing[name] = "this block has one sublayer"
+    else:
+        own.spots["mlp_input"] = _entering(flow, finds.calls[mlp.host])
+    if second is None:
+        own.missing["layer_mid"] = "this block has one sublayer"
+    elif second.stage is None:
+        own.missing["layer_mid"] = "the second sublayer of this block does not read the stream at one point"
+    elif second.stage == first.stage:
+        own.missing["layer_mid"] = "this block is parallel: its sublayers read the same stream"
+    else:
+        _mid(finds, flow, block, second)
 
 
-def _reads(flow: Flow, index: int, keys: set[int]) -> bool:
-    return any(keys & set(flow.back(key, index)) for key in flow.ops[index].reads)
+def _entering(flow: Flow, call: Call) -> Spot:
+    """What a part is called with, as an argument of its module or of the first module in it."""
+    entering = next(tensors((call.args, call.kwargs)))
+    if call.part_of is None:
+        return argument(call, {id(entering)})
+    return next(spot for c in flow.inside(call) if (spot := argument(c, {id(entering)})) is not None)
+
+
+def _mid(finds: BlockFinds, flow: Flow, block: Call, second: Sublayer) -> None:
+    """The stream as the second sublayer reads it, as the argument of the first call that takes it."""
+    own = finds.hosts["layers"]
+    add = addends(flow, block)[second.stage - 1][1]
+    keys = flow.onward(flow.ops[add].makes[0])
+    made = [spot for c in flow.inside(block) if c.start <= add < c.stop and (spot := result(c, keys)) is not None and c.fn is not None]
+    taken = [spot for c in flow.inside(block) if not c.labels and c.start > add and (spot := argument(c, keys)) is not None]
+    if taken or made:
+        own.spots["layer_mid"] = (taken or made)[0]
+        finds.mid = sum(sublayer.turn <= second.stage for sublayer in finds.sublayers)
+    else:
+        own.missing["layer_mid"] = "no call takes or makes the stream between this block's sublayers"
+
+
+__all__ = ["BlockFinds", "CannotFollow", "Sublayer", "find_block"]

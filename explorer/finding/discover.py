@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from explorer import vocabulary
-from explorer.finding.block import BlockFinds, CannotFollow, Sublayer, find_block
+from explorer.finding.block import BlockFinds, CannotFollow, Sublayer, find_block, first_and_second
 from explorer.finding.flow import recorded
 from explorer.finding.spots import Finds
+from explorer.finding.stream import Tail
 from explorer.finding.structure import Frame, frame, kinds
 from explorer.places import Place
 
@@ -42,15 +43,29 @@ class Host:
     missing: dict[str, str]
     traits: dict
 
+    @property
+    def part(self) -> bool:
+        """Whether it is a part of the block's own forward, without a module."""
+        return bool(self.places) and not self.module and self.name != "layers"
+
 
 @dataclass(frozen=True)
 class Block:
-    """One kind of block: the blocks that are so, their hosts, what they add, and the order of reading."""
+    """One kind of block: the blocks that are so, their hosts, what they add, and the order of reading.
+
+    ``mid`` is how many addends ``layer_mid`` holds, None where it is not there.
+    """
 
     layers: tuple[int, ...]
     hosts: dict[str, Host]
     sublayers: tuple[Sublayer, ...]
     order: tuple[tuple[str, str], ...]
+    mid: int | None = None
+
+    @property
+    def normed(self) -> tuple[Sublayer, Sublayer | None]:
+        """The sublayers whose norms attention_norm_output and mlp_norm_output are of."""
+        return first_and_second(self.sublayers)
 
 
 @dataclass
@@ -87,7 +102,7 @@ def discover(twin: torch.nn.Module) -> Anatomy:
     paths = [f"{base.blocks}.{group[0]}" for group in groups]
     batch, seq = probe_lengths(twin)
     ids = torch.zeros(batch, seq, dtype=torch.long, device="meta")
-    with torch.no_grad(), _shortened(twin, base.blocks, depth):
+    with torch.no_grad(), unpadded(twin), _shortened(twin, base.blocks, depth):
         with recorded(twin, paths) as prompt, _tail(twin, base) as tail:
             out = twin(ids, use_cache=True)
         norm = tail.norm()
@@ -100,6 +115,20 @@ def discover(twin: torch.nn.Module) -> Anatomy:
     sizes = {"batch": batch, "seq": seq}
     found = [_block(group, path, a, b, sizes) for group, path, a, b in zip(groups, paths, first, second)]
     return Anatomy(base, norm, found, tail.head is out.logits)
+
+
+@contextmanager
+def unpadded(model: torch.nn.Module) -> Iterator[None]:
+    """A model of shapes alone, told of no padding: some look for it among the ids to warn of it, and here there are none to look at."""
+    configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
+    before = [(config, config.pad_token_id) for config in configs]
+    for config, _ in before:
+        config.pad_token_id = None
+    try:
+        yield
+    finally:
+        for config, token in before:
+            config.pad_token_id = token
 
 
 @contextmanager
@@ -119,12 +148,16 @@ def _choose_no_expert(twin: torch.nn.Module) -> None:
 
     Which experts are chosen is data, and the meta device has none. The loop starts from zeros in the
     shape of its input and adds each chosen expert's tokens; with none chosen it returns the zeros.
+    They are made of the routing's tensors too, as what the loop returns is.
     """
+    def forward(self: torch.nn.Module, hidden_states: torch.Tensor, *routing: torch.Tensor, **options: object) -> torch.Tensor:
+        chosen = sum(tensor.sum() for tensor in (*routing, *options.values()) if isinstance(tensor, torch.Tensor))
+        return torch.zeros_like(hidden_states) + (chosen * 0).to(hidden_states)
+
     for module in twin.modules():
         if hasattr(module, "_is_expert_parallel"):  # what transformers' own experts classes set
             kind = type(module)
-            members = {"forward": lambda self, hidden_states, *rest, **options: torch.zeros_like(hidden_states)}
-            module.__class__ = type(kind.__name__, (kind,), members | {"__module__": kind.__module__})
+            module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
 def probe_lengths(model: torch.nn.Module) -> tuple[int, int]:
@@ -189,7 +222,7 @@ def _block(layers: tuple[int, ...], path: str, prompt: BlockFinds, step: BlockFi
             reason = ABSENT["mixer"] if name in mixers and not mixers & set(prompt.hosts) else ABSENT[name]
             missing = dict.fromkeys(vocabulary.BY_HOST[name], reason)
             hosts[name] = Host(name, "", {}, {}, missing, {})
-    return Block(layers, hosts, tuple(prompt.sublayers), tuple((h, v) for _, _, h, v in sorted(order)))
+    return Block(layers, hosts, tuple(prompt.sublayers), tuple((h, v) for _, _, h, v in sorted(order)), prompt.mid)
 
 
 def _host(name: str, path: str, finds: Finds, again: Finds | None, call: dict[str, int]) -> Host:
@@ -223,4 +256,10 @@ def _relative(place: Place, path: str) -> Place:
 
 
 def _relative_traits(traits: dict, path: str) -> dict:
-    return {k: v.removeprefix(path).lstrip(".") if isinstance(v, str) else v for k, v in traits.items()}
+    """The traits with paths named from the block."""
+    def named(value: object) -> object:
+        if isinstance(value, Tail):
+            return replace(value, modules=tuple(map(named, value.modules)))
+        return value.removeprefix(path).lstrip(".") if isinstance(value, str) else value
+
+    return {name: named(value) for name, value in traits.items()}

@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -34,11 +35,12 @@ NOT_FOLLOWED = ("transformers.cache_utils", "transformers.masking_utils", "trans
 
 @dataclass(frozen=True)
 class Op:
-    """One operation the dispatcher ran: its name and the ids of the tensors it read and made."""
+    """One operation the dispatcher ran: its name, the ids of the tensors it read and made, and the plain numbers among its arguments."""
 
     name: str
     reads: tuple[int, ...]
     makes: tuple[int, ...]
+    numbers: tuple[float, ...] = ()
 
 
 @dataclass
@@ -61,6 +63,8 @@ class Call:
     parent: "Call | None" = None
     began: int = 0
     ended: int = 0
+    #: The module's call this is a stretch of, where it is no call that was made but a part without a module.
+    part_of: "Call | None" = None
 
     @property
     def name(self) -> str:
@@ -94,10 +98,10 @@ class Flow:
     makers: dict[int, list[int]] = field(default_factory=dict)
     readers: dict[int, list[int]] = field(default_factory=dict)
 
-    def add(self, name: str, reads: Iterable[torch.Tensor], makes: Iterable[torch.Tensor]) -> None:
+    def add(self, name: str, reads: Iterable[torch.Tensor], makes: Iterable[torch.Tensor], numbers: Iterable[float] = ()) -> None:
         reads, makes = tuple(reads), tuple(makes)
         index = len(self.ops)
-        self.ops.append(Op(name, tuple(map(id, reads)), tuple(map(id, makes))))
+        self.ops.append(Op(name, tuple(map(id, reads)), tuple(map(id, makes)), tuple(numbers)))
         for tensor in reads:
             self.tensors[id(tensor)] = tensor
             self.readers.setdefault(id(tensor), []).append(index)
@@ -133,6 +137,15 @@ class Flow:
         """The operations called ``name`` that ran within ``call``."""
         return [i for i in range(call.start, call.stop) if self.ops[i].name == name]
 
+    @cached_property
+    def owners(self) -> list["Call | None"]:
+        """For each operation the innermost module's call it ran in; asked for once the run is over."""
+        found: list[Call | None] = [None] * len(self.ops)
+        for call in self.calls:  # outer calls come first
+            if not call.labels:
+                found[call.start : call.stop] = [call] * (call.stop - call.start)
+        return found
+
     def module(self, path: str) -> Call | None:
         """The call of the module at ``path``, or None when it did not run exactly once."""
         found = [c for c in self.calls if c.module == path and not c.labels]
@@ -140,7 +153,10 @@ class Flow:
 
     def inside(self, call: Call) -> list[Call]:
         """Calls made while ``call`` ran, that ran once, so that their label names one moment."""
-        within = [c for c in self.calls if c is not call and call.start <= c.start and c.stop <= call.stop and _below(c, call)]
+        outer = call.part_of or call
+        within = [c for c in self.calls if c is not call and call.start <= c.start and c.stop <= call.stop and _below(c, outer)]
+        if call.part_of is not None:  # what ran no operation at all is within by the clock
+            within = [c for c in within if call.began <= c.began and c.ended <= call.ended]
         counts: dict[tuple, int] = {}
         for c in within:
             counts[c.module, c.labels] = counts.get((c.module, c.labels), 0) + 1
@@ -161,7 +177,8 @@ class _Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        self.flow.add(func._schema.name.split("::")[-1], tensors((args, kwargs or {})), tensors(out))
+        numbers = [x for x in args if isinstance(x, (int, float)) and not isinstance(x, bool)]
+        self.flow.add(func._schema.name.split("::")[-1], tensors((args, kwargs or {})), tensors(out), numbers)
         return out
 
 

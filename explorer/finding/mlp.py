@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import prod
+
 import torch
 
 from explorer.finding.flow import Call, Flow
@@ -24,14 +27,17 @@ def experts_call(flow: Flow, module: Call) -> Call | None:
     return None
 
 
-def find_dense(flow: Flow, module: Call) -> Finds:
-    """Spots of a dense MLP: the down projection makes its output, the activation is a module before it."""
+def find_dense(flow: Flow, module: Call, products: list[int] | None = None) -> Finds:
+    """Spots of a dense MLP: the down projection is the last module that multiplies with weights, the activation is a module before it.
+
+    ``products`` are the operations that multiply with weights, where what the module returns is not simply the last one's result.
+    """
     finds = Finds(module.module)
     finds.missing = dict.fromkeys(ROUTED, "this MLP is dense: it has no router")
     chain = flow.back(id(module.output)) if isinstance(module.output, torch.Tensor) else []
     inner = [c for c in flow.inside(module) if not c.labels]
-    down = next((c for c in inner if result(c, chain) is not None), None)
-    if down is None:
+    down = next((c for c in inner if result(c, chain) is not None), None) if products is None else flow.owners[products[-1]]
+    if down is None or down.module == module.module or not down.args:
         finds.missing |= dict.fromkeys(DENSE, "no module makes the MLP's output")
         return finds
     neurons = down.args[0]
@@ -65,6 +71,7 @@ def find_mixture(flow: Flow, module: Call, experts: Call) -> Finds:
         finds.sizes["intermediate_size"] = inner[0].output.shape[-1]
     _router(finds, flow, module, id(indices[1]))
     _slots(finds, flow, experts)
+    finds.made = experts.stop - 1
     _shared(finds, flow, module, experts)
     return finds
 
@@ -99,15 +106,94 @@ def _router(finds: Finds, flow: Flow, module: Call, indices: int) -> None:
                 break
     if "router_logits" not in finds.spots:
         finds.missing["router_logits"] = "the router's projection is the result of no call"
-    finds.traits["scoring"] = _scoring(flow, projections[-1] if projections else module.start, choice, module)
+    weights = id(finds.spots["expert_weights"].tensor)
+    finds.traits["scoring"] = _scoring(flow, module, projections[-1] if projections else None, choice, weights)
 
 
-def _scoring(flow: Flow, start: int, choice: int, module: Call) -> dict:
-    """How logits become weights, read off the operations between them."""
-    names = [flow.ops[i].name for i in range(start, choice)]
-    function = next((n for n in ("softmax", "sigmoid") if any(n in name for name in names)), "none")
-    after = [flow.ops[i].name for i in range(choice, module.stop)][:4]
-    return {"function": function, "renormalised": "sum" in after and any(name.startswith("div") for name in after)}
+@dataclass(frozen=True)
+class Scoring:
+    """How a router's logits become the weights of the chosen, read off the operations between them.
+
+    function: ``"softmax"``, ``"sigmoid"`` or ``"none"``, of the logits before the choice. biased: whether
+    a learned number per expert is added for the choice alone. masked: whether experts, in groups, are
+    struck out before it. after: ``"softmax"`` or ``"sigmoid"`` where that is taken of the chosen. renormalised: whether the chosen
+    weights are divided by their sum. factor: the number they are multiplied with at last, None where that is
+    learned. choice_only: whether the scores decide the choice and go into no weight.
+    """
+
+    function: str
+    biased: bool = False
+    masked: bool = False
+    after: str = "none"
+    renormalised: bool = False
+    factor: float | None = 1.0
+    choice_only: bool = False
+
+    @property
+    def words(self) -> str:
+        """In words, for a table."""
+        parts = [self.function if self.function != "none" else f"{self.after} of the chosen" if self.after != "none" else "as projected"]
+        parts += ["plus a selection bias"] if self.biased else []
+        parts += ["within the best groups"] if self.masked else []
+        return ", ".join(parts)
+
+
+_FUNCTIONS = ("softmax", "sigmoid")
+
+
+def _scoring(flow: Flow, module: Call, logits: int | None, choice: int, weights: int) -> Scoring:
+    """``logits`` is the operation that projects, ``choice`` the top-k, ``weights`` the tensor the experts are called with."""
+    start = logits if logits is not None else module.start
+    before = _sources(flow, flow.ops[choice].reads[0], choice, start)
+    names = [flow.ops[i].name for i in before]
+    function = next((f for f in _FUNCTIONS if any(f in name for name in names)), "none")
+    made = flow.maker(weights)
+    chosen = _sources(flow, weights, None if made is None else made + 1, start)
+    after = [i for i in chosen if i not in before and i > start]
+    late = [flow.ops[i].name for i in after if i > choice]
+    width = flow.tensors[flow.ops[choice].reads[0]].shape[-1]
+    adds = [i for i in before if flow.ops[i].name in ("add", "add_") and any(
+        isinstance(flow.tensors[k], (torch.nn.Parameter, torch.nn.Buffer)) or flow.maker(k, i) is None or flow.maker(k, i) < module.start
+        for read in flow.ops[i].reads for k in flow.back(read, i)[-1:] if flow.tensors[read].numel() == width)]
+    return Scoring(
+        function, bool(adds), any("masked_fill" in n or n == "where" for n in names),
+        next((f for f in _FUNCTIONS if any(f in n for n in late)), "none"),
+        any(n == "sum" for n in late) and any(n.startswith("div") for n in late), _factor(flow, [i for i in after if i > choice]), choice_only=not set(flow.ops[choice].makes) & _made(flow, chosen)
+        and flow.ops[choice].reads[0] not in _read(flow, chosen),
+    )
+
+
+def _factor(flow: Flow, ops: list[int]) -> float | None:
+    """The number that operations multiply with, None where a tensor that the module owns is among them."""
+    factor = 1.0
+    for index in ops:
+        if flow.ops[index].name in ("mul", "mul_"):
+            if len(flow.ops[index].reads) > 1:
+                return None
+            factor *= prod(flow.ops[index].numbers)
+    return factor
+
+
+def _sources(flow: Flow, key: int, before: int | None, start: int) -> list[int]:
+    """The operations after ``start`` that a tensor is made with, through floating-point tensors alone."""
+    found: set[int] = set()
+    todo = [(key, before)]
+    while todo:
+        key, before = todo.pop()
+        index = flow.maker(key, before)
+        if index is None or index < start or index in found or not flow.tensors[key].is_floating_point():
+            continue
+        found.add(index)
+        todo += [(k, index) for k in flow.ops[index].reads]
+    return sorted(found)
+
+
+def _made(flow: Flow, ops: list[int]) -> set[int]:
+    return {key for i in ops for key in flow.ops[i].makes if flow.tensors[key].is_floating_point()}
+
+
+def _read(flow: Flow, ops: list[int]) -> set[int]:
+    return {key for i in ops for key in flow.ops[i].reads}
 
 
 def _slots(finds: Finds, flow: Flow, experts: Call) -> None:
@@ -143,6 +229,7 @@ def _shared(finds: Finds, flow: Flow, module: Call, experts: Call) -> None:
         finds.missing["shared_expert_output"] = "what the shared expert adds is the result of no call"
         return
     finds.spots["shared_expert_output"] = spot
+    finds.made = adds[0]
     width = experts.output.shape[-1]
     shared = [c for c in inner if isinstance(c.output, torch.Tensor) and c.output.shape[-1] == width
               and c is not experts and any(True for _ in c.fn.children())]

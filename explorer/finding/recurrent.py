@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from explorer.finding.flow import PASSING, Call, Flow
 from explorer.finding.spots import Finds, Spot, around, bound, maker_spot
+from explorer.finding.stream import Part
 from explorer.vocabulary import REPLAYED
 
 #: What the delta rule's kernels call their arguments, by value.
 ARGUMENTS = dict(zip(REPLAYED, ("query", "key", "value", "g", "beta", "initial_state"), strict=True))
 
 
-def kernel(flow: Flow, module: Call) -> Call | None:
+@dataclass(frozen=True)
+class Kernel:
+    """The call of a recurrence, and the host whose values it takes and returns."""
+
+    host: str
+    call: Call
+
+
+def kernel(flow: Flow, module: Call) -> Kernel | None:
     """The call in the module's own forward that takes decays and write strengths and returns
     read-outs and a state."""
     for call in flow.inside(module):
         if call.module == module.module and len(call.labels) == 1 and inspect.isfunction(call.fn):
             names = inspect.signature(inspect.unwrap(call.fn)).parameters
             if set(ARGUMENTS.values()) <= set(names):
-                return call
+                return Kernel("linear_attn", call)
     return None
 
 
-def find_recurrent(flow: Flow, module: Call) -> Finds:
+def find_recurrent(flow: Flow, module: Call, part: Part) -> Finds:
     """Spots of one gated-delta-rule mixer that ran once."""
     finds = Finds(module.module)
-    call = kernel(flow, module)
+    call = kernel(flow, module).call
     spots = {name: bound(call, argument) for name, argument in ARGUMENTS.items()}
     values = spots["attention_values"].tensor
     heads = values.shape[2]

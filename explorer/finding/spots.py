@@ -81,13 +81,17 @@ def _parameters(fn: Any) -> list[str]:
 
 @dataclass
 class Finds:
-    """What was found on one host of one block: spots by value name, sizes, and why the rest is missing."""
+    """What was found on one host of one block: spots by value name, sizes, and why the rest is missing.
+
+    ``made`` is the operation that made its result, where that is not the last one that multiplies with weights.
+    """
 
     module: str
     spots: dict[str, Spot] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     traits: dict[str, Any] = field(default_factory=dict)
+    made: int | None = None
 
 
 def result(call: Call, keys: Iterable[int]) -> Spot | None:

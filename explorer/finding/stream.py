@@ -1,0 +1,208 @@
+"""The stream through one block: what is added to it, and the part of the forward that makes each addend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from explorer.finding.flow import PASSING, Call, Flow, tensors
+from explorer.finding.spots import Spot, argument, innermost, result
+
+#: Operations that multiply with weights.
+_PRODUCTS = frozenset("mm addmm bmm baddbmm matmul linear _grouped_mm convolution mv addmv dot".split())
+_ADDS = ("add", "add_")
+
+
+class CannotFollow(ValueError):
+    """The block's output is not its input plus a sum of things that can be told apart."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One addend of a block and what made it.
+
+    key: the tensor. add: the operation that adds it. ops: the operations that made it of the
+    stream. stage: how many addends the stream had taken up when this part read it, None
+    where it read several stages or none.
+    """
+
+    key: int
+    add: int
+    ops: frozenset[int]
+    stage: int | None
+
+
+def stream(block: Call) -> torch.Tensor:
+    """The stream as it enters a block: the first tensor the block is called with."""
+    return next(tensors((block.args, block.kwargs)))
+
+
+def addends(flow: Flow, block: Call) -> list[tuple[int, int]]:
+    """What the block adds, first to last: (tensor, the add that adds it).
+
+    Walks back from the block's output along the adds to its input; the other
+    operand of each add is an addend. Raises CannotFollow when no such path exists.
+    """
+    entering, leaving = id(stream(block)), next(tensors(block.output))
+
+    def walk(key: int, before: int | None) -> list[tuple[int, int]] | None:
+        while (index := flow.maker(key, before)) is not None and index >= block.start:
+            op = flow.ops[index]
+            if op.name in PASSING:
+                key, before = op.reads[0], index
+                continue
+            if op.name in _ADDS and len(op.reads) == 2:
+                for main, other in (op.reads, op.reads[::-1]):
+                    if (rest := walk(main, index)) is not None:
+                        return [*rest, (other, index)]
+            return None
+        # Nothing in the block made it or changed it in place: it is the stream as it came, or no part of it.
+        return [] if key == entering else None
+
+    found = walk(id(leaving), None)
+    if found is None:
+        raise CannotFollow(f"the output of {block.module} is not its input plus a sum of addends")
+    return found
+
+
+def parts(flow: Flow, block: Call) -> list[Part]:
+    """The block's addends, first to last. A sum of two that the block itself adds up is left whole; see `halves`."""
+    found = addends(flow, block)
+    stages = {add: number for number, (_, add) in enumerate(found, 1)}
+    return [_part(flow, block, key, add, stages) for key, add in found]
+
+
+def halves(flow: Flow, block: Call, part: Part) -> list[Part]:
+    """The two addends that the block itself added up before it added the sum, or the part alone where it did not."""
+    *_, last = flow.back(part.key, part.add)
+    index = flow.maker(last, part.add)
+    if index is None or index < block.start or flow.ops[index].name not in _ADDS or len(flow.ops[index].reads) != 2:
+        return [part]
+    if flow.owners[index] is not block:
+        return [part]
+    shape = flow.tensors[last].shape
+    if any(flow.tensors[key].shape != shape for key in flow.ops[index].reads):
+        return [part]
+    stages = {add: number for number, (_, add) in enumerate(addends(flow, block), 1)}
+    pair = [_part(flow, block, key, index, stages) for key in flow.ops[index].reads]
+    pair.sort(key=lambda one: max(one.ops, default=0))
+    weights = [set(weighted(flow, one)) for one in pair]
+    return [piece for one in pair for piece in halves(flow, block, one)] if all(weights) and not weights[0] & weights[1] else [part]
+
+
+def _part(flow: Flow, block: Call, key: int, add: int, stages: dict[int, int]) -> Part:
+    """Walks back from an addend to the stream; ``stages`` numbers the adds that make the stream."""
+    entering = id(stream(block))
+    ops: set[int] = set()
+    read: set[int] = set()
+    todo = [(key, add)]
+    while todo:
+        tensor, before = todo.pop()
+        index = flow.maker(tensor, before)
+        if index is None or index < block.start:
+            if tensor == entering:
+                read.add(0)
+        elif index in stages:
+            read.add(stages[index])
+        elif index not in ops:
+            ops.add(index)
+            todo += [(source, index) for source in flow.ops[index].reads]
+    return Part(key, add, frozenset(ops), read.pop() if len(read) == 1 else None)
+
+
+def weighted(flow: Flow, part: Part) -> list[int]:
+    """The operations of a part that multiply with a parameter, in order."""
+    return [i for i in sorted(part.ops) if flow.ops[i].name in _PRODUCTS
+            and any(isinstance(flow.tensors[k], torch.nn.Parameter) for read in flow.ops[i].reads for k in flow.back(read, i))]
+
+
+def home(flow: Flow, block: Call, part: Part) -> Call:
+    """The smallest module that does all of a part's work with weights; the part as a call of the block's own where none does.
+
+    Raises CannotFollow for a part that has no weights.
+    """
+    products = weighted(flow, part)
+    if not products:
+        raise CannotFollow(f"an addend of {block.module} is made without weights")
+    path = block.module
+    owners = [flow.owners[i].module.split(".") for i in products]
+    shared = [names[0] for names in zip(*owners) if len(set(names)) == 1]
+    if len({tuple(names) for names in owners}) == 1 and len(shared) > path.count(".") + 2:
+        shared.pop()  # one matrix is a layer of something
+    while len(shared) > path.count(".") + 1:
+        call = flow.module(".".join(shared))
+        if call is not None and all(call.start <= i < call.stop for i in products):
+            return call
+        shared.pop()
+    return _piece(flow, block, part)
+
+
+def _piece(flow: Flow, block: Call, part: Part) -> Call:
+    """A part without a module, as a call of the block's module that spans its operations."""
+    start, stop = min(part.ops), max(part.ops) + 1
+    inner = [c for c in flow.inside(block) if c.start < c.stop and start <= c.start and c.stop <= stop]
+    began, ended = min(c.began for c in inner), max(c.ended for c in inner)
+    first = weighted(flow, part)[0]
+    reads = [k for k in flow.ops[first].reads if not isinstance(flow.tensors[k], torch.nn.Parameter)]
+    entering = next((flow.tensors[k] for k in reads if not _of_weights(flow, k, first)), flow.tensors[reads[0]])
+    return Call(block.module, (), block.fn, (entering,), {}, start, flow.tensors[part.key], stop, block.parent, began, ended, part_of=block)
+
+
+def _of_weights(flow: Flow, key: int, before: int) -> bool:
+    return any(isinstance(flow.tensors[k], torch.nn.Parameter) for k in flow.back(key, before))
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What is done to a result before the block adds it: modules that multiply with no matrix, in order, and scaling.
+
+    followed: whether that is all.
+    """
+
+    modules: tuple[str, ...]
+    scaled: bool
+    followed: bool
+
+
+def tail(flow: Flow, block: Call, part: Part, made: int) -> Tail:
+    """What a part does after operation ``made``, which finished its work with weights."""
+    maker = flow.owners[made]
+    modules: list[str] = []
+    scaled, strange = False, False
+    for index in sorted(i for i in part.ops if i > made):
+        owner, op = flow.owners[index], flow.ops[index]
+        if owner is maker and maker is not block:
+            continue
+        if owner is not block and not any(True for _ in owner.fn.children()) and any(True for _ in owner.fn.parameters()):
+            modules += [owner.module] if owner.module not in modules else []
+        elif op.name in ("mul", "mul_", "div", "div_"):
+            scaled = True
+        elif op.name not in PASSING:
+            strange = True
+    return Tail(tuple(modules), scaled, not strange)
+
+
+def addend_spot(flow: Flow, block: Call, part: Part) -> Spot:
+    """Where an addend is handed over: the outermost module that returns it, else the call or operator that makes it.
+
+    Raises CannotFollow where it is the result of no call.
+    """
+    chain = flow.back(part.key, part.add)
+    made = [spot for call in flow.inside(block) if (spot := result(call, chain)) is not None and _intact(flow, spot, part.add)]
+    modules = [spot for spot in made if not spot.call.labels]
+    if modules:
+        return min(modules, key=lambda spot: spot.call.module.count("."))
+    own = [spot for spot in made if spot.call.fn is not None]
+    if own:
+        return min(own, key=lambda spot: (chain.index(id(spot.tensor)), len(spot.call.labels)))
+    for call in innermost(flow.inside(block), part.add):
+        if (spot := argument(call, chain)) is not None:
+            return spot
+    raise CannotFollow(f"an addend of {block.module} is the result of no call")
+
+
+def _intact(flow: Flow, spot: Spot, add: int) -> bool:
+    """Whether what a call returned reached an add unchanged, no operation having written into it."""
+    made = flow.maker(id(spot.tensor), add)
+    return made is None or made < spot.call.stop
