@@ -142,9 +142,13 @@ def _dtype(value: vocabulary.Value, shapes: Mapping[tuple[str, str], torch.Tenso
 
 
 def _first_envoy(model: LanguageModel, row: Row) -> Any:
+    """The envoy of the first block that has a value, or of the block itself where its host is no module."""
     layer = row.layers[0]
-    module = model.anatomy.block(layer).hosts[row.host].module
-    return model.layers[layer].get(module) if module else model.layers[layer]
+    return _envoy(model.layers[layer], model.anatomy.block(layer).hosts[row.host])
+
+
+def _envoy(block: Any, host: Host) -> Any:
+    return block.get(host.module) if host.module else block
 
 
 def config_of(model: LanguageModel) -> dict[str, Any]:
@@ -168,8 +172,8 @@ def _block(model: LanguageModel, block: Block) -> dict[str, Any]:
     hosts = {}
     for host in block.hosts.values():
         if host.places and host.name != "layers":
-            hosts[host.name] = {"path": host.module, "class": type(layer.get(host.module)._module).__name__, "sizes": host.sizes}
-    terms = [f"{sub.host}.{_addend(sub.host)}" for sub in block.sublayers]
+            hosts[host.name] = {"path": host.module, "class": type(_envoy(layer, host)._module).__name__, "sizes": host.sizes}
+    terms = [f"{vocabulary.HOSTS[sub.host].attribute}.{sub.output}" for sub in block.sublayers]
     return {
         "layers": list(block.layers),
         "class": type(layer._module).__name__,
@@ -177,10 +181,6 @@ def _block(model: LanguageModel, block: Block) -> dict[str, Any]:
         "sublayers": [_sublayer(block, index) for index in range(len(block.sublayers))],
         "identity": f"layers[i].input + {' + '.join(terms)} == layer_output",
     }
-
-
-def _addend(host: str) -> str:
-    return "mlp_output" if host == "mlp" else "attention_output"
 
 
 def _sublayer(block: Block, index: int) -> dict[str, Any]:
@@ -192,11 +192,12 @@ def _sublayer(block: Block, index: int) -> dict[str, Any]:
         "host": sub.host,
         "norm": None if sub.norm is None else {
             "module": sub.norm.rsplit(".", 1)[-1],
-            "value": ("attention_norm_output", "mlp_norm_output")[index],
+            "value": "attention_norm_output" if sub is block.normed[0] else "mlp_norm_output",
         },
         "summary": _summary(sub.role, host),
         "values": _values(block, host),
-        "output": _addend(sub.host),
+        "output": sub.output,
+        "stage": sub.stage,
         "steps": _steps(host),
         "router": None, "experts": None, "shared": None,
     }

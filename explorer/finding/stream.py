@@ -140,10 +140,11 @@ def home(flow: Flow, block: Call, part: Part) -> Call:
 
 def _piece(flow: Flow, block: Call, part: Part) -> Call:
     """A part without a module, as a call of the block's module that spans its operations."""
-    start, stop = min(part.ops), max(part.ops) + 1
+    first = weighted(flow, part)[0]
+    owner = flow.owners[first]
+    start, stop = first if owner is block else owner.start, max(part.ops) + 1
     inner = [c for c in flow.inside(block) if c.start < c.stop and start <= c.start and c.stop <= stop]
     began, ended = min(c.began for c in inner), max(c.ended for c in inner)
-    first = weighted(flow, part)[0]
     reads = [k for k in flow.ops[first].reads if not isinstance(flow.tensors[k], torch.nn.Parameter)]
     entering = next((flow.tensors[k] for k in reads if not _of_weights(flow, k, first)), flow.tensors[reads[0]])
     return Call(block.module, (), block.fn, (entering,), {}, start, flow.tensors[part.key], stop, block.parent, began, ended, part_of=block)
