@@ -56,8 +56,9 @@ class Settings:
 class Desk:
     """The open pages: who is in, and whether there is room for another.
 
-    A page that was closed or reloaded lingers on the server for a while; it does not
-    count, so nobody locks himself out by reloading.
+    A page takes its place when its script speaks, over a websocket: what was fetched and
+    never connected keeps nobody out. A page that was closed or reloaded lingers on the
+    server for a while; it does not count either, so nobody locks himself out by reloading.
     """
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
@@ -65,10 +66,19 @@ class Desk:
         self._open: dict[object, Callable[[], bool]] = {}
         self._lock = threading.Lock()
 
+    @property
+    def full(self) -> bool:
+        """Whether all places are taken now."""
+        with self._lock:
+            return self._full()
+
+    def _full(self) -> bool:
+        return sum(not gone() for gone in self._open.values()) >= self.most
+
     def enter(self, key: object, left: Callable[[], bool] = lambda: False) -> bool:
         """Take a place; False when all are taken. ``left()`` tells whether the page is no longer looked at."""
         with self._lock:
-            if sum(not gone() for gone in self._open.values()) >= self.most:
+            if self._full():
                 return False
             self._open[key] = left
             return True
@@ -77,22 +87,33 @@ class Desk:
         with self._lock:
             self._open.pop(key, None)
 
+    @property
+    def sentence(self) -> str:
+        """What a visitor is told when there is no room."""
+        return f"This explorer already has {self.most} pages open, which is its limit: close one, then reload."
+
 
 def page(services: Services, desk: Desk) -> pn.Template:
     """What one visitor gets: a page and its session, or the sentence that says why not."""
+    if desk.full:
+        return refused(desk.sentence)
     document = pn.state.curdoc
-    greeted = threading.Event()  # set once the page's script has spoken
-    if not desk.enter(document, lambda: greeted.is_set() and connections(document) == 0):
-        return refused(f"This explorer already has {desk.most} pages open, which is its limit: close one, then reload.")
     template, board, bridge = build()
     session = Session(
         services, board, send=bridge._send_msg,
         post=functools.partial(_post, document), together=functools.partial(pn.io.hold, document),
     )
 
+    @functools.cache
+    def admitted() -> bool:
+        """Settled by the first message: others may have come in since the page was fetched."""
+        return desk.enter(document, lambda: connections(document) == 0)
+
     def heard(event: object) -> None:
-        greeted.set()
-        session.receive(event.data)
+        if admitted():
+            session.receive(event.data)
+        else:
+            bridge._send_msg({"full": desk.sentence})
 
     bridge.on_msg(heard)
 

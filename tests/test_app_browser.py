@@ -389,3 +389,38 @@ def test_reloading_again_and_again_locks_nobody_out(opened):
         seen.page.reload()
         seen.page.wait_for_function(DRAWN)
     assert seen.page.query_selector("[data-full]") is None
+
+
+def arrived(page, address: str) -> None:
+    """Open a page that finds a place; those that were closed just now give theirs back in a moment."""
+    for _ in range(100):
+        page.goto(address, wait_until="commit")
+        page.wait_for_selector("h1")
+        if page.query_selector("[data-full]") is None:
+            break
+        page.wait_for_timeout(100)
+    page.wait_for_function("document.querySelector('[data-model]').options.length", timeout=60_000)
+
+
+def test_a_page_too_many_says_so_and_a_closed_one_gives_its_place_back(chromium, explorer):
+    context = chromium.new_context()
+    first, *_ = pages = [context.new_page() for _ in range(MOST_SESSIONS)]
+    for page in pages[:-1]:
+        arrived(page, explorer.at(prompt=PROMPT))
+    # Fetched while there is one place left, and slower to speak than the one that takes it.
+    slow, held = context.new_page(), []
+    slow.route("**/explorer.js", lambda route: held.append(route))
+    slow.goto(explorer.at(), wait_until="commit")
+    while not held:
+        slow.wait_for_timeout(50)
+    arrived(pages[-1], explorer.at(prompt=PROMPT))
+    held[0].continue_()
+    slow.wait_for_selector("[data-full]", timeout=60_000)
+    late = context.new_page()
+    late.goto(explorer.at())
+    for page in (slow, late):
+        assert f"{MOST_SESSIONS} pages open" in page.inner_text("[data-full][role=alert]")
+        assert page.query_selector("[data-run-form]") is None
+    first.close()
+    arrived(late, explorer.at(prompt=PROMPT))
+    context.close()

@@ -114,11 +114,19 @@ const HANDLERS = {
   attention(words) { drawAttention(words, state.selection, state.tokens); },
   part(words) { drawPart(words); },
   marks(words) { state.marks = words; mark(); },
+  // The last place was taken while this page was on its way.
+  full(text) {
+    const said = make("p", "notice", text), main = make("main");
+    said.setAttribute("role", "alert");
+    said.dataset.full = "";
+    main.append(said);
+    document.querySelector(".page")?.replaceWith(main);
+  },
   marked(seq) { painted(() => { document.body.dataset.marked = seq; }); },
   status(words) { state.status = words; drawStatus(); },
 };
 // What follows the selection is drawn after it.
-const ORDER = ["hello", "job", "notice", "run", "diagram", "interventions", "shown", "tab", "selection", "cards", "compare", "router", "attention", "part", "marks", "marked", "status"];
+const ORDER = ["full", "hello", "job", "notice", "run", "diagram", "interventions", "shown", "tab", "selection", "cards", "compare", "router", "attention", "part", "marks", "marked", "status"];
 
 function receive(event) {
   const message = event.data ?? event;
