@@ -29,10 +29,12 @@ def figures(model: PreTrainedModel, windows: Tensor, segments: Tensor) -> dict[s
     """
     size = segments.shape[1]
     twice = torch.cat([segments, segments], dim=1)
+    found = patterns(model, windows)
+    read_as = {"linear_attn_read_as": "absolute implied attention, each row divided by its sum; keys stand after the convolution"}
     return {
-        "previous_token": _strongest(patterns(model, windows), windows.shape[1], back=1, first=1),
+        "previous_token": _strongest(found, windows.shape[1], back=1, first=1),
         "induction_target": _strongest(patterns(model, twice), 2 * size, back=size - 1, first=size),
-        "linear_attn_read_as": "absolute implied attention, each row divided by its sum; keys stand after the convolution",
+        **(read_as if any(host == "linear_attn" for host, _ in found) else {}),
     }
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from explorer.specimens import heads
+from explorer.specimens import heads, sink_shares
 from explorer.specimens.batches import FIRST_WORD_ID
 
 WINDOW = 192
@@ -37,6 +37,7 @@ def all_figures(
     windows = unseen[: len(unseen) // WINDOW * WINDOW].view(-1, WINDOW)
     from_text = unseen[: SEGMENTS * SEGMENT].view(SEGMENTS, SEGMENT)
     from_chance = random_segments(model.config.vocab_size, seed)
+    sinks = sink_shares.figures(model, untrained, windows[:HEAD_ROWS], from_chance[:HEAD_ROWS])
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "text": text_figures(model, windows, seen),
@@ -49,6 +50,7 @@ def all_figures(
             "random": repetition_figures(model, from_chance),
         },
         "heads": heads.figures(model, windows[:HEAD_ROWS], from_chance[:HEAD_ROWS]),
+        **({"sinks": sinks} if sinks else {}),
         "versions": versions(),
     }
 

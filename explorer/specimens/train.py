@@ -1,5 +1,6 @@
-"""Trains the qwen3_next specimen and measures it: ``python -m explorer.specimens.train``.
+"""Trains a family's specimen and measures it: ``python -m explorer.specimens.train FAMILY``.
 
+How long is in the family's recipe, under ``training``; where it starts follows from what its blocks have, see start.py.
 The same versions, kind of processor and number of threads give the same
 weights. The text is what the ``bible`` command prints; see corpus.py.
 """
@@ -21,12 +22,12 @@ from transformers import PreTrainedModel
 from explorer.specimens import bpe, corpus, measure, start, weights
 from explorer.specimens.batches import Diet, Sampler
 from explorer.specimens.building import untrained
+from explorer.specimens.errors import SpecimenError, UnknownFamily
 from explorer.specimens.muon import Muon
 from explorer.specimens.recipes import FOLDER, Recipe, recipe
 
 FAMILY = "qwen3_next"
 ROWS = 8
-STEPS = 2600
 WARMUP = 60
 COPYING_SHARE = 0.15  # of all steps, before the text: copying is found much sooner where it is all there is
 COPYING = Diet(length=96, text=0.0, text_twice=0.0, segment=(8, 24))
@@ -77,11 +78,11 @@ def rate_at(step: int, steps: int) -> float:
 
 
 def optimizers_of(model: PreTrainedModel) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the blocks, Adam for embedding, head, routers, convolutions and vectors."""
+    """Muon for the matrices inside the blocks, Adam for embedding, head, routers, convolutions, biases and vectors."""
     embedding = model.model.embed_tokens.weight
     inner = [
         p for name, p in model.model.layers.named_parameters()
-        if p.dim() > 1 and p.shape[0] > 1 and "conv1d" not in name and not name.endswith("mlp.gate.weight")
+        if p.dim() > 1 and p.shape[0] > 1 and "conv1d" not in name and not _row_per_expert(p, model.config.num_experts)
     ]
     placed = {id(p) for p in (*inner, embedding)}
     rest = [p for p in model.parameters() if id(p) not in placed]
@@ -90,6 +91,11 @@ def optimizers_of(model: PreTrainedModel) -> list[torch.optim.Optimizer]:
         Muon(inner, lr=MUON_RATE, weight_decay=WEIGHT_DECAY),
         torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-9, weight_decay=0.0, fused=True),
     ]
+
+
+def _row_per_expert(parameter: torch.Tensor, experts: int) -> bool:
+    """Whether it is a router or one bias per expert: rows that are no directions of one matrix."""
+    return parameter.dim() == 2 and parameter.shape[0] == experts
 
 
 def train(model: PreTrainedModel, stream: torch.Tensor, steps: int, seed: int) -> int:
@@ -132,7 +138,8 @@ def _copying(model: PreTrainedModel, segments: torch.Tensor) -> str:
 def run(model: PreTrainedModel, made: Recipe, seen: torch.Tensor, steps: int, threads: int) -> dict[str, int]:
     """Trains the freshly drawn ``model`` on ``seen`` [tokens] in place; returns how it was done."""
     start.place(model, made.std)
-    model.set_attn_implementation("sdpa")  # the same mathematics as eager, faster; patterns are read in eager
+    if model._supports_sdpa:
+        model.set_attn_implementation("sdpa")  # the same mathematics as eager, faster; patterns are read in eager
     model.set_experts_implementation("eager")
     started, worked = time.perf_counter(), time.process_time()
     shown = train(model, seen, steps, made.seed)
@@ -146,19 +153,59 @@ def run(model: PreTrainedModel, made: Recipe, seen: torch.Tensor, steps: int, th
     }
 
 
+def steps_of(family: str) -> int:
+    """How many steps the recipe of ``family`` asks for.
+
+    Raises UnknownFamily, or SpecimenError with one sentence where the family's specimen is drawn, not trained.
+    """
+    if recipe(family).weights is None:
+        raise SpecimenError(f"The specimen of {family} is drawn from a seed, not trained: its recipe names no weights file.")
+    return json.loads((FOLDER / f"{family}.json").read_text(encoding="utf-8"))["training"]["steps"]
+
+
 def write_figures(path: Path, figures: dict[str, Any]) -> None:
     text = json.dumps(figures, indent=2) + "\n"
     path.write_text(text, encoding="utf-8")
     print(text, end="")
 
 
+def at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, not {text!r}")
+    return int(text)
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m explorer.specimens.train", description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps (%(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads (%(default)s)")
+    parser.add_argument("family", metavar="FAMILY", nargs="?", default=FAMILY, help="the specimen to train (%(default)s)")
+    parser.add_argument("--steps", type=at_least_one, help="optimizer steps (as many as the recipe says)")
+    parser.add_argument("--threads", type=at_least_one, default=1, help="torch threads (%(default)s)")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder for the weights and the measurements")
     parser.add_argument("--measure-only", action="store_true", help="measure the weights in the folder, train nothing")
     return parser.parse_args(arguments)
+
+
+def work(family: str, out: Path, steps: int | None, threads: int, measure_only: bool) -> None:
+    """Trains the specimen of ``family`` unless it is to be measured only, and writes weights and figures to ``out``.
+
+    Raises UnknownFamily, SpecimenError or CorpusError, each with one sentence.
+    """
+    planned = steps_of(family)
+    kept, held_out = corpus.split(corpus.chapters(corpus.read_verses()))
+    seen, unseen = encode(kept), encode(held_out)
+    made = recipe(family)
+    path, figures_path = out / made.weights.name, out / made.measured_path.name
+    model = untrained(family)
+    if measure_only:
+        weights.load(model, path)
+        training = json.loads(figures_path.read_text(encoding="utf-8"))["training"]
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+        training = run(model, made, seen, steps or planned, threads)
+        weights.save(model, path)
+        weights.load(model, path)  # measure what is shipped: the rounded numbers
+    figures = measure.all_figures(model, untrained(family), seen, unseen, made.seed)
+    write_figures(figures_path, {"training": training, **figures})
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -166,22 +213,10 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     torch.use_deterministic_algorithms(True)
     try:
-        kept, held_out = corpus.split(corpus.chapters(corpus.read_verses()))
-    except corpus.CorpusError as error:
+        work(**vars(options))
+    except (UnknownFamily, SpecimenError, corpus.CorpusError) as error:
         print(error, file=sys.stderr)
         return 2
-    seen, unseen = encode(kept), encode(held_out)
-    made = recipe(FAMILY)
-    path, figures_path = options.out / made.weights.name, options.out / made.measured_path.name
-    model = untrained(FAMILY)
-    if options.measure_only:
-        training = json.loads(figures_path.read_text(encoding="utf-8"))["training"]
-    else:
-        training = run(model, made, seen, options.steps, options.threads)
-        weights.save(model, path)
-    weights.load(model, path)  # measure what is shipped: the rounded numbers
-    figures = measure.all_figures(model, untrained(FAMILY), seen, unseen, made.seed)
-    write_figures(figures_path, {"training": training, **figures})
     return 0
 
 

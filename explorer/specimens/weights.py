@@ -26,8 +26,10 @@ def fill(model: nn.Module, seed: int, std: float, norm_std: float) -> None:
     flat. Norm weights keep the value the class starts them at (1, or 0 where it multiplies by
     1 + weight) plus noise of deviation ``norm_std``, so that the two conventions can be told apart;
     so do other numbers of one value throughout, among them the buffers that a checkpoint stores
-    (a selection bias, a block's scale), which would go unseen at 0 or 1.
+    (a selection bias, a block's scale), which would go unseen at 0 or 1. Vectors that the class
+    starts at random (sinks, a router's bias) are drawn as the class draws them, plus the same noise.
     """
+    _draw_vectors_again(model, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -36,6 +38,15 @@ def fill(model: nn.Module, seed: int, std: float, norm_std: float) -> None:
         for name, buffer in model.named_buffers():
             if name in stored and buffer.is_floating_point() and buffer.dim() and _constant(buffer):
                 buffer.add_(norm_std * torch.randn(buffer.shape, generator=generator))
+
+
+def _draw_vectors_again(model: nn.Module, seed: int) -> None:
+    """Lets the class start its random vectors anew from ``seed``: when the model was built, nothing fixed them."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for module in model.modules():
+            if any(p.dim() == 1 and not _constant(p) for p in module.parameters(recurse=False)):
+                model._init_weights(module)
 
 
 def _draw(name: str, parameter: torch.Tensor, generator: torch.Generator, std: float, norm_std: float) -> torch.Tensor:
@@ -90,7 +101,7 @@ def load(model: nn.Module, path: Path) -> None:
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
     if not path.is_file():
-        raise SpecimenError(f"The weights file {path.name} is missing; train it with python -m explorer.specimens.train.")
+        raise SpecimenError(f"The weights file {path.name} is missing; train it with python -m explorer.specimens.train {path.stem}.")
     try:
         return load_file(str(path))
     except (SafetensorError, OSError) as error:
