@@ -17,7 +17,7 @@ CHROMIUM := /usr/bin/chromium
 # What the site is made from, without what a build writes beside it: an unchanged site is not built twice.
 BUILT := $(OUT)/.built
 SOURCES := mkdocs.yml $(shell find explorer builder -type f -not -name '*.pyc') $(wildcard site/*/*/notes.md) \
-  site/how-the-parts-fit.md $(wildcard site/assets/bestiary.*)
+  site/how-the-parts-fit.md $(wildcard site/coverage.json site/assets/bestiary.*)
 
 .PHONY: demo test site check bench weights browser clean
 
@@ -71,5 +71,5 @@ browser:
 
 clean:
 	rm -rf $(VENV) $(OUT) build *.egg-info .pytest_cache
-	rm -f site/index.md site/families/*/index.md site/guides/*.md site/assets/palette.css site/assets/block-diagram.*
+	rm -f site/index.md site/coverage.md site/families/*/index.md site/guides/*.md site/assets/palette.css site/assets/block-diagram.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

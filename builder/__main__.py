@@ -47,6 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     checks = commands.add_parser("check", help="run the contract on the specimens")
     checks.add_argument("families", nargs="*", metavar="FAMILY")
     checks.add_argument("--json", action="store_true")
+    checks.add_argument("--all", action="store_true", help="every decoder of transformers, each in a process of its own")
+    checks.add_argument("--jobs", type=int, metavar="N", help="with --all: processes at a time, 1 or 2 (1 by default)")
+    checks.add_argument("--write", action="store_true", help="with --all: keep the outcomes as the site's data")
     checks.set_defaults(run=_check)
 
     commands.add_parser("bench", help="print the measurements")
@@ -90,9 +93,20 @@ def _build(asked: argparse.Namespace) -> int:
 
 def _check(asked: argparse.Namespace) -> int:
     from builder import collect
-    from builder.check import run
+    from builder.check import run, run_all
 
-    return run(collect.families(asked.families), asked.json)
+    if not asked.all:
+        if asked.jobs is not None or asked.write:
+            print("--jobs and --write go with --all.", file=sys.stderr)
+            return 2
+        return run(collect.families(asked.families), asked.json)
+    if asked.families:
+        print("--all is every family: name none beside it.", file=sys.stderr)
+        return 2
+    if asked.jobs not in (None, 1, 2):
+        print("--jobs takes 1 or 2: each process holds a model and its bfloat16 twin.", file=sys.stderr)
+        return 2
+    return run_all(asked.jobs or 1, asked.json, asked.write)
 
 
 if __name__ == "__main__":

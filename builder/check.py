@@ -1,4 +1,7 @@
-"""``python -m builder check``: the contract of each family's specimen, as a table or as JSON."""
+"""``python -m builder check``: the contract of each family's specimen, as a table or as JSON.
+
+With ``--all``, of every decoder of transformers, each in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
+
+from builder.limited import Limits
 
 if TYPE_CHECKING:
     from explorer.contract.report import Check, Report
@@ -33,6 +38,32 @@ def run(families: list[str], as_json: bool = False) -> int:
             print(f"{family}: {error}", file=sys.stderr)
     print(_json(reports, lost) if as_json else _tables(reports))
     return 1 if lost or any(report.failed for report in reports.values()) else 0
+
+
+def run_all(jobs: int, as_json: bool = False, write: bool = False, limits: Limits = Limits()) -> int:
+    """Prove the contract on every decoder-only model type and print how far each is covered.
+
+    ``write``: also keep the outcomes as the site's data. Returns 0, 1 when a law did not hold somewhere, or 2
+    when there is no site to keep them in.
+    """
+    from tqdm import tqdm
+
+    from builder import coverage
+
+    if write and not coverage.DATA.parent.is_dir():
+        print(f"There is no folder {coverage.DATA.parent} here: run --write from the root of the repository.", file=sys.stderr)
+        return 2
+    families = coverage.types()
+    outcomes: dict[str, coverage.Outcome] = {}
+    with tqdm(total=len(families), unit="family", desc="coverage", file=sys.stderr) as bar:
+        for family, found in coverage.sweep(families, jobs, limits):
+            outcomes[family] = found
+            bar.set_postfix_str(f"{family}: {found['verdict']}")
+            bar.update()
+    if write:
+        print(f"Written: {coverage.write(outcomes)}", file=sys.stderr)
+    print(json.dumps(dict(sorted(outcomes.items())), ensure_ascii=False, indent=1) if as_json else coverage.table(outcomes))
+    return 1 if any(found["verdict"] == "failed" for found in outcomes.values()) else 0
 
 
 def _proven(family: str) -> Report:

@@ -90,6 +90,7 @@ def _shared(site: Path) -> list[str]:
             failed.append(f"guide {name}: {_words(error)}")
             write.remove_guide(name, site=site)
     write.write_index(list(_records(site).values()), _metas(site), site=site)
+    write.write_coverage(_titles(site), site=site)
     return failed
 
 

@@ -2,7 +2,8 @@
 
 What is generated lies beside what is authored in the ``site`` folder and is never
 committed: ``families/<model type>/index.md``, ``guides/<name>.md`` (from
-``guides/<name>/notes.md``), ``guides/layouts.md``, ``index.md``, and copies of shared assets.
+``guides/<name>/notes.md``), ``guides/layouts.md``, ``index.md``, ``coverage.md`` (from
+``coverage.json``), and copies of shared assets.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from builder import render
+from builder import coverage, render
 from explorer.widgets import palette
 from explorer.widgets.diagram import ASSETS
 
@@ -87,6 +88,18 @@ def write_shared(*, site: Path = SITE) -> list[Path]:
     return written + [_write(site / "assets" / name, (ASSETS / name).read_text(encoding="utf-8")) for name in SHARED]
 
 
+def write_coverage(pages: Mapping[str, str], *, site: Path = SITE) -> Path | None:
+    """Write the coverage page from the data of the last full run; ``pages``: titles of the families that have one.
+
+    Without data there is no page.
+    """
+    kept = coverage.read(site / coverage.DATA.name)
+    if kept is None:
+        (site / "coverage.md").unlink(missing_ok=True)
+        return None
+    return _write(site / "coverage.md", coverage.page(kept, pages))
+
+
 def build_site(out: Path | str, *, families: Mapping[str, str] | None = None, config: Path = CONFIG, site: Path = SITE) -> Path:
     """Run mkdocs over ``site`` into ``out`` and return it.
 
@@ -121,6 +134,8 @@ def navigation(families: Mapping[str, str], site: Path = SITE) -> list[dict[str,
     pages: list[dict[str, Any]] = [{"Families": ["index.md", *({title: f"families/{name}/index.md"} for name, title in families.items())]}]
     guides = [f"guides/{name}.md" for name in guide_sources(site) if (site / "guides" / f"{name}.md").exists()]
     pages.append({"Guides": [*guides, "guides/layouts.md"]})
+    if (site / "coverage.md").exists():
+        pages.append({"Coverage": "coverage.md"})
     if (site / "how-the-parts-fit.md").exists():
         pages.append({"How the parts fit": "how-the-parts-fit.md"})
     return pages
@@ -167,7 +182,7 @@ def _writable(folder: Path) -> None:
 
 def clear(site: Path = SITE) -> None:
     """Remove everything this module generated in ``site``."""
-    generated = [site / "index.md", site / "guides" / "layouts.md", site / "assets" / "palette.css"]
+    generated = [site / "index.md", site / "coverage.md", site / "guides" / "layouts.md", site / "assets" / "palette.css"]
     generated += [site / "assets" / name for name in SHARED]
     generated += [*site.glob("families/*/index.md"), *(site / "guides" / f"{name}.md" for name in guide_sources(site))]
     for path in generated:

@@ -93,17 +93,21 @@
       remember({ traits: wanted.join(" "), value: text });
     }
 
-    // The values that were found, each a link to its row.
+    // The values that were found, each a link to its row where there is a page.
     say(card, found) {
       const line = card.querySelector(".found");
       line.hidden = found.length === 0;
       line.replaceChildren();
       for (const full of found.slice(0, 6)) {
         const cut = full.lastIndexOf(".");
-        const link = document.createElement("a");
-        link.href = `${card.dataset.page}#value-${full.slice(0, cut)}-${full.slice(cut + 1)}`;
         const code = document.createElement("code");
         code.textContent = full;
+        if (!card.dataset.page) {
+          line.append(code, " ");
+          continue;
+        }
+        const link = document.createElement("a");
+        link.href = `${card.dataset.page}#value-${full.slice(0, cut)}-${full.slice(cut + 1)}`;
         link.append(code);
         line.append(link, " ");
       }
