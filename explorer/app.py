@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import logging
@@ -13,12 +14,13 @@ import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import explorer.engine  # noqa: F401  before anything that imports transformers' modeling code
 
 import panel as pn
+from bokeh.document import Document
 
 from explorer.app_diagram import diagram
 from explorer.app_monitor import Lateness
@@ -98,10 +100,10 @@ def page(services: Services, desk: Desk) -> pn.Template:
     if desk.full:
         return refused(desk.sentence)
     document = pn.state.curdoc
-    template, board, bridge = build()
+    template, board, bridge = build(document)
     session = Session(
         services, board, send=bridge._send_msg,
-        post=functools.partial(_post, document), together=functools.partial(pn.io.hold, document),
+        post=functools.partial(_post, document), together=functools.partial(_together, document),
     )
 
     @functools.cache
@@ -125,13 +127,20 @@ def page(services: Services, desk: Desk) -> pn.Template:
     return template
 
 
-def connections(document: object) -> int:
+def connections(document: Document) -> int:
     """How many websockets look at a page now."""
     session = getattr(document.session_context, "session", None)
     return session.connection_count if session is not None else 0
 
 
-def _post(document: object, work: object) -> None:
+@contextlib.contextmanager
+def _together(document: Document) -> Iterator[None]:
+    """Send what is changed in one go. The models of the page are counted once, before anything is sent."""
+    with pn.io.hold(document), document.models.freeze():
+        yield
+
+
+def _post(document: Document, work: object) -> None:
     """Run ``work`` on the event loop, with the page's document; a page that is gone hears nothing."""
     try:
         document.add_next_tick_callback(work)

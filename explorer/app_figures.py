@@ -1,4 +1,4 @@
-"""The Bokeh figures of the explorer: each made once, then only its data is replaced.
+"""The Bokeh figures of the explorer: each made once, when it is first shown, then only its data is replaced.
 
 A figure of cells has one image glyph over bytes that index one palette; the
 palette's mapper is shared by all figures of a page and changes with the theme alone.
@@ -69,7 +69,7 @@ class Ink:
         self.ticker = BasicTicker(min_interval=1, desired_num_ticks=_TICKS, num_minor_ticks=0)
         self.policy = NoOverlap(min_distance=1)
         self.tools_style = InlineStyleSheet(css=_TOOLS_CSS)
-        self.figures: list[_Figure] = []
+        self._figures: list[_Figure] = []
 
     def role(self, name: str) -> str:
         return palette.ROLES[name].on(self.theme)
@@ -80,12 +80,20 @@ class Ink:
             return
         self.theme = theme
         self.mapper.palette = colours(theme)
-        for one in self.figures:
+        for one in self._figures:
             one.colour()
+
+    def add(self, figure: "_Figure") -> None:
+        """Let a figure follow the theme from now on."""
+        self._figures.append(figure)
+        figure.colour()
 
 
 class _Figure:
-    """What figures of cells and of lines share: axes, tools, colours, the pointer."""
+    """What figures of cells and of lines share: axes, tools, colours, the pointer.
+
+    A new one has no colours and belongs to no page: any thread may make it, then `Ink.add` colours it.
+    """
 
     def __init__(self, ink: Ink, name: str, tools: str, **options: object) -> None:
         self.ink, self.name = ink, name
@@ -102,7 +110,6 @@ class _Figure:
             axis.axis_label_text_font_style = "normal"
             axis.minor_tick_line_color = None
         self.figure.center = []  # no grid lines
-        ink.figures.append(self)
 
     def colour(self) -> None:
         muted = self.ink.role("muted")
@@ -182,7 +189,6 @@ class CellFigure(_Figure):
         for event in (RangesUpdate, Reset):
             self.figure.on_event(event, lambda event: self.window_changed())
         self._point_at(self.source)
-        self.colour()
 
     def colour(self) -> None:
         super().colour()
@@ -274,7 +280,6 @@ class MosaicFigure(_Figure):
         self.figure.add_layout(self._frame)
         self.figure.axis.visible = False
         self._point_at(None)
-        self.colour()
 
     def colour(self) -> None:
         super().colour()
@@ -314,12 +319,11 @@ class CurveFigure(_Figure):
         self.figure.xaxis[0].update(ticker=ink.ticker, major_label_policy=ink.policy, major_label_orientation="vertical")
         self._shown: Curves | None = None
         self._point_at(None)
-        self.colour()
 
     def colour(self) -> None:
         super().colour()
         self._span.line_color = self.ink.role("ink")
-        if getattr(self, "_shown", None) is not None:
+        if self._shown is not None:
             self.draw(self._shown)
 
     def draw(self, curves: Curves) -> None:

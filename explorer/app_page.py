@@ -36,16 +36,6 @@ class Bridge(pn.custom.JSComponent):
     """
 
 
-class Page(pn.Template):
-    """A template that counts the models of all its figures once, not again after each figure."""
-
-    def _init_doc(self, doc: Document | None = None, *args: object, **options: object) -> Document:
-        if doc is None:
-            return super()._init_doc(doc, *args, **options)
-        with doc.models.freeze():
-            return super()._init_doc(doc, *args, **options)
-
-
 @functools.cache
 def theme_css() -> str:
     """The roles of both themes and the ramps of the heatmaps, as custom properties."""
@@ -63,14 +53,17 @@ def _gradient(ramp: Sequence[str]) -> str:
     return f"linear-gradient(to right, {', '.join(stops)})"
 
 
-def build() -> tuple[pn.Template, Board, Bridge]:
-    """A page with all its figures, empty, and the bridge to it."""
+def build(document: Document) -> tuple[pn.Template, Board, Bridge]:
+    """A page with a place for each of its figures, and the bridge to it.
+
+    The places are plain Bokeh, in ``document`` from the start: figures come and change without Panel.
+    """
     board, bridge = Board(Ink()), Bridge()
-    page = Page(_PAGE.read_text(encoding="utf-8"))
+    page = pn.Template(_PAGE.read_text(encoding="utf-8"))
     for name, value in _variables().items():
         page.add_variable(name, value)
-    for name, figure in board.figures.items():
-        page.add_panel(name, pn.pane.Bokeh(figure.figure, sizing_mode="stretch_both", margin=0))
+    for place in board.places.values():
+        document.add_root(place)
     page.add_panel("bridge", bridge)
     return page, board, bridge
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from bokeh.models import Column
+
 from explorer.app_figures import CellFigure, CurveFigure, Ink, MarkedFigure, MosaicFigure, Zoom
 from explorer.app_runs import Run
 from explorer.widgets import snippets, views_attention, views_next, views_part, views_router, views_state, views_stream
@@ -108,14 +110,36 @@ def look(card: Card, run: Run, chosen: Selection, zoom: Zoom | None) -> Looked:
 
 @dataclass
 class Board:
-    """The figures of one page, what is on them, and the words beside them."""
+    """The places of one page for figures, the figures made so far, what is on them, and the words beside them.
+
+    A figure is made when there is first something to draw on it (`make`, in any thread but one
+    at a time) and put in its place with the drawing; ``wire`` then connects what is done on it.
+    """
 
     ink: Ink
+    wire: Callable[[str, Any], None] = lambda name, figure: None
+    places: dict[str, Column] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
     on_them: dict[str, tuple] = field(default_factory=dict)
+    _made: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.figures = {card.name: card.kind(self.ink, card.name) for card in CARDS}
+        self.places = {card.name: Column(name=card.name, sizing_mode="stretch_both") for card in CARDS}
+
+    def make(self, looked: Looked) -> None:
+        """Have a figure ready for what was looked up, where it needs one and there is none."""
+        card = looked.card
+        if card.name not in self._made and not isinstance(looked.view, Refusal):
+            self._made[card.name] = card.kind(self.ink, card.name)
+
+    def _figure(self, name: str) -> Any:
+        """The figure of a card, in its place on the page."""
+        if name not in self.figures:
+            figure = self.figures[name] = self._made[name]
+            self.ink.add(figure)
+            self.wire(name, figure)
+            self.places[name].children = [figure.figure]
+        return self.figures[name]
 
     def stale(self, tab: str, run: Run, other: Run | None, chosen: Selection) -> list[Card]:
         """The cards in view whose picture is no longer the one asked for."""
@@ -126,16 +150,17 @@ class Board:
         ]
 
     def zoom_of(self, card: Card) -> Zoom | None:
-        """What the card's figure has in view, None for a figure that is always seen whole."""
-        figure = self.figures[card.name]
+        """What the card's figure has in view, None for one that is always seen whole or not there yet."""
+        figure = self.figures.get(card.name)
         return figure.zoom() if isinstance(figure, CellFigure) else None
 
     def put(self, looked: Looked, chosen: Selection) -> dict[str, Any]:
-        """Put a picture on its figure; returns the words of the card."""
-        card, view, figure = looked.card, looked.view, self.figures[looked.card.name]
+        """Put a picture on its figure, which `make` has made; returns the words of the card."""
+        card, view = looked.card, looked.view
         self.on_them[card.name] = looked.key
         if isinstance(view, Refusal):
             return {"refusal": view.reason, "title": None}
+        figure = self._figure(card.name)
         if isinstance(view, Heatmap):
             figure.draw(view, looked.drawn)
         elif isinstance(view, Mosaic):
@@ -147,8 +172,8 @@ class Board:
     def follow(self, tab: str, chosen: Selection) -> None:
         """Move the dashed lines and the frame to the selected token and head."""
         for card in CARDS:
-            figure = self.figures[card.name]
-            if card.tab != tab or card.name not in self.on_them:
+            figure = self.figures.get(card.name)
+            if card.tab != tab or card.name not in self.on_them or figure is None:
                 continue
             if isinstance(figure, MosaicFigure) and figure.drawn is not None:
                 figure.frame(chosen.head)

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from explorer.app_figures import CellFigure, MosaicFigure
 from explorer.app_monitor import Lateness
 from explorer.app_panels import TABS, Board, Looked, look, seen
 from explorer.app_runs import Run
@@ -76,13 +77,7 @@ class Session:
         self._pictures = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pictures")
         self._newest = 0
         self._closed = False
-        for card_name, figure in board.figures.items():
-            if hasattr(figure, "window_changed"):
-                figure.window_changed = lambda name=card_name: self._redraw(name)
-            if hasattr(figure, "drawn"):
-                figure.on_tap(lambda x, y, name=card_name: self._tapped_tile(name, x, y))
-            elif hasattr(figure, "window_changed"):
-                figure.on_tap(lambda x, y, name=card_name: self._tapped_cell(name, x, y))
+        board.wire = self._wire
 
     # -- messages from the page --------------------------------------------
 
@@ -124,8 +119,7 @@ class Session:
             self.board.ink.change("dark" if message.get("theme") == "dark" else "light")
 
     def _do_run(self, message: dict[str, Any]) -> None:
-        source, prompt = str(message.get("model") or ""), str(message.get("prompt") or "")
-        self._start(source, prompt)
+        self._start(str(message.get("model") or ""), str(message.get("prompt") or ""))
 
     def _do_cancel(self, message: dict[str, Any]) -> None:
         if self.job is not None:
@@ -287,6 +281,8 @@ class Session:
             if turn != self._newest:
                 return  # a newer selection is waiting behind this one
             looked = [look(card, seen(card, run, other), chosen, zoom) for card, zoom in cards]
+            for one in looked:
+                self.board.make(one)
             texts = self._texts(run, other, chosen, tab)
             self._post(lambda: self._put(turn, seq, (run, other), chosen, tab, looked, texts))
 
@@ -359,6 +355,14 @@ class Session:
             self._pictures.submit(guarded)
 
     # -- the figures --------------------------------------------------------
+
+    def _wire(self, name: str, figure: Any) -> None:
+        """Listen to what is done on a figure that has come onto the page."""
+        if isinstance(figure, MosaicFigure):
+            figure.on_tap(lambda x, y: self._tapped_tile(name, x, y))
+        elif isinstance(figure, CellFigure):
+            figure.window_changed = lambda: self._redraw(name)
+            figure.on_tap(lambda x, y: self._tapped_cell(name, x, y))
 
     def _tapped_tile(self, name: str, x: float, y: float) -> None:
         drawn = self.board.figures[name].drawn

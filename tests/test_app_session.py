@@ -16,6 +16,7 @@ from explorer import load
 from explorer.__main__ import main
 from explorer.app import MOST_SESSIONS, BusyPort, Desk, free_port, origins
 from explorer.app_worker import Job, Worker
+from explorer.widgets import palette
 from tests.app_page import HYBRID, PATIENCE, Page
 from tests.explorer_server import explorer  # noqa: F401  a fixture
 
@@ -164,6 +165,28 @@ def test_a_part_shows_facts_and_code(opened):
     opened.say(do="select", part="router_logit", seq=304)
     opened.answered(304)
     assert "router_logits" in opened.last("part")["refusal"], "nearest names are offered"
+
+
+def test_figures_are_made_when_there_is_first_something_to_draw_on_them():
+    page = Page()
+    board = page.session.board
+    assert not board.figures and not any(place.children for place in board.places.values())
+    page.start(tab="router", block=3)
+    made = dict(board.figures)
+    assert set(made) == {"router_grid", "router_load", "router_margin"}
+    page.say(do="select", tab="state", seq=1)
+    page.answered(1)
+    assert board.figures == made, "a block without a state needs no figure for one"
+    page.say(do="theme", theme="dark")
+    page.say(do="select", tab="attention", seq=2)
+    page.answered(2)
+    page.say(do="select", tab="router", block=0, seq=3)
+    page.answered(3)
+    assert set(board.figures) == {*made, "attention_all", "attention_one"} and made.items() <= board.figures.items()
+    for name, figure in board.figures.items():
+        assert board.places[name].children == [figure.figure]
+        assert figure.figure.outline_line_color == (None if name == "attention_all" else palette.ROLES["muted"].dark)
+    page.session.close()
 
 
 def test_an_intervention_changes_the_run_and_switching_it_off_takes_it_back():
