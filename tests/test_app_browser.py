@@ -246,7 +246,7 @@ def test_clicking_a_part_shows_the_tensor_itself(opened, model):
     space: dict = {}
     exec(compile(code, "<copied>", "exec"), space)  # noqa: S102  the page promises that it runs
     np.testing.assert_allclose(space["shown"].numpy(), decays.numpy(), atol=1e-6)
-    seen.settled(lambda: seen.page.keyboard.press("Escape") or seen.page.click(".bd-narrow [data-value=decays]"))
+    seen.settled(lambda: seen.page.keyboard.press("Escape"))
     assert seen.page.get_attribute("#tab-router", "aria-selected") == "true"
 
 
@@ -313,6 +313,33 @@ def test_a_path_that_leads_nowhere_is_said(opened):
     seen.page.click("[data-run]")
     seen.page.wait_for_selector("[data-notice]:not([hidden])")
     assert "/no/such/<b>folder</b>" in seen.text("[data-notice]")
+
+
+def test_on_a_narrow_page_a_click_leads_to_the_part_and_back(opened):
+    seen = opened(width=500, block=0)
+    pill = seen.page.locator(".bd-narrow [data-value=decays]")
+
+    def in_view(place) -> bool:
+        box = place.bounding_box()
+        return box is not None and 0 <= box["y"] and box["y"] + box["height"] <= 1000
+
+    seen.settled(pill.click)
+    assert in_view(seen.page.locator("[data-part-name]")) and in_view(seen.page.locator("#tab-tensor")) and not in_view(pill)
+    assert in_view(seen.page.locator("[data-card=part] .plot"))
+    seen.settled(lambda: seen.page.click("[data-let-go]"))
+    assert in_view(pill) and pill.get_attribute("aria-pressed") == "false"
+    seen.settled(pill.click)
+    seen.page.focus("[data-part-copy]")
+    seen.settled(lambda: seen.page.keyboard.press("Escape"))
+    assert in_view(pill) and seen.page.get_attribute("#tab-router", "aria-selected") == "true"
+    seen.settled(lambda: seen.page.evaluate("document.querySelector('block-diagram').layer = 1"))
+    assert in_view(pill), "moving the slider moves nothing else"
+
+
+def test_on_a_wide_page_a_click_scrolls_nothing(opened):
+    seen = opened(width=1440, block=0)
+    seen.settled(seen.page.locator(".bd-narrow [data-value=layer_input]").click)
+    assert seen.page.evaluate("scrollY") == 0 and seen.page.locator("[data-part-name]").bounding_box()["y"] < 400
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

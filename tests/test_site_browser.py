@@ -253,12 +253,20 @@ def test_at_500_pixels_the_boxes_stack_and_the_stream_stays(visit, address: str)
     assert card["y"] > boxes[1]["y"] + boxes[1]["height"]
     part(page, "decays", "linear_attn").click()
     assert "linear_attn.decays" in page.locator(".bd-card").inner_text()
+    card = page.locator(".bd-card").bounding_box()
+    assert 0 < card["y"] and card["y"] + card["height"] <= 900, "what was clicked is told in view"
+    assert "linear_attn.decays" in page.locator(".bd-card").inner_text(), "not of what came under the pointer"
+    page.locator(".bd-unpin").click()
+    where = part(page, "decays", "linear_attn")
+    assert 0 < where.bounding_box()["y"] < 900 and where.evaluate("(node) => node === document.activeElement")
 
 
 def test_at_desktop_width_the_card_stands_beside_the_diagram(visit, address: str) -> None:
     page = visit(address + HYBRID, width=1440).page
     stage_box, card = page.locator(".bd-stage").bounding_box(), page.locator(".bd-card").bounding_box()
     assert card["x"] >= stage_box["x"] + stage_box["width"] and card["y"] < stage_box["y"] + 40
+    page.evaluate("document.querySelector('.bd-stage').scrollIntoView({block: 'end'})")
+    assert 0 < page.locator(".bd-card").bounding_box()["y"] < 300, "it stays beside what is looked at"
     assert page.evaluate("document.documentElement.scrollWidth") <= 1440
 
 

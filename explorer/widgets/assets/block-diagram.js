@@ -14,6 +14,7 @@
   if (typeof customElements === "undefined" || customElements.get("block-diagram")) return;
 
   const HALF_TICK = 8; // half the width of the slider's thumb, see block-diagram.css
+  const HALF_LINE = 60; // a strip of the window, in pixels, in which hardly anything can be read
 
   function make(tag, className, text) {
     const node = document.createElement(tag);
@@ -34,6 +35,8 @@
     return words.join(", ") + (runs.length > most ? ", …" : "");
   }
 
+  const outOfView = ({ top, bottom }) => bottom < HALF_LINE || top > innerHeight - HALF_LINE;
+
   class BlockDiagram extends HTMLElement {
     #data = null;
     #drawings = new Map();
@@ -44,6 +47,7 @@
     #shown = null;
     #marks = null;
     #away = null;
+    #scrolled = false; // since the pointer last moved: what has come under it is not pointed at
 
     connectedCallback() {
       if (!this.#data) {
@@ -107,7 +111,8 @@
 
     #listen() {
       const part = (event) => event.target.closest && event.target.closest("[data-value]");
-      this.addEventListener("pointerover", (event) => { const at = part(event); if (at) this.#show(at.dataset); });
+      this.addEventListener("pointermove", (event) => { if (event.movementX || event.movementY) this.#scrolled = false; });
+      this.addEventListener("pointerover", (event) => { const at = part(event); if (at && !this.#scrolled) this.#show(at.dataset); });
       this.addEventListener("pointerout", (event) => {
         const to = event.relatedTarget;
         if (part(event) && !(to && to.closest && this.contains(to) && to.closest("[data-value]"))) this.#show(this.#pinned);
@@ -133,6 +138,18 @@
     #toggle({ value, host }) {
       const same = this.#pinned && this.#pinned.name === value && this.#pinned.host === host;
       this.#pin(same ? null : { name: value, host });
+      // On a narrow page the card lies below a drawing that may be longer than the window.
+      const card = same ? null : this.querySelector(".bd-card");
+      if (!card || !outOfView(card.getBoundingClientRect())) return;
+      this.#scrolled = true;
+      card.scrollIntoView({ block: "nearest" });
+    }
+
+    // Back from the card to the part it was about.
+    #letGo() {
+      const { name, host } = this.#pinned;
+      this.#pin(null);
+      for (const at of this.querySelectorAll(`[data-value="${name}"][data-host="${host}"]`)) if (at.getClientRects().length) at.focus();
     }
 
     #pin(part) {
@@ -293,7 +310,7 @@
       if (this.#pinned && this.#pinned.name === value.name && this.#pinned.host === value.host) {
         const free = make("button", "bd-unpin", "let go (Esc)");
         free.type = "button";
-        free.addEventListener("click", () => this.#pin(null));
+        free.addEventListener("click", () => this.#letGo());
         rows.push(free);
       }
       return rows;

@@ -150,20 +150,28 @@ function source() { return $("model").value === PATH ? $("path").value.trim() : 
 
 function partKey({ name, host }) { return host === "shared_experts" ? `${host}.${name}` : name; }
 
+const diagram = () => $("diagram").querySelector("block-diagram");
+
+// Where panels lie below the diagram, what a click there led to is out of view: go there, and back.
+function reveal(node, block) {
+  const { top, bottom } = node.getBoundingClientRect();
+  if (bottom < innerHeight / 4 || top > innerHeight / 2) node.scrollIntoView({ block });
+}
+
 // Let the diagram stand where the selection is; what it then tells is no news (see listen).
 function syncDiagram() {
-  const diagram = $("diagram").querySelector("block-diagram"), { block, part } = state.selection;
-  if (!diagram) return;
-  if (diagram.layer !== block) diagram.layer = block;
-  if ((diagram.pinned ? partKey(diagram.pinned) : "") === (part ?? "")) return;
+  const drawn = diagram(), { block, part } = state.selection;
+  if (!drawn) return;
+  if (drawn.layer !== block) drawn.layer = block;
+  if ((drawn.pinned ? partKey(drawn.pinned) : "") === (part ?? "")) return;
   const [host, name] = part.includes(".") ? part.split(".") : [undefined, part];
-  diagram.select(name || null, host);
+  drawn.select(name || null, host);
 }
 
 // Live marks belong to one block: they wait until the diagram stands on it.
 function mark() {
-  const diagram = $("diagram").querySelector("block-diagram");
-  if (diagram && state.marks?.block === diagram.layer) diagram.setMarks(state.marks);
+  const drawn = diagram();
+  if (drawn && state.marks?.block === drawn.layer) drawn.setMarks(state.marks);
 }
 
 function showTab() {
@@ -256,6 +264,9 @@ function listen() {
     if (part === (state.selection.part ?? "")) return;
     if (part && state.tab !== "tensor") state.tabBefore = state.tab;
     changeTab(part ? "tensor" : state.tab === "tensor" ? state.tabBefore ?? "router" : state.tab, { part });
+    if (part) return reveal($("panels"), "start");
+    const places = diagram().querySelectorAll(`[data-value="${detail.name}"][data-host="${detail.host}"]`);
+    for (const one of places) if (one.getClientRects().length) reveal(one, "center");
   });
   document.addEventListener("click", clicked);
   document.addEventListener("change", (event) => {
@@ -271,6 +282,7 @@ function clicked(event) {
   if (at.dataset.ablate !== undefined) addIntervention("expert", state.selection.block, Number(at.dataset.ablate));
   else if (at.dataset.drop !== undefined) intervene(state.interventions.filter((row, place) => place !== Number(at.dataset.drop)));
   else if (at.dataset.codeButton !== undefined) showCode(at);
+  else if (at.dataset.letGo !== undefined) diagram()?.select(null);
   else if (at.dataset.partCopy !== undefined) copy($("part-code").textContent, at);
   else if (at.dataset.expand !== undefined) expand(at.closest(".card"));
 }
@@ -313,6 +325,7 @@ function pressed(event) {
   if (event.key === "Escape") {
     const full = document.querySelector(".card.full");
     if (full) expand(full);
+    else if (state.selection.part && !event.target.closest?.("input, textarea, select")) diagram()?.select(null);
     return;
   }
   if (event.target.closest?.("input, textarea, select")) return;
