@@ -44,8 +44,8 @@ def ablate_expert(layer: int, expert: int) -> Edit:
     return JointEdit("expert_weights", layer, change, f"expert {expert} of block {layer} off", check)
 
 
-def zero_head(layer: int, head: int) -> Edit:
-    """Zero what one head of block ``layer`` hands to the rest of its mixer.
+def zero_head(layer: int, head: int, host: str | None = None) -> Edit:
+    """Zero what one head of block ``layer`` hands to the rest of its mixer; ``host`` says which, where the block has two.
 
     Works on softmax attention and on recurrent heads: ``attention_head_outputs``
     is [batch seq heads width] on both.
@@ -58,4 +58,5 @@ def zero_head(layer: int, head: int) -> Edit:
         outputs[:, :, head] = 0
         return outputs
 
-    return Edit("attention_head_outputs", layer, change, f"head {head} of block {layer} zeroed")
+    name = "attention_head_outputs" if host is None else f"{host}.attention_head_outputs"
+    return Edit(name, layer, change, f"head {head} of block {layer} zeroed")

@@ -15,7 +15,8 @@ import torch
 from explorer import vocabulary
 from explorer.engine import Envoy, Mediator, OutOfOrderError, WriteBack, eproperty
 from explorer.places import put, take
-from explorer.taps import REPLAY, HostTaps, Reach, Replay
+from explorer.replay import Replay
+from explorer.taps import REPLAY, HostTaps, Reach, Whole, plainly, replay_of
 
 if TYPE_CHECKING:
     from explorer.model import LanguageModel
@@ -46,7 +47,7 @@ class Visit:
         """The copy of one value; the same object however often it is read at this moment."""
         key = self._key(name, reach)
         if key not in self.views:
-            tensor = take(self.raw, reach.place) if self.native else self.raw[name]
+            tensor = take(self.raw, reach.place) if self.native else plainly(self.raw[name])
             copied = tensor.clone() if isinstance(tensor, torch.Tensor) else tensor
             self.views[key] = (name, copied, getattr(copied, "_version", 0), reach)
         return self.views[key][1]
@@ -70,7 +71,9 @@ class Visit:
         return changed
 
     def _put(self, raw: Any, name: str, reach: Reach, value: Any) -> Any:
-        return put(raw, reach.place, value) if self.native else {**raw, name: value}
+        if self.native:
+            return put(raw, reach.place, value)
+        return {**raw, name: Whole(value) if isinstance(raw[name], Whole) else value}
 
 
 class StandardValue(eproperty):
@@ -124,12 +127,12 @@ class Standard:
     def unknown(self, name: str) -> str:
         """What to say to somebody who asked for ``name`` here, where there is nothing of that name."""
         here = self.expression("").rstrip(".")
-        if name in vocabulary.HOSTS and self.layer is not None:
-            reason = self.model.anatomy.block(self.layer).hosts[name].missing
+        if (hosts := vocabulary.of_attribute(name)) and self.layer is not None:
+            reason = self.model.anatomy.block(self.layer).hosts[hosts[0]].missing
             return f"{here} has no {name}: {next(iter(reason.values()))}."
         there = [value.host for value in vocabulary.VALUES if value.name == name]
         if there:
-            return f"{here} has no {name}; it is a value of {' and '.join(vocabulary.HOSTS[h].path for h in there)}."
+            return f"{here} has no {name}; it is a value of {' and '.join(dict.fromkeys(vocabulary.HOSTS[h].path for h in there))}."
         names = [*vocabulary.BY_HOST[self.name], *self.sizes]
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
         return f"{here} has no {name}" + (f"; the nearest names are {', '.join(near)}." if near else ".")
@@ -181,19 +184,28 @@ class Standard:
         return visit
 
     def _derived(self, value: vocabulary.Value) -> Any:
-        if self.name == "linear_attn":
+        if self.name in vocabulary.RECURRENT:
             if value.name in self.missing:
                 raise Unavailable(f"{self.expression(value.name)} is unavailable: {self.missing[value.name]}.")
             mediator = self._mediator(value)
             if value.name == "state":
                 location = self.taps.state_location
                 return self._wait(mediator, location, value, None).clone()
-            replay = Replay(**self._visit(value, self.taps.reach["state_output"]).raw[REPLAY])
+            replay = replay_of(self.name, self._visit(value, self.taps.reach["state_output"]).raw[REPLAY])
+            self._complete(value, replay)
             return replay.states() if value.name == "states" else implied(replay, self.expression(value.name))
         if value.name in self.missing:
             raise Unavailable(f"{self.expression(value.name)} is unavailable: {self.missing[value.name]}.")
         reach = self.reach(vocabulary.BY_HOST[self.name][value.source])
         return COMPUTED[value.name](self._visit(value, reach).view(value.source, reach), self.sizes)
+
+    def _complete(self, value: vocabulary.Value, replay: Replay) -> None:
+        """Raise Unavailable where the call was of a kind that does not hold all its recurrence is run again from."""
+        lacks = [name for name in vocabulary.REPLAYS[self.name] if replay.given.get(name) is None and name not in (*self.missing, "state_input")]
+        if lacks:
+            raise Unavailable(
+                f"{self.expression(value.name)} is unavailable: a decoding step's kernel does not hold {lacks[0]}; trace the whole sequence at once."
+            )
 
     def _mediator(self, value: vocabulary.Value) -> Mediator:
         expression = self.expression(value.name)
@@ -223,7 +235,7 @@ class Standard:
             if mediator.iteration == 0 or mediator.occurrence(location) > wanted:
                 raise PassedBy(
                     f"{self.expression(value.name)} was never reached: the forward ran without the part it is in, "
-                    "which a skipped module or an early stop leaves out."
+                    "which a skipped module, an early stop or a call without a cache leaves out."
                 ) from None
             raise
         mediator._standard_last = (self, value.name)
@@ -264,7 +276,7 @@ class Standard:
 
 def implied(replay: Replay, expression: str) -> torch.Tensor:
     """The implied attention, refused where a state entered the call."""
-    if replay.state_input is not None:
+    if not replay.fresh:
         raise Unavailable(
             f"{expression} is unavailable: this call continues from a cached state, and the implied attention "
             "is that of a fresh prompt. Trace the whole sequence at once."

@@ -13,6 +13,7 @@ from explorer import vocabulary
 from explorer.edits import Edit
 from explorer.engine import TransformersModel
 from explorer.finding.discover import Anatomy, Host, unpadded
+from explorer.finding.structure import after_blocks
 from explorer.hosts import HOST_CLASSES, PART_CLASSES, BlocksEnvoy, HostEnvoy, Standard, Unavailable, host_class, implied
 from explorer.places import Place
 from explorer.printing import printout
@@ -40,6 +41,9 @@ def _top(anatomy: Anatomy, config: Any) -> Host:
         place("attention_mask", "", "input", "attention_mask", "the model's argument attention_mask"),
     ))
     missing = {}
+    if not anatomy.embedding_fits:
+        places.pop("token_embeddings")
+        missing["token_embeddings"] = "the embedding is narrower or wider than the stream, and projected into it"
     if anatomy.norm is None:
         missing["final_norm_output"] = "no module runs between the last block and the head"
     else:
@@ -67,8 +71,6 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
             rename[anatomy.norm] = "norm"
         if anatomy.frame.head != "lm_head":
             rename[anatomy.frame.head] = "lm_head"
-        for block in anatomy.blocks:
-            rename |= _aliases(block.hosts)
         super().__init__(  # the device is said, or the pipeline would move the model to one it likes
             module, tokenizer=tokenizer, task="text-generation", device=module.device, rename=rename, envoys=envoys
         )
@@ -76,6 +78,9 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         self.top = _top(anatomy, config)
         self.taps = Taps(module, anatomy, self.path, self.top)
         self._standard = Standard(self, "model", None, self.taps.hosts["model", None], self.top.missing, self._sizes(config))
+        object.__setattr__(self, "_mixers", [
+            tuple(sorted((name for name, host in anatomy.block(layer).hosts.items() if host.places and vocabulary.HOSTS[name].mixer),
+                         key=lambda name: name != "self_attn")) for layer in range(anatomy.frame.num_layers)])
         for layer in range(anatomy.frame.num_layers):
             for host in anatomy.block(layer).hosts.values():
                 self._bind(layer, host)
@@ -88,7 +93,14 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         if host.part:
             object.__setattr__(envoy, vocabulary.HOSTS[host.name].attribute, PART_CLASSES[host.name](envoy.path, standard))
         else:
-            object.__setattr__(envoy.get(host.module) if host.module else envoy, "_standard", standard)
+            found = envoy.get(host.module) if host.module else envoy
+            object.__setattr__(found, "_standard", standard)
+            if host.module and host.name != "shared_experts":
+                _alias(envoy, vocabulary.HOSTS[host.name].attribute, host.module)
+        for trait, alias in (("router", "router"), ("experts", "experts"), ("shared", "shared_experts")):
+            if path := host.traits.get(trait):
+                within = path.removeprefix(host.module).lstrip(".") if host.module else path
+                _alias(envoy.get(host.module) if host.module else getattr(envoy, "mlp"), alias, within, envoy if host.part else None)
 
     def _sizes(self, config: Any) -> dict[str, int]:
         """Sizes of the whole model: of its first attention and MLP where blocks have them."""
@@ -97,7 +109,8 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
             for name in ("num_heads", "num_kv_heads", "head_dim", "qk_head_dim"):
                 if name in block.hosts["self_attn"].sizes:
                     sizes.setdefault(name, block.hosts["self_attn"].sizes[name])
-        dense = getattr(config, "intermediate_size", None)
+        widths = [block.hosts["mlp"].sizes["intermediate_size"] for block in self.anatomy.blocks if "mlp_neurons" in block.hosts["mlp"].places]
+        dense = widths[0] if widths else getattr(config, "intermediate_size", None)
         if isinstance(dense, int):
             sizes["intermediate_size"] = dense
         return sizes
@@ -121,17 +134,20 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
     def size_notes(self) -> dict[str, str]:
         """What to know of a size: one that the configuration names and no block has."""
         width = self.sizes.get("intermediate_size")
-        widths = {block.hosts["mlp"].sizes.get("intermediate_size") for block in self.anatomy.blocks
-                  if "mlp_neurons" in block.hosts["mlp"].places}
+        widths = {block.hosts["mlp"].sizes.get("intermediate_size") for block in self.anatomy.blocks}
         if width is None or width in widths:
             return {}
-        return {"intermediate_size": "the configuration names this width of a dense MLP, but no block has one"}
+        return {"intermediate_size": "the configuration names this width of an MLP, but no block has one"}
 
     @property
     def kinds(self) -> list[str]:
-        """Each block's mixer, by host name."""
-        hosts = [self.anatomy.block(i).hosts for i in range(self.num_layers)]
-        return [next((n for n in ("linear_attn", "self_attn") if h[n].places), "none") for h in hosts]
+        """Each block's (first) mixer, by host name; ``"none"`` where it has none."""
+        return [mixers[0] if mixers else "none" for mixers in self.mixers]
+
+    @property
+    def mixers(self) -> list[tuple[str, ...]]:
+        """The hosts that mix positions on each block; attention first where it stands beside another."""
+        return self._mixers
 
     def layer_index(self, layer: int) -> int:
         """``layer`` as an index from 0, or ValueError when there is no such block."""
@@ -144,14 +160,16 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         return support(self.anatomy, self.top, None if layer is None else self.layer_index(layer))
 
     def reading_order(self, layer: int) -> list[str]:
-        """The values of a block in the order its forward passes them."""
-        return [f"{host}.{value}" if host != "layers" else value for host, value in self.anatomy.block(layer).order]
+        """The values of a block in the order the forward now running, or else one over a prompt, passes them."""
+        step = self.taps.step > 0 and self.taps.call.get("seq") == 1
+        return [f"{host}.{value}" if host != "layers" else value for host, value in self.anatomy.block(layer).passes(step)]
 
     def writable(self, name: str, layer: int | None) -> tuple[vocabulary.Value, HostTaps]:
         """The value called ``name`` on a block, to be written; raises with the reason when it cannot be."""
         values = vocabulary.lookup(name)
         index = None if layer is None else self.layer_index(layer)
-        for value in values:
+        mixers = () if index is None else self.mixers[index]
+        for value in sorted(values, key=lambda value: mixers.index(value.host) if value.host in mixers else 0):
             taps = self.taps.hosts.get((value.host, index))
             if taps is not None and value.name in taps.reach:
                 return value, taps
@@ -229,12 +247,13 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
             found, seconds = timed(lambda: record(self, inputs, rows, edits, progress, cancel))
         ids = token_ids(self, prompt)
         tokens = pieces(self.tokenizer, ids[0].tolist()) if ids.device.type != "meta" else []
-        return Recording(self.label, self.weights, ids, tokens, self.kinds, found, missing, seconds,
+        return Recording(self.label, self.weights, ids, tokens, self.mixers, found, missing, seconds,
                          tuple(edit.says or edit.value for edit in edits))
 
     def _replayed(self, key: tuple[str, int | None], replay: Any) -> torch.Tensor:
         name, layer = key
-        expression = f"model.layers[{layer}].linear_attn.{name}"
+        name = name.rpartition(".")[2]
+        expression = f"model.layers[{layer}].{vocabulary.HOSTS[replay.host].attribute}.{name}"
         return replay.states() if name == "states" else implied(replay, expression)
 
     # -- acting on the stream --------------------------------------------------
@@ -277,14 +296,18 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
             self.layers[layer].layer_output = stream + added
 
     def project_on_vocab(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The lens: logits [… vocab_size] of a stream [… hidden_size], through the final norm and the head.
+        """The lens: logits [… vocab_size] of a stream [… hidden_size], through all that comes after the last block.
 
-        Raises Unavailable on a model that does more to its logits than the head does.
+        That is the final norm and the head, and where the model scales or caps what they return, its own forward
+        with the blocks left out. Raises Unavailable for the latter inside a trace.
         """
-        if not self.anatomy.head_is_last:
-            raise Unavailable("This model scales or caps its logits past the head, which the lens cannot repeat; read logits in a trace.")
         with self.lock:  # or a run in another thread would take this for a part of itself
-            return self.lm_head(self.norm(hidden) if self.anatomy.norm is not None else hidden)
+            if self.anatomy.head_is_last and (self.anatomy.head_reads_norm or self.anatomy.norm is None):
+                return self.lm_head(self.norm(hidden) if self.anatomy.norm is not None else hidden)
+            if self.interleaver.interleaving:
+                raise Unavailable("This model scales or caps its logits: save the stream, and call project_on_vocab after the trace.")
+            last = self.anatomy.block(self.num_layers - 1)
+            return after_blocks(self.hf, self.anatomy.frame.blocks, last.hosts["layers"].traits["returns"], hidden)
 
     def top_tokens(self, hidden: torch.Tensor, k: int = 5) -> list:
         """The ``k`` likeliest next tokens of a stream vector [hidden_size], as (token, probability).
@@ -321,19 +344,16 @@ def _host_envoys(blocks: torch.nn.ModuleList, path: str, anatomy: Anatomy) -> di
     return envoys
 
 
-def _aliases(hosts: dict[str, Host]) -> dict[str, str]:
-    """Standard names for modules a block calls something else."""
-    found = {}
-    traits = hosts["mlp"].traits
-    for trait, alias in (("router", "router"), ("experts", "experts"), ("shared", "shared_experts")):
-        path = traits.get(trait)
-        if path and path.rsplit(".", 1)[-1] != alias:
-            found[path.rsplit(".", 1)[-1]] = alias
-    for name, host in hosts.items():
-        attribute = vocabulary.HOSTS[name].attribute
-        if name != "shared_experts" and host.module and host.module != attribute:
-            found[host.module] = attribute
-    return found
+def _alias(envoy: Any, alias: str, path: str, root: Any = None) -> None:
+    """Give a module below ``root`` (``envoy`` itself, where that is not said) its standard name on ``envoy``, on this block alone."""
+    target = (root or envoy).get(path)
+    if envoy.__dict__.get(alias) is target:
+        return
+    if alias in envoy.__dict__:
+        raise ValueError(f"{envoy.path} has a {alias} of its own, which is not the one meant by that name here.")
+    object.__setattr__(envoy, alias, target)
+    if isinstance(envoy, HostEnvoy):
+        envoy._aliases[alias] = path
 
 
 __all__ = ["LanguageModel", "Row"]

@@ -49,8 +49,9 @@ class Place:
         return (self.module, self.operation, self.side)
 
 
-def arrange(shape: tuple[int, ...], axes: tuple[str, ...], sizes: dict[str, int]) -> Arrangement | None:
-    """How ``axes`` lie in a tensor of ``shape``, or None when they do not.
+def arrange(shape: tuple[int, ...], axes: tuple[str, ...], sizes: dict[str, int],
+            order: tuple[str, ...] | None = None) -> Arrangement | None:
+    """How ``axes`` lie in a tensor of ``shape``, or None when they do not; ``order`` is theirs where it is known.
 
     Each native dimension is one axis, several neighbouring ones merged, or, where
     its extent is 1, none. The order asked for is tried first, so sizes that happen
@@ -58,7 +59,8 @@ def arrange(shape: tuple[int, ...], axes: tuple[str, ...], sizes: dict[str, int]
     """
     if any(axis not in sizes for axis in axes) or prod(shape) != prod(sizes[a] for a in axes):
         return None
-    return next((found for order in permutations(axes) if (found := _split(shape, order, sizes)) is not None), None)
+    orders = permutations(axes) if order is None else [order]
+    return next((found for order in orders if (found := _split(shape, order, sizes)) is not None), None)
 
 
 def _split(shape: tuple[int, ...], order: tuple[str, ...], sizes: dict[str, int]) -> Arrangement | None:
@@ -125,6 +127,8 @@ def take(container: Any, place: Place) -> Any:
         return args[place.element] if place.element < len(args) else None
     if place.element is None:
         return container
+    if isinstance(place.element, int) and not isinstance(container, (tuple, list)):
+        return container if place.element == 0 else None  # what returns a tuple elsewhere returns its first alone here
     return container[place.element]
 
 
@@ -141,6 +145,8 @@ def put(container: Any, place: Place, value: Any) -> Any:
         changed = type(container)(**container)
         changed[place.element] = value
         return changed
+    if not isinstance(container, (tuple, list)):
+        return value
     changed = list(container)
     changed[place.element] = value
     return type(container)(*changed) if hasattr(container, "_fields") else type(container)(changed)

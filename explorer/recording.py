@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from explorer import recurrence, vocabulary
+from explorer import vocabulary
 from explorer.edits import Edit, JointEdit
 from explorer.hosts import COMPUTED, Unavailable, implied
 from explorer.places import put, take
 from explorer.support import telling
-from explorer.taps import REPLAY, HostTaps, Reach, Replay
-from explorer.vocabulary import REPLAYED
+from explorer.replay import Replay
+from explorer.taps import REPLAY, HostTaps, Reach, Whole, plainly, replay_of
 
 if TYPE_CHECKING:
     from explorer.model import LanguageModel
@@ -39,7 +39,8 @@ class Recording:
     """What one forward was seen to do: plain tensors on the CPU, by value name and layer.
 
     ``rec["router_logits", 3]`` and, for the model's own values, ``rec["logits"]``;
-    every tensor is in the vocabulary's layout. ``kinds`` names each block's mixer;
+    every tensor is in the vocabulary's layout. ``mixers`` are the hosts that mix positions on each block, ``kinds``
+    the first of each; where a block has two, the second's values go by ``"mixer.state_output"``.
     ``bytes`` is what the tensors take; ``weights`` says what the numbers come from.
     """
 
@@ -47,7 +48,7 @@ class Recording:
     weights: str
     input_ids: torch.Tensor
     tokens: list[str]
-    kinds: list[str]
+    mixers: list[tuple[str, ...]]
     values: dict[Key, Any] = field(default_factory=dict)
     missing: dict[Key, str] = field(default_factory=dict)
     seconds: float = 0.0
@@ -70,8 +71,13 @@ class Recording:
         if layer is not None and -self.num_layers <= layer < 0:
             layer += self.num_layers
         host, _, bare = name.rpartition(".")
-        mixer = self.kinds[layer] if layer is not None and 0 <= layer < self.num_layers else host
-        if not host or host == "shared_experts" or (host in ("self_attn", "linear_attn") and host != mixer):
+        mixers = self.mixers[layer] if layer is not None and 0 <= layer < self.num_layers else ()
+        meant = [mixer for mixer in mixers if bare in vocabulary.BY_HOST[mixer]
+                 and (not host or host in (mixer, vocabulary.HOSTS[mixer].attribute))]
+        if meant:
+            return key_of(vocabulary.BY_HOST[meant[0]][bare], mixers), layer
+        if host == "shared_experts" or host and any(vocabulary.HOSTS[one].mixer for one in (*vocabulary.of_attribute(host), host)
+                                                    if one in vocabulary.HOSTS):
             return name, layer
         return bare, layer
 
@@ -103,36 +109,55 @@ class Recording:
             return f"There is no block {layer}: this recording has blocks {blocks}."
         if layer is not None and all(value.host == "model" for value in meant):
             return f"{name} is a value of the whole model: ask for it without a block."
-        if (host := name.rpartition(".")[0]) in ("self_attn", "linear_attn") and host != self.kinds[layer]:
-            return f"block {layer} has no {host}: its mixer is {self.kinds[layer]}."
+        host = name.rpartition(".")[0]
+        if layer is not None and host and all(value.host not in self.mixers[layer] for value in meant) and vocabulary.HOSTS[meant[0].host].mixer:
+            return f"block {layer} has no {host}: its mixer is {' and '.join(self.mixers[layer]) or 'none'}."
         return f"{name} was not asked for when this was recorded."
 
+    @property
+    def kinds(self) -> list[str]:
+        """Each block's (first) mixer, by host name; ``"none"`` where it has none."""
+        return [mixers[0] if mixers else "none" for mixers in self.mixers]
+
+    def recurrent(self, layer: int) -> str | None:
+        """The host of a block's recurrence, None where it has none."""
+        return next((mixer for mixer in self.mixers[layer] if mixer in vocabulary.RECURRENT), None)
+
     def replay(self, layer: int) -> Replay:
-        """The recurrent kernel's arguments on one block, to run again."""
-        return Replay(**{name: self.values.get((name, layer)) if name == "state_input" else self[f"linear_attn.{name}", layer]
-                         for name in REPLAYED})
+        """The recurrent kernel's arguments on one block, to run again; raises NotRecorded where one is not there."""
+        host = self.recurrent(layer)
+        if host is None:
+            raise NotRecorded(f"block {layer} has no recurrence to run again: its mixer is {self.kinds[layer]}.")
+        names = {name: key_of(vocabulary.BY_HOST[host][name], self.mixers[layer]) for name in vocabulary.REPLAYS[host]}
+        lacking = {name for name, key in names.items() if self.missing.get((key, layer), "").startswith("this ")}
+        return Replay(host, {name: self.values.get((key, layer)) if name == "state_input" or name in lacking else self[f"{host}.{name}", layer]
+                             for name, key in names.items()})
 
     def states(self, layer: int, head: int) -> Iterator[torch.Tensor]:
-        """State [batch key_dim value_dim] of one head after each token, by replay; memory for one at a time."""
-        replay = self.replay(layer)
-        for _, state in recurrence.delta_rule_steps(*replay.arguments, state=replay.state_input, heads=[head]):
+        """State [batch key_dim value_dim] of one head (or channel) after each token, by replay; memory for one at a time."""
+        for _, state in self.replay(layer).steps([head]):
             yield state[:, 0]
 
     def state(self, layer: int, head: int, token: int) -> torch.Tensor:
-        """State [batch key_dim value_dim] of one head after one token, by replay."""
-        replay = self.replay(layer)
-        return recurrence.delta_rule_state_at(*replay.arguments, tokens=token, state=replay.state_input, heads=[head])[:, 0, 0]
+        """State [batch key_dim value_dim] of one head (or channel) after one token, by replay."""
+        return self.replay(layer).state_at(token, [head])[:, 0]
 
     def state_norms(self, layer: int) -> torch.Tensor:
-        """Frobenius norm of every head's state after every token [batch seq heads], by replay."""
-        replay = self.replay(layer)
-        return recurrence.state_norms(*replay.arguments, state=replay.state_input)
+        """Frobenius norm of every head's (or channel's) state after every token [batch seq heads], by replay."""
+        return self.replay(layer).norms()
+
+
+def key_of(value: vocabulary.Value, mixers: tuple[str, ...]) -> str:
+    """The name a recording keeps a value under on a block with these mixers: the second mixer's with its host."""
+    if value.host in mixers[1:]:
+        return f"{vocabulary.HOSTS[value.host].attribute}.{value.name}"
+    return value.key
 
 
 class RecordSink:
     """A sink that keeps copies of what was asked for and makes the edits."""
 
-    def __init__(self, wanted: dict[str, list[tuple[Key, str, Reach]]], derived: dict[str, list[Key]],
+    def __init__(self, wanted: dict[str, list[tuple[Key, str, Reach]]], derived: dict[str, list[tuple[Key, str]]],
                  edits: dict[str, list[tuple[Edit, str, Reach]]], model: "LanguageModel") -> None:
         self.wanted, self.derived, self.edits, self.model = wanted, derived, edits, model
         self.values: dict[Key, Any] = {}
@@ -149,10 +174,10 @@ class RecordSink:
         if not keys and not edits and not derived:
             return None
         raw = changed = make()
-        for key in derived:
-            self.values[key] = kept(self.model._replayed(key, Replay(**raw[REPLAY])))
+        for key, host in derived:
+            self.values[key] = kept(self.model._replayed(key, replay_of(host, raw[REPLAY])))
         for edit, name, reach in edits:
-            now = take(changed, reach.place) if reach.native else changed[name]
+            now = take(changed, reach.place) if reach.native else plainly(changed[name])
             if now is None:
                 raise Unavailable(f"{edit.value} is None in this call, so there is nothing to edit.")
             new = edit.change(now.clone(), changed) if isinstance(edit, JointEdit) else edit.change(now.clone())
@@ -161,9 +186,9 @@ class RecordSink:
                 raise ValueError(f"The edit of {edit.value} returned {given} where {list(now.shape)} belongs.")
             if new.dtype != now.dtype:
                 raise ValueError(f"The edit of {edit.value} returned {new.dtype} where {now.dtype} belongs.")
-            changed = put(changed, reach.place, new) if reach.native else {**changed, name: new}
+            changed = put(changed, reach.place, new) if reach.native else {**changed, name: Whole(new) if isinstance(changed[name], Whole) else new}
         for key, name, reach in keys:
-            self.values[key] = kept(take(changed, reach.place) if reach.native else changed[name])
+            self.values[key] = kept(take(changed, reach.place) if reach.native else plainly(changed[name]))
         return None if changed is raw else changed
 
 
@@ -183,12 +208,12 @@ def choose(model: "LanguageModel", values: Iterable[str] | None, layers: Iterabl
     layers = [layers] if isinstance(layers, int) else layers
     chosen = None if layers is None else [model.layer_index(layer) for layer in layers]
     named = None if values is None else [value for name in values for value in vocabulary.lookup(name)]
-    rows, missing = [], {}
+    rows, missing, asked = [], {}, {}
     for support in model.support():
         if named is not None and support.value not in named:
             continue
-        if named is None and support.value.name in ("state", "states"):
-            continue  # one matrix per token: only when asked for
+        if named is None and support.value.name in ("state", "states") or support.value.layout == "ChannelPattern" and named is None:
+            continue  # one matrix per token or channel: only when asked for
         for layer in (None,) if support.host == "model" else range(model.num_layers):
             if layer is not None and chosen is not None and layer not in chosen:
                 continue
@@ -196,11 +221,12 @@ def choose(model: "LanguageModel", values: Iterable[str] | None, layers: Iterabl
                 rows.append((support.value, layer, model.taps.hosts[support.host, layer]))
             else:
                 missing.setdefault((support.value.key, layer), support.reasons[layer])
+                asked.setdefault(support.value, []).append(support.reasons[layer])
     if named is not None:
-        for value in named:
-            if value.key not in {row[0].key for row in rows}:
-                reason = telling(reason for (name, _), reason in missing.items() if name == value.key)
-                raise Unavailable(f"{value.key} is unavailable on the blocks asked for: {reason}.")
+        for name in values:
+            meant = vocabulary.lookup(name)
+            if not any(row[0] in meant for row in rows):
+                raise Unavailable(f"{name} is unavailable on the blocks asked for: {telling(r for value in meant for r in asked.get(value, ()))}.")
     there = {(value.key, layer) for value, layer, _ in rows}
     return rows, {key: reason for key, reason in missing.items() if key not in there}
 
@@ -212,16 +238,17 @@ def record(model: "LanguageModel", inputs: dict[str, torch.Tensor], rows: list[t
     derived: dict[str, list] = {}
     later: list[tuple[vocabulary.Value, Key, Key, HostTaps]] = []
     for value, layer, taps in rows:
-        key = (value.key, layer)
+        mixers = model.mixers[layer] if layer is not None else ()
+        key = (key_of(value, mixers), layer)
         if value.name == "state":
             raise Unavailable("state is one token's: take Recording.state(layer, head, token), or record states.")
         if value.name in ("states", "state_attention"):
-            derived.setdefault(taps.replay_location, []).append(key)
+            derived.setdefault(taps.replay_location, []).append((key, value.host))
         elif value.derived:
-            source = (value.source, layer)
+            source = (key_of(vocabulary.BY_HOST[value.host][value.source], mixers), layer)
             later.append((value, key, source, taps))
-            reach = taps.reach[source[0]]
-            wanted.setdefault(reach.location, []).append((source, source[0], reach))
+            reach = taps.reach[value.source]
+            wanted.setdefault(reach.location, []).append((source, value.source, reach))
         else:
             reach = taps.reach[value.name]
             wanted.setdefault(reach.location, []).append((key, value.name, reach))
@@ -236,7 +263,7 @@ def record(model: "LanguageModel", inputs: dict[str, torch.Tensor], rows: list[t
         model.hf(**inputs, use_cache=True)
     for value, key, source, taps in later:
         sink.values[key] = COMPUTED[value.name](sink.values[source], taps.host.sizes)
-    asked = {(value.key, layer) for value, layer, _ in rows}
+    asked = {(key_of(value, model.mixers[layer] if layer is not None else ()), layer) for value, layer, _ in rows}
     return {key: value for key, value in sink.values.items() if key in asked}
 
 

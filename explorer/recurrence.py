@@ -52,13 +52,13 @@ def delta_rule_steps(
     belong together and on a head out of range.
     """
     _check(queries, keys, values, decays, betas, state)
-    chosen = _chosen(heads, values.shape[2])
-    dtype = _working_dtype(values)
+    chosen = chosen_heads(heads, values.shape[2])
+    dtype = working_dtype(values)
     current = _initial_state(keys, values, state, chosen, dtype)
     for start in range(0, values.shape[1], _CHUNK):
         span = slice(start, start + _CHUNK)
         q, k = _unit_pair(queries[:, span], keys[:, span], values.shape[2], chosen, dtype)
-        v, g, b = (_pick(x[:, span], chosen).to(dtype) for x in (values, decays, betas))
+        v, g, b = (pick(x[:, span], chosen).to(dtype) for x in (values, decays, betas))
         keep = g.exp()
         keep = keep[..., None] if keep.dim() == 4 else keep[..., None, None]
         for q_t, k_t, v_t, keep_t, b_t in zip(*(x.unbind(1) for x in (q, k, v, keep, b))):
@@ -158,16 +158,12 @@ def state_attention(
     exponentiated only where it is at most 1, so long sequences neither overflow nor
     lose the small differences. ``one_at_a_time`` solves head after head, so that the
     working memory is a few ``[batch query key]`` matrices beside the result.
-    Raises ValueError for decays per channel, which have no single ``L``.
+    With decays per channel each channel of a query and a key fades by its own ``L``, inside
+    their product; the working memory is then one ``[batch query key key_dim]``.
     """
-    if decays.dim() == 4:
-        raise ValueError(
-            "the implied attention needs one decay per head and token; "
-            "these decays are per key channel, so no one matrix of decays exists"
-        )
     _check(queries, keys, None, decays, betas, None)
     count = decays.shape[2]
-    chosen = _chosen(heads, count)
+    chosen = chosen_heads(heads, count)
     if chosen is None:
         chosen = list(range(count))
     groups = [[head] for head in chosen] if one_at_a_time else [chosen]
@@ -177,19 +173,30 @@ def state_attention(
 
 def _implied_attention(queries: Tensor, keys: Tensor, decays: Tensor, betas: Tensor, group: list[int]) -> Tensor:
     """`state_attention` of some heads at once."""
-    dtype = _working_dtype(queries)
+    dtype = working_dtype(queries)
     q, k = (x.transpose(1, 2) for x in _unit_pair(queries, keys, decays.shape[2], group, dtype))
-    strength = _pick(betas, group).transpose(1, 2).to(dtype)
-    fading = _fading(_pick(decays, group).transpose(1, 2), dtype)
-    reads = (q @ k.transpose(-1, -2)) * fading
-    system = ((k @ k.transpose(-1, -2)) * fading * strength.unsqueeze(-1)).tril(-1)
+    strength = pick(betas, group).transpose(1, 2).to(dtype)
+    faded = pick(decays, group).transpose(1, 2)
+    reads = _faded(q, k, faded, dtype)
+    system = (_faded(k, k, faded, dtype) * strength.unsqueeze(-1)).tril(-1)
     # The solver reads the strict lower triangle alone and takes the diagonal as ones.
     solved = torch.linalg.solve_triangular(system, reads, upper=False, left=False, unitriangular=True)
     # A matrix of the solve is lower triangular up to rounding; make the causal zeros exact.
     return solved.tril() * strength.unsqueeze(-2)
 
 
-def _fading(decays: Tensor, dtype: torch.dtype) -> Tensor:
+def _faded(q: Tensor, k: Tensor, decays: Tensor, dtype: torch.dtype) -> Tensor:
+    """Products of queries and keys ``[batch heads query key]``, each faded by the decays between the two."""
+    if decays.dim() == 3:
+        return (q @ k.transpose(-1, -2)) * fading(decays, dtype)
+    parts = []
+    for head in range(q.shape[1]):
+        between = fading(decays[:, head].transpose(1, 2), dtype)  # [batch key_dim query key]
+        parts.append(torch.einsum("bid,bjd,bdij->bij", q[:, head], k[:, head], between))
+    return torch.stack(parts, dim=1)
+
+
+def fading(decays: Tensor, dtype: torch.dtype) -> Tensor:
     """``L [batch heads query key]``: what is left at ``query`` of a write at ``key``; 0 above the diagonal."""
     total = decays.to(torch.float64).clamp(min=_LOWEST_DECAY).cumsum(-1)
     between = total.unsqueeze(-1) - total.unsqueeze(-2)
@@ -221,10 +228,10 @@ def _key_heads(x: Tensor, count: int, chosen: list[int] | None) -> Tensor:
     share = count // x.shape[2]
     if chosen is None:
         return x if share == 1 else x.repeat_interleave(share, dim=2)
-    return _pick(x, [head // share for head in chosen])
+    return pick(x, [head // share for head in chosen])
 
 
-def _pick(x: Tensor, chosen: list[int] | None) -> Tensor:
+def pick(x: Tensor, chosen: list[int] | None) -> Tensor:
     """The chosen heads of ``[batch seq heads ...]``; a view when there is nothing or one to choose."""
     if chosen is None:
         return x
@@ -243,7 +250,7 @@ def _initial_state(
     return state if chosen is None else state.index_select(1, torch.tensor(chosen, device=state.device))
 
 
-def _working_dtype(x: Tensor) -> torch.dtype:
+def working_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
@@ -253,7 +260,7 @@ def _stack(per_token: list[Tensor]) -> Tensor:
     return torch.stack(per_token, dim=1)
 
 
-def _chosen(heads: Heads, count: int) -> list[int] | None:
+def chosen_heads(heads: Heads, count: int) -> list[int] | None:
     """The heads to replay as a list of indices, or None for all of them."""
     if heads is None:
         return None

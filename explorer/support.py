@@ -55,9 +55,10 @@ class Support:
         return len(self.rows)
 
     def __getitem__(self, name: str) -> Row:
-        """A row by value name, or by ``"host.value"`` where several hosts have it."""
+        """A row by value name, or by ``"host.value"`` where several hosts have it; an available one first."""
         values = vocabulary.lookup(name)
-        return next(row for row in self.rows if row.value in values)
+        rows = [row for row in self.rows if row.value in values]
+        return next((row for row in rows if row.available), rows[0])
 
     def __repr__(self) -> str:
         lines = []

@@ -18,51 +18,25 @@ from typing import Any
 
 import torch
 
-from explorer import recurrence, vocabulary
+from explorer import vocabulary
 from explorer.engine import NO_SKIP, STATE, SourceNotAvailable, State, bind, make_op
 from explorer.finding.discover import Anatomy, Host
 from explorer.finding.kernels import reference
 from explorer.places import Place, from_layout, plain, put, serve, take
+from explorer.replay import Replay
 from explorer.rewriting import OPERATORS, rewritten
 from explorer.sinks import Busy, Sink
-from explorer.vocabulary import KERNEL_ARGUMENTS, REPLAYED
+from explorer.vocabulary import REPLAYS
 
 #: The name the recurrent kernel's arguments are served under once more when the kernel has run.
 REPLAY = "@replay"
 
 
 @dataclass(frozen=True)
-class Replay:
-    """What the recurrent kernel of one call was given, to run its recurrence again.
+class Whole:
+    """A value that all rows of a batch share, as the engine carries it: it hands each block of a trace its own rows of tensors."""
 
-    Tensors in the vocabulary's layouts; ``state_input`` may be None.
-    """
-
-    attention_queries: torch.Tensor
-    attention_keys: torch.Tensor
-    attention_values: torch.Tensor
-    decays: torch.Tensor
-    betas: torch.Tensor
-    state_input: torch.Tensor | None
-
-    @property
-    def arguments(self) -> tuple:
-        return tuple(getattr(self, name) for name in KERNEL_ARGUMENTS)
-
-    def steps(self) -> Iterator[torch.Tensor]:
-        """The state after each token: [batch heads key_dim value_dim]."""
-        for _, state in recurrence.delta_rule_steps(*self.arguments, state=self.state_input):
-            yield state
-
-    def states(self) -> torch.Tensor:
-        """The state after every token: [batch seq heads key_dim value_dim]."""
-        return recurrence.delta_rule_states(*self.arguments, state=self.state_input)
-
-    def state_attention(self) -> torch.Tensor:
-        """The implied attention of a fresh prompt: [batch heads query key]."""
-        q, k, _, g, beta = self.arguments
-        # Head by head, to hold little at once; shapes alone take no memory.
-        return recurrence.state_attention(q, k, g, beta, one_at_a_time=q.device.type != "meta")
+    tensor: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -97,6 +71,16 @@ class _Node:
     calls: dict[str, "_Node"] = field(default_factory=dict)
 
 
+def plainly(value: Any) -> Any:
+    """A value as it is, whether or not the engine carries it whole."""
+    return value.tensor if isinstance(value, Whole) else value
+
+
+def replay_of(host: str, kept: dict[str, Any]) -> Replay:
+    """The recurrence of a call from what its kernel was given."""
+    return Replay(host, {name: plainly(kept.get(name)) for name in REPLAYS[host]})
+
+
 class HostTaps:
     """The taps of one host of one block: locations by value name, and what the last call's kernel got."""
 
@@ -107,16 +91,28 @@ class HostTaps:
         self.reach: dict[str, Reach] = {}
         self.moments: dict[tuple, _Moment] = {}
         self.kept: dict[str, torch.Tensor | None] = {}
-        self.replays = "state_output" in host.places
+        #: What the recurrence is run again from, where it can be.
+        self.replayed = REPLAYS.get(host.name, ()) if "state_output" in host.places else ()
         for name, places in host.places.items():
             self._add(name, places)
 
+    def _elsewhere(self, places: tuple[Place, ...]) -> tuple[Place, ...]:
+        """Where another kind of call hands a value over: with the values it shares its first moment with, where it says nothing itself."""
+        if len(places) > 1:
+            return places
+        beside = [found for found in self.host.places.values() if found[0].point == places[0].point and found[0].operation]
+        return max(beside, key=len, default=places)
+
     def _add(self, name: str, places: tuple[Place, ...]) -> None:
-        """The first place names the location; the others lead to the same one on other kinds of call."""
+        """The first place names the location; the others lead to the same one on other kinds of call.
+
+        Values share a location where every kind of call hands them over at one moment.
+        """
         first = places[0]
-        native = not first.operation and first.repeat is None and plain(first.arrangement, self.values[name].axes)
+        native = len(places) == 1 and not first.operation and first.repeat is None and plain(first.arrangement, self.values[name].axes)
         module = _joined(self.path, first.module)
-        location = f"{module}.{first.side}" if native else f"{module}@{'/'.join(first.operation)}.{first.side}"
+        moments = "+".join(f"{place.module.removeprefix(first.module)}{'/'.join(place.operation)}.{place.side}" for place in self._elsewhere(places))
+        location = f"{module}.{first.side}" if native else f"{module}@{moments}:{self.host.name}"
         self.reach[name] = Reach(location, first, native)
         for place in places:
             moment = self.moments.setdefault((*place.point, location), _Moment(location, place.side, self))
@@ -199,7 +195,7 @@ class Taps:
             for taps in self.hosts.values():
                 for moment in taps.moments.values():
                     own = taps.reach[next(iter(moment.members))]
-                    derived = taps.replays and wanted is not None and {taps.replay_location, taps.state_location} & wanted
+                    derived = taps.replayed and wanted is not None and {taps.replay_location, taps.state_location} & wanted
                     if wanted is not None and moment.location not in wanted and not derived:
                         continue
                     if own.native and not native:
@@ -316,13 +312,16 @@ class Taps:
             return None
         taps = moment.host
         own = taps.reach[next(iter(moment.members))]
-        if taps.replays and moment.side == "input" and set(moment.members) & set(REPLAYED):
-            taps.kept.update(self._served(moment, container))
+        if taps.replayed and set(moment.members) & set(taps.replayed):
+            kept = {name: value for name, value in self._served(moment, container).items() if name in taps.replayed}
+            if kept.get("state_input") is not None:  # some kernels write the new state over it
+                kept["state_input"] = kept["state_input"].clone()
+            taps.kept.update(kept)
         if own.native:
             changed = self._sink.offer(own.location, lambda: container)
         else:
             changed = self._edited(moment, container)
-        if taps.replays and "state_output" in moment.members:
+        if taps.replayed and "state_output" in moment.members:
             self._states(taps)
         return changed
 
@@ -334,9 +333,16 @@ class Taps:
             name: None if tensor is None else serve(tensor, moment.members[name], taps.values[name].axes, sizes)
             for name, tensor in found.items()
         }
-        if taps.replays and "state_output" in moment.members:
-            served[REPLAY] = {name: taps.kept.get(name) for name in REPLAYED}
+        for name, value in served.items():
+            if isinstance(value, torch.Tensor) and "batch" not in taps.values[name].axes:
+                served[name] = Whole(value)
+        if taps.replayed and "state_output" in moment.members:
+            served[REPLAY] = {name: taps.kept.get(name) for name in taps.replayed}
         return served
+
+    def _replay(self, taps: HostTaps) -> Replay:
+        """The recurrence of the call whose kernel has just run, from what it was given."""
+        return replay_of(taps.host.name, taps.kept)
 
     def _edited(self, moment: _Moment, container: Any) -> Any:
         """Serve a tap's values by name and put back those that come back changed."""
@@ -349,17 +355,17 @@ class Taps:
         changed = self._sink.offer(moment.location, make)
         if changed is None:
             return None
-        edited = {name for name in moment.members if changed[name] is not served[name]}
+        edited = {name for name in moment.members if plainly(changed[name]) is not plainly(served[name])}
         if any(moment.members[name].repeat for name in edited):
             # The kernel repeats all of its narrow arguments or none: hand on all of them repeated.
             edited |= {name for name, place in moment.members.items() if place.repeat}
         for name in edited:
             place = moment.members[name]
-            value = changed[name]
+            value = plainly(changed[name])
             axes = moment.host.values[name].axes
             container = put(container, place, value if value is None else from_layout(value, place.arrangement, axes))
             if name in moment.host.kept:
-                moment.host.kept[name] = value
+                moment.host.kept[name] = changed[name]
         return container
 
     def _states(self, taps: HostTaps) -> None:
@@ -368,8 +374,8 @@ class Taps:
 
         def at(token: int) -> torch.Tensor:
             if not states:
-                states.append(enumerate(Replay(**{name: taps.kept.get(name) for name in REPLAYED}).steps()))
-            return next(state for index, state in states[0] if index == token)
+                states.append(enumerate(self._replay(taps).steps()))
+            return next(state for index, (_, state) in states[0] if index == token)
 
         for token in range(self.call["seq"]):
             self._sink.offer(taps.state_location, lambda token=token: at(token))

@@ -84,6 +84,7 @@ LAYOUTS: dict[str, Layout] = _layouts(
     ("Values", "batch num_kv_heads seq head_dim", "one value per key/value head and token"),
     ("Pattern", "batch num_heads query key", "one number per head, reading position and read position"),
     ("HeadOutputs", "batch seq num_heads head_dim", "one vector per token and head"),
+    ("HeadGates", "batch seq num_heads", "one number per token and head"),
     ("Sinks", "num_heads", "one learned logit per head"),
     ("LinearQK", "batch seq heads key_dim", "one key-sized vector per token and recurrent head"),
     ("LinearV", "batch seq heads value_dim", "one value-sized vector per token and recurrent head"),
@@ -91,7 +92,16 @@ LAYOUTS: dict[str, Layout] = _layouts(
     ("State", "batch heads key_dim value_dim", "one matrix per recurrent head"),
     ("States", "batch seq heads key_dim value_dim", "one matrix per token and recurrent head"),
     ("StatePattern", "batch heads query key", "one number per recurrent head, reading position and read position"),
-    ("Channels", "batch seq channels", "what a short convolution reads, one vector per token"),
+    ("ChannelGates", "batch seq heads key_dim", "one number per token, recurrent head and key channel"),
+    ("Skips", "heads", "one learned number per recurrent head"),
+    ("Channels", "batch seq channels", "one number per token and channel"),
+    ("SharedQK", "batch seq key_dim", "one key-sized vector per token, the same for every channel"),
+    ("ChannelDecays", "batch seq channels key_dim", "one number per token, channel and entry of its state"),
+    ("ChannelState", "batch channels key_dim", "one vector per channel"),
+    ("ChannelStates", "batch seq channels key_dim", "one vector per token and channel"),
+    ("ChannelPattern", "batch channels query key", "one number per channel, reading position and read position"),
+    ("ChannelSkips", "channels", "one learned number per channel"),
+    ("UnitState", "batch channels", "one number per channel"),
     ("Neurons", "batch seq intermediate_size", "one number per hidden unit of the MLP"),
     ("RouterLogits", "batch seq num_experts", "one number per token and expert"),
     ("ExpertWeights", "batch seq top_k", "one multiplier per token and routing slot"),
@@ -103,11 +113,17 @@ LAYOUTS: dict[str, Layout] = _layouts(
 
 @dataclass(frozen=True)
 class Host:
-    """A place values hang on: how pages write it and what it is."""
+    """A place values hang on: how pages write it and what it is.
+
+    Hosts of one path are kinds of one thing: which of them a block has is the block's own.
+    ``mixer`` is True where it mixes positions, ``recurrent`` where it does so by handing on a state.
+    """
 
     name: str
     path: str
     meaning: str
+    mixer: bool = False
+    recurrent: bool = False
 
     @property
     def attribute(self) -> str:
@@ -120,8 +136,14 @@ HOSTS: dict[str, Host] = {
     for host in (
         Host("model", "model", "the whole model"),
         Host("layers", "model.layers[i]", "one block of the stack"),
-        Host("linear_attn", "model.layers[i].linear_attn", "a recurrent mixer: gated DeltaNet and its kin"),
-        Host("self_attn", "model.layers[i].self_attn", "softmax attention"),
+        Host("linear_attn", "model.layers[i].linear_attn", "a recurrent mixer: gated DeltaNet and its kin", True, True),
+        Host("kda", "model.layers[i].linear_attn", "a recurrent mixer: the delta rule with a decay per channel (Kimi Delta Attention)", True, True),
+        Host("ssd", "model.layers[i].mixer", "a state-space mixer with one decay per head (Mamba-2)", True, True),
+        Host("selective_scan", "model.layers[i].mixer", "a state-space mixer with a state per channel (Mamba)", True, True),
+        Host("gated_recurrence", "model.layers[i].mixer", "a gated linear recurrence with one number per channel (RG-LRU)", True, True),
+        Host("short_conv", "model.layers[i].mixer", "a gated short convolution", True),
+        Host("mixer", "model.layers[i].mixer", "a mixer whose inside is not followed", True),
+        Host("self_attn", "model.layers[i].self_attn", "softmax attention", True),
         Host("mlp", "model.layers[i].mlp", "the MLP, dense or a mixture of experts"),
         Host("shared_experts", "model.layers[i].mlp.shared_experts", "the expert every token runs through"),
     )
@@ -139,6 +161,13 @@ def _values(host: str, *rows: tuple) -> tuple[Value, ...]:
 def _from(source: str, says: str) -> dict[str, object]:
     return {"written": False, "source": source, "says": says}
 
+
+_STATES = (
+    ("state", "State", "the state after one token; iterate it with tracer.iter",
+     _from("state_output", "by running the recurrence again from the kernel's arguments, to one token")),
+    ("states", "States", "the state after every token of the call",
+     _from("state_output", "by running the recurrence again from the kernel's arguments")),
+)
 
 VALUES: tuple[Value, ...] = (
     *_values(
@@ -175,13 +204,89 @@ VALUES: tuple[Value, ...] = (
         ("state_input", "State", "the recurrent state entering the call, None on a fresh prompt", {"optional": True}),
         ("attention_head_outputs", "LinearV", "read-out of each head, before the gated norm and the projection"),
         ("state_output", "State", "the recurrent state leaving the call"),
-        ("state", "State", "the state after one token; iterate it with tracer.iter",
-         _from("state_output", "by running the recurrence again from the kernel's arguments, to one token")),
-        ("states", "States", "the state after every token of the call",
-         _from("state_output", "by running the recurrence again from the kernel's arguments")),
+        *_STATES,
         ("state_attention", "StatePattern",
          "the exact implied attention: the matrix M with head outputs = M · values on a fresh prompt",
          _from("state_output", "one triangular solve per head, from the kernel's arguments")),
+        ("attention_output", "Residual", "the addend: what the mixer adds to the stream"),
+    ),
+    *_values(
+        "kda",
+        ("conv_input", "Channels", "what the short convolution of the queries reads"),
+        ("attention_queries", "LinearQK", "the kernel's queries: after convolution and activation, before its l2 norm and scale"),
+        ("attention_keys", "LinearQK", "the kernel's keys: after convolution and activation, before its l2 norm"),
+        ("attention_values", "LinearV", "the kernel's values"),
+        ("decays", "ChannelGates", "log decay of each row of the state at each token, float32, at most 0"),
+        ("betas", "Gates", "write strength of each token into the state"),
+        ("state_input", "State", "the recurrent state entering the call, None on a fresh prompt", {"optional": True}),
+        ("attention_head_outputs", "LinearV", "read-out of each head, before the gated norm and the projection"),
+        ("state_output", "State", "the recurrent state leaving the call"),
+        *_STATES,
+        ("state_attention", "StatePattern", "the exact implied attention: the matrix M with head outputs = M · values on a fresh prompt",
+         _from("state_output", "one triangular solve per head, from the kernel's arguments")),
+        ("attention_output", "Residual", "the addend: what the mixer adds to the stream"),
+    ),
+    *_values(
+        "ssd",
+        ("conv_input", "Channels", "what the short convolution reads: values, keys and queries side by side"),
+        ("attention_queries", "LinearQK", "C: what reads the state, one per head"),
+        ("attention_keys", "LinearQK", "B: where in the state a token is written, one per head"),
+        ("attention_values", "LinearV", "x: what is written"),
+        ("betas", "Gates", "the step of each token: how much of it is written"),
+        ("decays", "Gates", "log decay of the state at each token: the step times A, at most 0"),
+        ("skip", "Skips", "D: what each head's values are multiplied with on their way past the state"),
+        ("state_input", "State", "the state entering the call, None on a fresh prompt", {"optional": True}),
+        ("attention_head_outputs", "LinearV", "y: read-out of each head with what went past the state, before the gated norm and the projection"),
+        ("state_output", "State", "the state leaving the call"),
+        *_STATES,
+        ("state_attention", "StatePattern", "the exact implied attention, the skip on its diagonal: the matrix M with head outputs = M · values on a fresh prompt",
+         _from("state_output", "queries times keys, decayed and stepped, from the kernel's arguments")),
+        ("attention_output", "Residual", "the addend: what the mixer adds to the stream"),
+    ),
+    *_values(
+        "selective_scan",
+        ("conv_input", "Channels", "what the short convolution reads"),
+        ("attention_queries", "SharedQK", "C: what reads the states, shared by all channels"),
+        ("attention_keys", "SharedQK", "B: where in its state a channel writes, shared by all channels"),
+        ("attention_values", "Channels", "x: what each channel writes"),
+        ("betas", "Channels", "the step of each token and channel: how much of it is written"),
+        ("decays", "ChannelDecays", "log decay of each entry of each channel's state: the step times A, at most 0"),
+        ("skip", "ChannelSkips", "D: what each channel's values are multiplied with on their way past the state"),
+        ("state_input", "ChannelState", "the state entering the call, None on several tokens, whose kernel takes none",
+         {"optional": True, "written": False}),
+        ("attention_head_outputs", "Channels", "y: read-out of each channel with what went past the state, before any gate"),
+        ("head_gate", "Channels", "the multiplicative gate on the channels"),
+        ("state_output", "ChannelState", "the state leaving the call"),
+        ("state", "ChannelState", "the state after one token; iterate it with tracer.iter",
+         _from("state_output", "by running the recurrence again from the kernel's arguments, to one token")),
+        ("states", "ChannelStates", "the state after every token of the call",
+         _from("state_output", "by running the recurrence again from the kernel's arguments")),
+        ("state_attention", "ChannelPattern",
+         "the exact implied attention of each channel, the skip on its diagonal: head outputs = M · values, channel by channel, on a fresh prompt",
+         _from("state_output", "queries times keys, decayed and stepped, from the kernel's arguments")),
+        ("attention_output", "Residual", "the addend: what the mixer adds to the stream"),
+    ),
+    *_values(
+        "gated_recurrence",
+        ("conv_input", "Channels", "what the short convolution reads"),
+        ("attention_values", "Channels", "what is added to the state: the gated input, scaled to keep the state's size"),
+        ("recurrent_gate", "Channels", "what the state is multiplied with at each token, between nought and one: nought where a text begins"),
+        ("state_input", "UnitState", "the state entering the call", {"optional": True}),
+        ("attention_head_outputs", "Channels", "the state after every token, which is what the recurrence returns"),
+        ("state_output", "UnitState", "the state leaving the call"),
+        ("state_attention", "ChannelPattern", "the exact implied attention of each channel: head outputs = M · values, channel by channel, on a fresh prompt",
+         _from("state_output", "products of the gates between two tokens")),
+        ("attention_output", "Residual", "the addend: what the mixer adds to the stream"),
+    ),
+    *_values(
+        "mixer",
+        ("attention_output", "Residual", "the addend: what the mixer adds to the stream"),
+    ),
+    *_values(
+        "short_conv",
+        ("conv_input", "Channels", "what the convolution reads: the projection, times its input gate where it has one"),
+        ("conv_output", "Channels", "what the convolution hands on"),
+        ("conv_gate", "Channels", "what the convolution's output is multiplied with"),
         ("attention_output", "Residual", "the addend: what the mixer adds to the stream"),
     ),
     *_values(
@@ -193,6 +298,7 @@ VALUES: tuple[Value, ...] = (
         ("attention_probabilities", "Pattern", "the weights really multiplied with the values"),
         ("attention_head_outputs", "HeadOutputs", "one mixed vector per head, before any gate and the output projection"),
         ("head_gate", "HeadOutputs", "the multiplicative gate on the heads' outputs"),
+        ("head_scale", "HeadGates", "the multiplicative gate on each head as a whole"),
         ("attention_sinks", "Sinks", "learned sink logits of the heads"),
         ("attention_premix", "HeadOutputs", "what the output projection takes, split into heads"),
         ("attention_output", "Residual", "the addend: what the attention adds to the stream"),
@@ -224,10 +330,25 @@ BY_HOST: dict[str, dict[str, Value]] = {host: {} for host in HOSTS}
 for _value in VALUES:
     BY_HOST[_value.host][_value.name] = _value
 
-#: What a recurrent kernel is given for each token, in its order, and with it the state it starts from:
-#: from these its states can be had again.
+#: What the gated delta rule's kernel is given for each token, in its order.
 KERNEL_ARGUMENTS = ("attention_queries", "attention_keys", "attention_values", "decays", "betas")
-REPLAYED = (*KERNEL_ARGUMENTS, "state_input")
+
+#: What each recurrence is run again from, by host, and with it the state it starts from.
+REPLAYS = {
+    "linear_attn": (*KERNEL_ARGUMENTS, "state_input"),
+    "kda": (*KERNEL_ARGUMENTS, "state_input"),
+    "ssd": (*KERNEL_ARGUMENTS, "skip", "state_input"),
+    "selective_scan": (*KERNEL_ARGUMENTS, "skip", "state_input"),
+    "gated_recurrence": ("attention_values", "recurrent_gate", "state_input"),
+}
+
+MIXERS = tuple(host.name for host in HOSTS.values() if host.mixer)
+RECURRENT = tuple(host.name for host in HOSTS.values() if host.recurrent)
+
+
+def of_attribute(attribute: str) -> tuple[str, ...]:
+    """The hosts that a block calls ``attribute``: ``"mixer"`` is several, of which it has one at most."""
+    return tuple(host.name for host in HOSTS.values() if host.attribute == attribute)
 
 #: Every value name, whichever host it is on.
 NAMES: tuple[str, ...] = tuple(dict.fromkeys(value.name for value in VALUES))
@@ -245,11 +366,12 @@ def lookup(name: str) -> tuple[Value, ...]:
     Raises UnknownValue, offering the nearest names, when there is none.
     """
     host, _, bare = name.rpartition(".")
-    found = tuple(v for v in VALUES if v.name == bare and (v.host == host if host else v.key == v.name))
+    found = tuple(v for v in VALUES if v.name == bare and (host in (v.host, HOSTS[v.host].attribute) if host else v.key == v.name))
     if found:
         return found
-    if host and host not in HOSTS:
-        raise UnknownValue(f"There is no host {host!r}; the hosts are {', '.join(HOSTS)}.")
+    if host and host not in HOSTS and not of_attribute(host):
+        names = dict.fromkeys(h.attribute for h in HOSTS.values() if h.name not in ("model", "layers"))
+        raise UnknownValue(f"There is no host {host!r}; the hosts are model, layers, {', '.join(names)}.")
     near = difflib.get_close_matches(bare, NAMES, n=3, cutoff=0.5)
     hint = f"the nearest are {', '.join(near)}" if near else "the values page lists every name"
     raise UnknownValue(f"There is no value {name!r}; {hint}.")

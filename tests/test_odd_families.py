@@ -71,13 +71,19 @@ def test_two_names_of_one_tensor_are_one_edit():
     assert not seen.any() and not torch.allclose(plain, edited)
 
 
-def test_a_lens_past_a_logit_scale_is_refused():
+@pytest.mark.parametrize("model_type, more", [("mistral", {}), ("cohere", {}), ("gemma2", {"head_dim": 8}), ("granite", {"logits_scaling": 3.0})])
+def test_a_lens_goes_through_what_the_model_does_to_its_logits(model_type, more):
+    model = tiny(model_type, **SIZES, **more)
+    rec = model.record(PROMPT, ["layer_output", "logits"])
+    assert_close(model.project_on_vocab(rec["layer_output", 1]), rec["logits"], rtol=1e-4, atol=1e-5)
+    assert_close(model.project_on_vocab(rec["layer_output", 1][0, -1]), rec["logits"][0, -1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_lens_that_runs_the_model_is_not_for_a_trace():
     model = tiny("cohere", **SIZES)
-    with pytest.raises(Unavailable, match="scales or caps its logits"):
-        model.project_on_vocab(torch.zeros(32))
-    plain = tiny("mistral", **SIZES)
-    rec = plain.record(PROMPT, ["layer_output", "logits"])
-    assert_close(plain.project_on_vocab(rec["layer_output", 1]), rec["logits"])
+    with pytest.raises(Unavailable, match="after the trace"):
+        with model.trace(PROMPT):
+            model.project_on_vocab(model.layers[0].layer_output)
 
 
 def test_sinks_are_read_and_written():

@@ -8,22 +8,16 @@ from contextlib import contextmanager
 import torch
 
 from explorer.contract.laws import law
-from explorer.contract.subject import Subject, attempt
+from explorer.contract.subject import Subject
 from explorer.contract.tally import Tally
-from explorer.hosts import Unavailable
 
 
 @law(
     "lens",
-    "On the last block's layer_output, project_on_vocab gives the model's logits and top_tokens its likeliest next tokens; it is refused where the model "
-    "does more to its logits than the head does.",
+    "On the last block's layer_output, project_on_vocab gives the model's logits and top_tokens its likeliest next tokens.",
     "model", float32=1e-5, bfloat16=2e-2,
 )
 def lens(s: Subject, host: str, t: Tally) -> None:
-    if not s.model.anatomy.head_is_last:
-        error = attempt(lambda: s.model.project_on_vocab(s.get("layers", "layer_output", 0)))
-        t.holds("project_on_vocab", isinstance(error, Unavailable), f"it gives {error!r}")
-        return
     last = s.get("layers", "layer_output", s.model.num_layers - 1)
     with torch.no_grad():
         t.near("project_on_vocab", s.model.project_on_vocab(last), s.get("model", "logits"))

@@ -73,7 +73,7 @@ def invokes(s: Subject, host: str, t: Tally) -> None:
         for (value, layer), served in found.items():
             if "batch" not in value.axes or not isinstance(served, torch.Tensor):
                 continue
-            want = s.clean[value.key, layer].narrow(value.axes.index("batch"), row, 1)
+            want = s.recorded((value, layer)).narrow(value.axes.index("batch"), row, 1)
             t.of(value)
             compare = t.near if want.is_floating_point() else t.same
             compare((layer, f"{value.name} of text {row}"), served, want)

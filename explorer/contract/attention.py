@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from explorer import vocabulary
 from explorer.contract.laws import law
 from explorer.contract.subject import Subject
 from explorer.contract.tails import added
@@ -49,13 +50,15 @@ def scores(s: Subject, host: str, t: Tally) -> None:
     for layer in s.layers(HOST, "attention_scores", "attention_queries", "attention_keys"):
         products = s.get(HOST, "attention_queries", layer).double() @ _repeated(s, "attention_keys", layer).double().mT
         found = s.get(HOST, "attention_scores", layer).double()
-        seen = (found > -1e4).all(dim=(0, 1)) & torch.ones(s.seq, s.seq, dtype=torch.bool).tril()
-        t.holds(layer, seen.diagonal().all(), "a token may not look at itself")
-        x, y = products[..., seen], found[..., seen]
+        seen = (found > -1e4) & torch.ones(s.seq, s.seq, dtype=torch.bool).tril()
+        t.holds(layer, seen.any(-1).all(), "a token may look nowhere")
         traits = s.traits(HOST, layer)
         if traits["cap"] is not None:
-            y = traits["cap"] * torch.atanh(y / traits["cap"])
+            found = traits["cap"] * torch.atanh(found / traits["cap"])
+        x, y = products[seen], found[seen]
         if traits["biased"]:  # by positions alone: the same in every row
+            seen = seen.all(0)
+            x, y = products[:, seen], found[:, seen]
             x, y = x - x.mean(0, keepdim=True), y - y.mean(0, keepdim=True)
         scale = (x * y).sum() / (x * x).sum()  # least squares
         t.near(layer, scale * x, y)
@@ -91,7 +94,7 @@ def mixes(s: Subject, host: str, t: Tally) -> None:
 
 @law(
     "heads to premix",
-    "attention_premix is attention_head_outputs, times head_gate where the family has one, and the projection, with the norm and scale after it where the family has them, makes attention_output of it.",
+    "attention_premix is attention_head_outputs, times head_gate or head_scale where the family has one and normed where it norms them, and the projection, with the norm and scale after it where the family has them, makes attention_output of it.",
     HOST, needs=("attention_head_outputs", "attention_premix"), float32=1e-5, bfloat16=2e-2,
 )
 def premix(s: Subject, host: str, t: Tally) -> None:
@@ -99,7 +102,12 @@ def premix(s: Subject, host: str, t: Tally) -> None:
         heads = s.get(HOST, "attention_head_outputs", layer)
         if layer in s.layers(HOST, "head_gate"):
             heads = heads * s.get(HOST, "head_gate", layer)
+        if layer in s.layers(HOST, "head_scale"):
+            heads = heads * s.get(HOST, "head_scale", layer)[..., None]
         found = s.get(HOST, "attention_premix", layer)
+        for path in s.traits(HOST, layer)["normed"]:
+            with torch.no_grad():
+                heads = s.module(layer, path)(heads.flatten(2)).view_as(found)
         t.near(layer, found, heads)
         projection = s.traits(HOST, layer).get("projection")
         if projection:
@@ -111,7 +119,8 @@ def premix(s: Subject, host: str, t: Tally) -> None:
 @law(
     "zero a head",
     "zero_head makes exactly that head's attention_head_outputs zero, and the logits are those of the same edit in a trace.",
-    HOST, "linear_attn", needs=("attention_head_outputs",),
+    *(host for host in ("self_attn", *vocabulary.RECURRENT) if "heads" in vocabulary.LAYOUTS[vocabulary.BY_HOST[host]["attention_head_outputs"].layout].axes
+      or host == HOST), needs=("attention_head_outputs",),
 )
 def zeroed(s: Subject, host: str, t: Tally) -> None:
     from explorer.edits import zero_head
@@ -119,11 +128,11 @@ def zeroed(s: Subject, host: str, t: Tally) -> None:
     for layer in s.first(host, "attention_head_outputs"):
         clean = s.get(host, "attention_head_outputs", layer)
         head = clean.shape[2] - 1
-        edited = s.model.record(s.ids, [f"{host}.attention_head_outputs", "logits"], edits=[zero_head(layer, head)])
+        edited = s.model.record(s.ids, [f"{host}.attention_head_outputs", "logits"], edits=[zero_head(layer, head, host)])
         with torch.no_grad(), s.model.trace(s.ids):
             s.envoy(host, layer).attention_head_outputs[:, :, head] = 0
             logits = s.model.logits.save()
-        found = edited["attention_head_outputs", layer]
+        found = edited[f"{host}.attention_head_outputs", layer]
         t.holds(layer, not found[:, :, head].any(), f"head {head} is not zero")
         t.same(layer, found[:, :, :head], clean[:, :, :head])
         t.same(layer, edited["logits"], logits)

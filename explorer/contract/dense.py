@@ -28,6 +28,8 @@ def neurons(s: Subject, host: str, t: Tally) -> None:
         made = _down(s, host, layer, found)
         t.near(layer, made if host != "mlp" else added(s, host, layer, made), s.get(host, "mlp_output", layer))
     for layer in s.first(host, "mlp_neurons", "mlp_activation"):
+        if s.traits(host, layer).get("normed"):
+            continue  # a norm between the two undoes the doubling
         part = s.envoy(host, layer)
         with torch.no_grad(), s.model.trace(s.ids):
             part.mlp_activation[:] *= 2
@@ -55,3 +57,23 @@ def silenced(s: Subject, host: str, t: Tally) -> None:
         want = changed if host != "mlp" else added(s, host, layer, changed, made)
         t.near(layer, edited, want)
         t.same(layer, edited.flatten(0, 1)[: s.seq - 1], s.get(host, "mlp_output", layer).flatten(0, 1)[: s.seq - 1])
+
+
+@law(
+    "one token at a time",
+    "mlp_output of one token depends on mlp_input of that token alone.",
+    "mlp", float32=1e-5,
+)
+def per_token(s: Subject, host: str, t: Tally) -> None:
+    s.looks("mlp", "mlp_output")
+    for layer in s.first("mlp"):
+        if layer not in s.layers("layers", "mlp_input"):
+            continue
+        position = s.seq // 2
+        with torch.no_grad(), s.model.trace(s.ids):
+            s.model.layers[layer].mlp_input.view(s.batch, s.seq, -1)[:, position] *= -0.5
+            edited = s.envoy("mlp", layer).mlp_output.save()
+        clean = s.get("mlp", "mlp_output", layer)
+        others = torch.arange(s.seq) != position
+        t.near(layer, edited[:, others], clean[:, others])
+        t.holds(layer, not torch.equal(edited[:, position], clean[:, position]), "the edit did not arrive")

@@ -17,15 +17,15 @@ from explorer.finding.flow import tensors
 _PARTS = {"router": "router", "experts": "experts", "shared_experts": "shared"}
 
 #: The mixer of each kind of block that a configuration lists by a name of its own.
-_MIXERS = {"linear_attention": "linear_attn", "full_attention": "self_attn", "sliding_attention": "self_attn",
-           "chunked_attention": "self_attn"}
+_MIXERS = {"linear_attention": vocabulary.RECURRENT, "full_attention": ("self_attn",), "sliding_attention": ("self_attn",),
+           "chunked_attention": ("self_attn",), "conv": ("short_conv",), "mamba": ("ssd", "selective_scan")}
 
 
 @law(
     "names",
     "Each standard name leads to one module of the transformers model: the embedding and the head it names itself, its blocks in order, "
     "the norm run between the last block and the head, and in a block the modules discovery found, mixers of the kind the configuration lists.",
-    "model", "layers", "self_attn", "linear_attn", "mlp", "shared_experts", shapes=True,
+    *vocabulary.HOSTS, shapes=True,
 )
 def names_resolve(s: Subject, host: str, t: Tally) -> None:
     if host == "model":
@@ -39,8 +39,8 @@ def names_resolve(s: Subject, host: str, t: Tally) -> None:
             continue
         native = s.module(layer, s.model.anatomy.block(layer).hosts[host].module)
         t.holds(layer, envoy._module is native, f"{vocabulary.HOSTS[host].path} is a {type(envoy._module).__name__}, not the {type(native).__name__}")
-        if host in _MIXERS.values() and layer < len(listed) and listed[layer] in _MIXERS:
-            t.same(layer, host, _MIXERS[listed[layer]])
+        if vocabulary.HOSTS[host].mixer and layer < len(listed) and listed[layer] in _MIXERS:
+            t.holds(layer, host in _MIXERS[listed[layer]], f"its mixer is {host}, and the configuration says {listed[layer]}")
         for name, path in _parts(s, layer).items() if host == "mlp" else ():
             t.holds(layer, getattr(envoy, name)._module is s.module(layer, path), f"mlp.{name} is not {path}")
 
@@ -69,19 +69,21 @@ def _frame(s: Subject, t: Tally) -> None:
         return
     left, (entered, handed), (read, _) = calls[last][1], calls[norm], calls[head]
     t.holds("norm", _handed(left, entered), "it is not called with what the last block returns")
-    t.holds("norm", _handed(handed, read), "the head is not called with what it returns")
+    if s.model.anatomy.head_reads_norm:
+        t.holds("norm", _handed(handed, read), "the head is not called with what it returns")
 
 
 @contextmanager
-def _called(*modules: torch.nn.Module) -> Iterator[dict[torch.nn.Module, tuple[list, list]]]:
-    """What each of ``modules`` is called with and returns, as tensors, by hooks of torch's own; those called once."""
+def _called(*modules: torch.nn.Module, copied: bool = False) -> Iterator[dict[torch.nn.Module, tuple[list, list]]]:
+    """What each of ``modules`` is called with and returns, as tensors, by hooks of torch's own; those called once. ``copied``: as it returned it."""
     calls: dict[torch.nn.Module, tuple[list, list]] = {}
     again: set[torch.nn.Module] = set()
 
     def returns(module: torch.nn.Module, args: tuple, kwargs: dict, output: object) -> None:
         if module in calls:
             again.add(module)
-        calls[module] = list(tensors((args, kwargs))), list(tensors(output))
+        # Some forwards write into what they were handed.
+        calls[module] = list(tensors((args, kwargs))), [tensor.clone() for tensor in tensors(output)] if copied else list(tensors(output))
 
     handles = [module.register_forward_hook(returns, with_kwargs=True) for module in dict.fromkeys(modules)]
     try:
@@ -108,7 +110,7 @@ def _handed(given: list[torch.Tensor], got: list[torch.Tensor]) -> bool:
 )
 def adds(s: Subject, host: str, t: Tally) -> None:
     parts = {layer: [s.module(layer, ""), *found] for layer in range(s.model.num_layers) if (found := _adders(s, layer))}
-    with _called(*(module for modules in parts.values() for module in modules)) as calls:
+    with _called(*(module for modules in parts.values() for module in modules), copied=True) as calls:
         s.forward(s.ids)
     for layer, modules in parts.items():
         if not set(modules) <= set(calls):
@@ -169,7 +171,7 @@ def _mixes(s: Subject, t: Tally, layer: int, calls: dict[str, tuple[list, list]]
 @law(
     "sizes",
     "Every axis of every value has a size of its name on the value's host, a positive number that cannot be set.",
-    "model", "layers", "self_attn", "linear_attn", "mlp", "shared_experts", shapes=True,
+    *vocabulary.HOSTS, shapes=True,
 )
 def sizes_answer(s: Subject, host: str, t: Tally) -> None:
     rows = [row for row in s.rows if row.host == host and row.available]
@@ -196,6 +198,8 @@ def printout_lists(s: Subject, host: str, t: Tally) -> None:
         rows = [row for row in s.rows if row.host == name and row.available]
         for layer in [None] if name == "model" else range(s.model.num_layers):
             want = {f"({row.name}) -> {row.value.typed}" for row in rows if layer is None or layer in row.layers}
+            if layer is not None and not s.model.anatomy.block(layer).hosts[name].places:
+                continue  # another kind of mixer may go by the same name
             parts = [] if layer is None else ["layers", layer, *place.path.split(".")[2:]]
             if layer is not None and s.model.anatomy.block(layer).hosts[name].part:
                 parts.pop()  # shown on the block, of whose forward it is a part

@@ -8,6 +8,7 @@ from explorer import vocabulary
 from explorer.contract.laws import law
 from explorer.contract.subject import Key, Subject, attempt
 from explorer.contract.tally import Tally
+from explorer.contract.writes import STATES
 from explorer.hosts import PassedBy
 
 HOSTS = tuple(vocabulary.HOSTS)
@@ -35,7 +36,10 @@ def _late(s: Subject) -> dict[tuple[str, Key], object]:
     if "late" not in s.memo:
         keys = [key for key in s.order(derived=True) if key[0].name not in ("logits", "next_token_probs")]
         places = ["trace", *(f"generation at step {step}" for step in range(_STEPS))]
-        found: dict[tuple[str, Key], object] = {(where, key): "no answer" for where in places for key in keys}
+        # A decoding step does not come to what its own code does not hold.
+        held = {step: [key for key in keys if not step or not s.prompt_only(key)] for step in range(_STEPS)}
+        asked = {"trace": keys, **{f"generation at step {step}": held[step] for step in range(_STEPS)}}
+        found: dict[tuple[str, Key], object] = {(where, key): "no answer" for where in places for key in asked[where]}
         with torch.no_grad(), s.model.trace(s.ids):
             s.model.logits
             for key in keys:
@@ -45,7 +49,7 @@ def _late(s: Subject) -> dict[tuple[str, Key], object]:
             with torch.no_grad(), s.model.generate(s.ids, max_new_tokens=made, min_new_tokens=made, do_sample=False) as tracer:
                 for _ in tracer.iter[step : step + 1]:
                     s.model.logits
-                    for key in keys:
+                    for key in held[step]:
                         found[f"generation at step {step}", key] = _asked(s, key)
         s.memo["late"] = found
     return s.memo["late"]
@@ -58,7 +62,7 @@ def _asked(s: Subject, key: Key) -> object:
 @law(
     "one step at a time",
     "Prefilling and then going on, token by token or with several at once, reads what one forward over the whole text reads: every value, state and logits.",
-    *HOSTS, float32=1e-4,
+    *HOSTS, float32=1e-4, when=lambda s: s.continues,
 )
 def decoding(s: Subject, host: str, t: Tally) -> None:
     for start, stop, found in _continued(s):
@@ -72,15 +76,20 @@ def _continued(s: Subject) -> list[tuple[int, int, dict[Key, object]]]:
     """The values of tokens ``start`` to ``stop``, run on a cache of those before: the last two one by one, then a good half at once."""
     if "continued" not in s.memo:
         # The pattern implied by a state is that of a fresh prompt; the mask is as long as the whole text.
-        keys = [key for key in s.order(derived=True) if key[0].name not in ("state_attention", "attention_mask", "input_size")]
+        # What a decoding step's own code does not hold is read on prompts alone.
+        keys = [key for key in s.order(derived=True) if key[0].name not in ("state_attention", "attention_mask", "input_size")
+                and not s.prompt_only(key)]
+        passed = s.order(derived=True, step=True)
         cache = s.prefilled(s.seq - 2)
         half = s.seq // 2 - 1
         runs = [(s.seq - 2, s.seq - 1, cache), (s.seq - 1, s.seq, cache), (half, s.seq, s.prefilled(half))]
         steps = []
         for start, stop, before in runs:
+            if not s.goes_on(start, stop):
+                continue
             found: dict[Key, object] = {}
             with torch.no_grad(), s.model.trace(s.continued(start, stop), cache=before, use_cache=True):
-                for key in keys:
+                for key in sorted(keys, key=passed.index) if stop - start == 1 else keys:
                     found[key] = s.read(key)
             steps.append((start, stop, found))
         s.memo["continued"] = steps
@@ -92,7 +101,10 @@ def _compare(s: Subject, t: Tally, key: Key, found: object, start: int, stop: in
     where = (layer, f"{value.name} of tokens {start} to {stop - 1}")
     if value.name == "next_token_probs":
         want = s.get("model", "logits")[:, stop - 1].softmax(-1)
-    elif value.layout == "State":
+    elif value.layout in STATES and "states" not in vocabulary.BY_HOST[value.host]:
+        whole = s.get(value.host, "attention_head_outputs", layer)
+        want = whole[:, start - 1 if value.name == "state_input" else stop - 1]
+    elif value.layout in STATES:
         states = s.get(value.host, "states", layer)
         want = states[:, start - 1 if value.name == "state_input" else stop - 1]
     else:

@@ -27,10 +27,11 @@ def values_read(s: Subject, host: str, t: Tally) -> None:
             continue
         t.of(row.value)
         for layer in [None] if host == "model" else row.layers:
-            if (row.value.key, layer) not in s.clean:
-                t.holds(layer, False, f"{row.name}: {s.clean.why(f'{host}.{row.name}', layer)}")
+            name = row.name if host == "model" else f"{host}.{row.name}"
+            if (name, layer) not in s.clean:
+                t.holds(layer, False, f"{row.name}: {s.clean.why(name, layer)}")
                 continue
-            _shape(s, t, (row.value, layer), s.clean[row.value.key, layer])
+            _shape(s, t, (row.value, layer), s.clean[name, layer])
 
 
 def _shape(s: Subject, t: Tally, key: Key, found: object) -> None:
@@ -57,7 +58,7 @@ def trace_equals_record(s: Subject, host: str, t: Tally) -> None:
     for (value, layer), found in s.traced.items():
         if value.host == host:
             t.of(value)
-            t.same((layer, value.name), found, s.clean[value.key, layer])
+            t.same((layer, value.name), found, s.recorded((value, layer)))
 
 
 @law(
@@ -69,12 +70,19 @@ def any_order(s: Subject, host: str, t: Tally) -> None:
     keys = [f"{row.host}.{row.name}" for row in s.rows if row.available and row.name != "state"]
     for names in (keys[::-1], keys[::2], keys[1::2]):
         again = s.model.record(s.ids, names)
-        asked = {vocabulary.lookup(name)[0].key for name in names}
         t.of()
-        t.same("names recorded", {name for name, _ in again.values}, asked)
+        asked = {s.clean.key(name, row_layer) for name in names for row_layer in _where(s, name)}
+        t.same("values recorded", set(again.values), asked)
         for (name, layer), found in again.values.items():
             t.of(s.named(name, layer))
             t.same((layer, name), found, s.clean[name, layer])
+
+
+def _where(s: Subject, name: str) -> tuple[int | None, ...]:
+    """The blocks a value is available on; (None,) for the model's own."""
+    host, _, bare = name.rpartition(".")
+    row = next(row for row in s.rows if row.host == host and row.name == bare)
+    return (None,) if host == "model" else row.layers
 
 
 @law(
@@ -90,8 +98,9 @@ def refused(s: Subject, host: str, t: Tally) -> None:
             told.append(attempt(lambda: s.read((value, layer))))
     for (value, layer, reason), error in zip(missing, told, strict=True):
         where = (layer, f"{value.host}.{value.name}")
-        # Where the host itself is missing it is the host's name that is refused.
-        t.holds(where, isinstance(error, Unavailable | AttributeError) and reason in str(error), f"a trace gives {error!r}")
+        # Where the host itself is missing it is the host's name that is refused, or a value of another part that goes by it.
+        told_so = isinstance(error, Unavailable) and reason in str(error) or isinstance(error, AttributeError) and "has no" in str(error)
+        t.holds(where, told_so, f"a trace gives {error!r}")
         layers = None if layer is None else [layer]
         error = attempt(lambda: s.model.record(s.ids, [f"{value.host}.{value.name}"], layers=layers))
         t.holds(where, isinstance(error, Unavailable) and reason in str(error), f"record gives {error!r}")
@@ -101,7 +110,15 @@ def refused(s: Subject, host: str, t: Tally) -> None:
 def _missing(s: Subject) -> list[tuple[vocabulary.Value, int | None, str]]:
     """What is listed as unavailable, on one block of each kind, and the reason given."""
     kinds = {None, *(block.layers[0] for block in s.blocks)}
-    return [(row.value, layer, reason) for row in s.rows for layer, reason in row.reasons.items() if layer in kinds]
+    return [(row.value, layer, reason) for row in s.rows for layer, reason in row.reasons.items()
+            if layer in kinds and not (layer is not None and _another(s, row.host, layer))]
+
+
+def _another(s: Subject, host: str, layer: int) -> bool:
+    """Whether a host's name leads to another host on a block, so that it reads that one's values."""
+    found = getattr(s.model.layers[layer], vocabulary.HOSTS[host].attribute, None) if host != "layers" else None
+    standard = getattr(found, "__dict__", {}).get("_standard")
+    return standard is not None and standard.name != host
 
 
 @law(

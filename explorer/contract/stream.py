@@ -89,11 +89,12 @@ def _path(s: Subject, layer: int, path: str) -> str:
 
 @law(
     "head",
-    "The head reads final_norm_output, the logits are what the model returns, and next_token_probs is their softmax at the last position.",
+    "The head reads final_norm_output (where nothing comes between), the logits are what the model returns, and next_token_probs is their softmax at the last position.",
     "model", float32=1e-5,
 )
 def head(s: Subject, host: str, t: Tally) -> None:
-    with torch.no_grad():
-        t.near("lm_head_output", s.model.lm_head(s.get("model", "final_norm_output")), s.get("model", "lm_head_output"))
+    if s.model.anatomy.head_reads_norm:
+        with torch.no_grad():
+            t.near("lm_head_output", s.model.lm_head(s.get("model", "final_norm_output")), s.get("model", "lm_head_output"))
     t.near("next_token_probs", s.get("model", "next_token_probs"), s.plain[:, -1].softmax(-1))
     t.same("logits", s.get("model", "logits"), s.plain)

@@ -71,9 +71,11 @@ class Subject:
         rows = [row for row in self.rows if row.host == host and (not names or row.name in names)]
         if host == "model":
             return [None] if all(row.available for row in rows) else []
+        if len(rows) < len(names):
+            return []
         sets = [set(row.layers) for row in rows if row.available or names]
-        joined = set.intersection(*sets) if names else set.union(*sets)
-        return sorted(joined) if len(rows) >= len(names) else []
+        joined = set.intersection(*sets) if names else set().union(*sets)
+        return sorted(joined)
 
     def first(self, host: str, *names: str) -> list[int]:
         """One block of each kind on which all ``names`` are available."""
@@ -119,11 +121,14 @@ class Subject:
         call = {"batch": self.batch, "seq": self.seq, "query": self.seq, "key": self.seq}
         return call[axis] if axis in call else getattr(self.envoy(value.host, layer), axis)
 
-    def order(self, derived: bool = False) -> list[Key]:
-        """Every value of the model in the order its forward passes them; derived ones only if asked for."""
+    def order(self, derived: bool = False, step: bool = False) -> list[Key]:
+        """Every value of the model in the order its forward passes them; derived ones only if asked for.
+
+        step: in the order of a decoding step.
+        """
         keys = self._own(_BEFORE_BLOCKS)
         for layer in range(self.model.num_layers):
-            keys += self._block_order(layer)
+            keys += self._block_order(layer, step)
         keys += self._own(_AFTER_BLOCKS)
         return self._with_derived(keys) if derived else keys
 
@@ -131,9 +136,9 @@ class Subject:
         there = {row.name for row in self.rows if row.host == "model" and row.available}
         return [(vocabulary.BY_HOST["model"][name], None) for name in names if name in there]
 
-    def _block_order(self, layer: int) -> Iterator[Key]:
-        for name in self.model.reading_order(layer):
-            yield vocabulary.lookup(name if "." in name else f"layers.{name}")[0], layer
+    def _block_order(self, layer: int, step: bool) -> Iterator[Key]:
+        for host, name in self.model.anatomy.block(layer).passes(step):
+            yield vocabulary.BY_HOST[host][name], layer
 
     def _with_derived(self, keys: list[Key]) -> list[Key]:
         found = list(keys)
@@ -156,7 +161,12 @@ class Subject:
     def get(self, host: str, name: str, layer: int | None = None) -> Any:
         """A value of the clean run, in the model's own dtype."""
         self.looks(host, name)
-        return self.clean[vocabulary.BY_HOST[host][name].key, layer]
+        return self.recorded((vocabulary.BY_HOST[host][name], layer))
+
+    def recorded(self, key: Key) -> Any:
+        """A value of the clean run, by its entry in the vocabulary."""
+        value, layer = key
+        return self.clean[f"{value.host}.{value.name}" if value.host != "model" else value.name, layer]
 
     def looks(self, host: str, *names: str) -> None:
         """Note that the law now run looks at these values."""
@@ -164,17 +174,19 @@ class Subject:
 
     def named(self, key: str, layer: int | None) -> vocabulary.Value:
         """The value a recording keeps under ``key`` on a block."""
-        mixers = {"self_attn", "linear_attn"} - ({self.model.kinds[layer]} if layer is not None else set())
-        return next(value for value in vocabulary.lookup(key) if value.host not in mixers)
+        other = set(vocabulary.MIXERS) - set(self.model.mixers[layer] if layer is not None else ())
+        bare = [value for value in vocabulary.lookup(key) if value.host not in other]
+        mixers = self.model.mixers[layer] if layer is not None else ()
+        return min(bare, key=lambda value: mixers.index(value.host) if value.host in mixers else 0)
 
     @cached_property
     def plain(self) -> torch.Tensor:
         """The logits [batch seq vocab_size] of the transformers model called as anyone would call it."""
         return self.forward(self.ids).logits
 
-    def forward(self, ids: torch.Tensor, **kwargs: Any) -> Any:
+    def forward(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
         with torch.no_grad():
-            return self.hf(ids, **kwargs)
+            return self.hf(input_ids, **kwargs)
 
     @cached_property
     def traced(self) -> dict[Key, Any]:
@@ -186,6 +198,28 @@ class Subject:
                 found[key] = self.read(key)
         return found
 
+    @cached_property
+    def continues(self) -> bool:
+        """Whether a forward hands its cache on, so that another can go on from it."""
+        return getattr(self.forward(self.ids, use_cache=True), "cache", None) is not None
+
+    def goes_on(self, start: int, stop: int) -> bool:
+        """Whether the untouched model, run on tokens ``start`` to ``stop`` with a cache of those before, says what it says of the whole.
+
+        Some kernels take no state with several tokens at once: they start anew, or fail.
+        """
+        if not self.continues:
+            return False
+        try:
+            found = self.forward(**self.continued(start, stop), cache=self.prefilled(start), use_cache=True).logits.float()
+        except (RuntimeError, ValueError):
+            return False
+        return torch.allclose(found, self.plain[:, start:stop].float(), rtol=1e-3, atol=1e-3 * float(self.plain.abs().max()))
+
+    def prompt_only(self, key: Key) -> bool:
+        value, layer = key
+        return layer is not None and value.name in self.model.anatomy.block(layer).hosts[value.host].prompt_only
+
     def prefilled(self, length: int) -> Any:
         """A cache that holds the first ``length`` tokens, a fresh copy each time."""
         name = f"cache of {length}"
@@ -196,10 +230,13 @@ class Subject:
     def continued(self, start: int, stop: int | None = None) -> dict[str, torch.Tensor]:
         """The inputs of tokens ``start`` to ``stop`` (one, where not said), their mask as long as the text so far."""
         stop = start + 1 if stop is None else stop
-        return {
-            "input_ids": self.ids[:, start:stop],
-            "attention_mask": torch.ones(self.batch, stop, dtype=torch.long, device=self.ids.device),
-        }
+        mask = {"attention_mask": torch.ones(self.batch, stop, dtype=torch.long, device=self.ids.device)} if self._masked else {}
+        return {"input_ids": self.ids[:, start:stop], **mask}
+
+    @property
+    def _masked(self) -> bool:
+        """Whether a step takes the mask of the whole text: recurrent mixers multiply their input with it, as long as it is."""
+        return all(mixers == ("self_attn",) for mixers in self.model.mixers)
 
 
 def attempt(action: Any) -> BaseException | None:

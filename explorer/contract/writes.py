@@ -22,6 +22,8 @@ from explorer.contract.tally import Tally
 from explorer.places import Place, serve, take, to_layout
 
 HOSTS = tuple(vocabulary.HOSTS)
+#: Layouts of a state: one for the whole call, without an axis of tokens.
+STATES = ("State", "ChannelState", "UnitState")
 
 
 class Witness:
@@ -128,7 +130,7 @@ def _written(s: Subject, how: str) -> tuple[list[Write], Witness, torch.Tensor]:
     if name not in s.memo:
         kinds = {None, *(block.layers[0] for block in s.blocks)}
         # A state is one matrix for the whole call: it has laws of its own.
-        keys = [key for key in s.order() if key[0].written and key[1] in kinds and "batch" in key[0].axes and key[0].layout != "State"]
+        keys = [key for key in s.order() if key[0].written and key[1] in kinds and "batch" in key[0].axes and key[0].layout not in STATES]
         names = _same_tensor(s, keys)
         keys = list(names)
         writes = [Write(key, row, s.seq // 2, names[key]) for row, key in enumerate(keys)]
@@ -186,12 +188,13 @@ def land(s: Subject, host: str, t: Tally) -> None:
             t.same(where, witness.seen.get(write.key), write.wrote)
             t.holds(where, not torch.equal(write.wrote, write.served), "the edit changed nothing")
             moved = witness.logits[write.row] != plain[write.row]
-            t.holds(where, moved.any(), "the logits did not move")
+            if not (write.key[0].name == "router_scores" and s.traits("mlp", write.key[1])["scoring"].choice_only):
+                t.holds(where, moved.any(), "the logits did not move")  # scores that only decide the choice may leave it as it was
     for key in s.order():
         if key[0].host == host and key[0].written and "batch" not in key[0].axes and key[1] in (None, *s.first(host)):
             _whole_lands(s, t, key)
-    if host == "linear_attn":
-        _states_land(s, t)
+    if host in vocabulary.RECURRENT and s.layers(host, "state_output") and s.continues:
+        _states_land(s, t, host)
 
 
 @law(
@@ -255,13 +258,13 @@ def _whole_lands(s: Subject, t: Tally, key: Key) -> None:
         t.holds((key[1], f"{key[0].name} {how}"), not torch.equal(logits, s.plain), "the logits did not move")
 
 
-def _states_land(s: Subject, t: Tally) -> None:
+def _states_land(s: Subject, t: Tally, host: str) -> None:
     """state_input and state_output, written in place and by assignment, for one row and head alone."""
     last = s.seq - 1
     with torch.no_grad():
         clean = s.hf(**s.continued(last), cache=s.prefilled(last), use_cache=True).logits
-    for layer in s.first("linear_attn", "state_input", "state_output"):
-        mix = s.envoy("linear_attn", layer)
+    for layer in s.first(host, "state_input", "state_output") if vocabulary.BY_HOST[host]["state_input"].written else ():
+        mix = s.envoy(host, layer)
         for how in ("assigned", "in place"):
             with torch.no_grad(), s.model.trace(s.continued(last), cache=s.prefilled(last), use_cache=True):
                 state = mix.state_input
@@ -270,7 +273,7 @@ def _states_land(s: Subject, t: Tally) -> None:
                 else:
                     state[0, 0] *= 0.5
                 logits = s.model.logits.save()
-            t.of(vocabulary.BY_HOST["linear_attn"]["state_input"])
+            t.of(vocabulary.BY_HOST[host]["state_input"])
             _only_first_row(t, (layer, f"state_input {how}"), logits, clean)
             cache, before = s.prefilled(1), s.prefilled(1)
             inputs = s.continued(1, last)
@@ -283,12 +286,12 @@ def _states_land(s: Subject, t: Tally) -> None:
             with torch.no_grad():
                 s.hf(**inputs, cache=before, use_cache=True)
                 after, want = (s.hf(**s.continued(last), cache=c, use_cache=True).logits for c in (cache, before))
-            t.of(vocabulary.BY_HOST["linear_attn"]["state_output"])
+            t.of(vocabulary.BY_HOST[host]["state_output"])
             _only_first_row(t, (layer, f"state_output {how}"), after, want)
         with torch.no_grad(), s.model.trace(s.ids):
-            mix.state_input = torch.ones(s.batch, mix.heads, mix.key_dim, mix.value_dim, dtype=s.dtype)
+            mix.state_input = torch.ones(s.batch, *(getattr(mix, axis) for axis in vocabulary.BY_HOST[host]["state_input"].axes[1:]), dtype=s.dtype)
             logits = s.model.logits.save()
-        t.of(vocabulary.BY_HOST["linear_attn"]["state_input"])
+        t.of(vocabulary.BY_HOST[host]["state_input"])
         t.holds((layer, "state_input of a fresh prompt"), not torch.equal(logits, s.plain), "the logits did not move")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from explorer.finding.flow import PASSING, Call, Flow
-from explorer.finding.spots import Finds, Spot, argument, around, innermost, maker_spot, result
+from explorer.finding.spots import Finds, Spot, argument, around, children, innermost, is_norm, maker_spot, result
 from explorer.finding.stream import CannotFollow, Part, weighted
 
 NO_PATTERN = (
@@ -104,7 +104,7 @@ def find_attention(flow: Flow, module: Call, part: Part) -> Finds:
     else:
         finds.spots["attention_head_outputs"] = mixed
     _projection(finds, flow, module, part)
-    _gate(finds, flow, module, call)
+    _gate(finds, flow, module)
     anchor = call or (mixed.call if mixed is not None else None)
     finds.traits |= around(flow, module, anchor) if anchor is not None else {}
     return finds
@@ -245,24 +245,28 @@ def _made_of_product(flow: Flow, key: int, before: int) -> bool:
     return False
 
 
-def _gate(finds: Finds, flow: Flow, module: Call, call: Call | None) -> None:
-    """What the heads' outputs are multiplied with on their way to the projection."""
+def _gate(finds: Finds, flow: Flow, module: Call) -> None:
+    """What the heads' outputs are multiplied with on their way to the projection: number by number, or head by head."""
     mixed = finds.spots.get("attention_head_outputs")
+    names = ("head_gate", "head_scale")
     if mixed is None:
-        finds.missing["head_gate"] = "the heads' outputs are not followed"
+        finds.missing |= dict.fromkeys(names, "the heads' outputs are not followed")
         return
     onward = flow.onward(id(mixed.tensor))
     after = [i for i in flow.indices(module, "mul") if i >= mixed.call.stop and onward & set(flow.ops[i].reads)]
-    if not after:
-        finds.missing["head_gate"] = "this attention does not gate its heads"
+    gate = next((key for i in after[:1] for key in flow.ops[i].reads if key not in onward), None)
+    finds.missing |= dict.fromkeys(names, "this attention does not gate its heads")
+    if gate is None:
         return
-    gate = next((key for key in flow.ops[after[0]].reads if key not in onward), None)
+    whole = flow.tensors[gate].numel() < mixed.tensor.numel()
     own = [c for c in flow.inside(module) if c.module == module.module and len(c.labels) == 1]
-    spot = maker_spot(own, gate) if gate is not None else None
+    spot = maker_spot(own, gate)
     if spot is None:
-        finds.missing["head_gate"] = "the gate is no result of a call in the attention's forward"
+        finds.missing[names[whole]] = "the gate is no result of a call in the attention's forward"
     else:
-        finds.spots["head_gate"] = spot
+        finds.spots[names[whole]] = spot
+        finds.missing[names[not whole]] = f"this attention gates its heads {'as a whole' if whole else 'number by number'}"
+        del finds.missing[names[whole]]
 
 
 def _projection(finds: Finds, flow: Flow, module: Call, part: Part) -> None:
@@ -272,5 +276,8 @@ def _projection(finds: Finds, flow: Flow, module: Call, part: Part) -> None:
     if owner is not None and owner.module != module.module and any(isinstance(a, torch.Tensor) for a in owner.args[:1]):
         finds.spots["attention_premix"] = Spot(owner.args[0], owner, "input", 0)
         finds.traits["projection"] = owner.module
+        mixed = finds.spots.get("attention_head_outputs")
+        finds.traits["normed"] = () if mixed is None else tuple(
+            c.module for c in children(flow, module) if mixed.call.ended < c.began and c.ended < owner.began and is_norm(c) and c.start in part.ops)
     else:
         finds.missing["attention_premix"] = "no module makes the attention's output"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from explorer.finding.attention import find_attention, is_attention
 from explorer.finding.flow import Call, Flow, tensors
-from explorer.finding.mlp import experts_call, find_dense, find_mixture
-from explorer.finding.recurrent import find_recurrent, kernel
-from explorer.finding.spots import Finds, Spot, argument, result
+from explorer.finding.mlp import DENSE, ROUTED, experts_call, find_dense, find_mixture
+from explorer.finding.recurrent import find_convolution, find_recurrent, gates_a_convolution, kernel
+from explorer.finding.spots import Finds, Spot, argument, is_norm, result
 from explorer.finding.stream import CannotFollow, Part, addend_spot, addends, halves, home, parts, stream, tail, weighted
 
 
@@ -17,7 +17,7 @@ from explorer.finding.stream import CannotFollow, Part, addend_spot, addends, ha
 class Sublayer:
     """One part of a block whose result the block adds to the stream.
 
-    role is ``"attention"``, ``"recurrent"``, ``"experts"`` or ``"mlp"``; ``host`` is
+    role is ``"attention"``, ``"recurrent"``, ``"convolution"``, ``"mixer"``, ``"experts"`` or ``"mlp"``; ``host`` is
     the standard name of the part and ``module`` the path of its module, the block's own where it has
     none; ``norm`` is the path of the norm it reads, or None. ``turn`` numbers the adds that make the
     stream, from 1, and is the one that adds this part; ``stage`` is the last that had been made when
@@ -40,13 +40,17 @@ class Sublayer:
 
 @dataclass
 class BlockFinds:
-    """Everything found on one block, by host. ``mid`` is how many addends ``layer_mid`` holds, None where there is none."""
+    """Everything found on one block, by host, and every call its forward made.
+
+    ``mid`` is how many addends ``layer_mid`` holds, None where there is none.
+    """
 
     path: str
     hosts: dict[str, Finds] = field(default_factory=dict)
     sublayers: list[Sublayer] = field(default_factory=list)
     mid: int | None = None
     calls: dict[str, Call] = field(default_factory=dict)
+    visited: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
 
     @property
     def normed(self) -> tuple[Sublayer, Sublayer | None]:
@@ -60,14 +64,15 @@ def first_and_second(sublayers: Sequence[Sublayer]) -> tuple[Sublayer, Sublayer 
 
 
 #: Operations that mix positions: what has them is no MLP, whatever its modules look like.
-MIXING = ("convolution", "cumsum", "_softmax", "softmax")
+_MIXING = frozenset("convolution cumsum cumprod _softmax softmax roll flip".split())
+_CHOOSING = frozenset("topk sort argmax max".split())
 
 
 def find_block(flow: Flow, path: str) -> BlockFinds:
     """Find the parts of the block at ``path`` and the values on each.
 
     Raises CannotFollow when the block's output is not its input plus addends that can be told apart,
-    or when what makes one is none of the parts known or plays a part another plays already.
+    or when one plays a part another plays already.
     """
     block = flow.module(path)
     if block is None:
@@ -89,6 +94,7 @@ def find_block(flow: Flow, path: str) -> BlockFinds:
         for piece, call in known:
             _sublayer(finds, flow, block, piece, call, turn)
     _between(finds, flow, block)
+    finds.visited = {(call.module, call.labels) for call in flow.calls if block.start <= call.start and call.stop <= block.stop}
     return finds
 
 
@@ -97,7 +103,12 @@ def _host(flow: Flow, call: Call, part: Part) -> str:
     found = kernel(flow, call)
     if found is not None:
         return found.host
-    return "self_attn" if is_attention(flow, call) else "mlp"
+    if is_attention(flow, call):
+        return "self_attn"
+    if gates_a_convolution(flow, call, part):
+        return "short_conv"
+    names = {flow.ops[i].name for i in part.ops}
+    return "mixer" if names & _MIXING and not names & _CHOOSING or "convolution" in names else "mlp"
 
 
 def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call, turn: int) -> None:
@@ -108,17 +119,19 @@ def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call
     output = "mlp_output" if host == "mlp" else "attention_output"
     if host == "self_attn":
         role, values = "attention", find_attention(flow, call, part)
+    elif host == "short_conv":
+        role, values = "convolution", find_convolution(flow, call, part)
+    elif host == "mixer":
+        role, values = "mixer", Finds(call.module)
     elif host != "mlp":
         role, values = "recurrent", find_recurrent(flow, call, part)
     elif (experts := experts_call(flow, call)) is not None:
         role, values = "experts", find_mixture(flow, call, experts)
-        if "num_experts" not in values.sizes:
-            raise CannotFollow(f"{call.module} chooses its experts in a way that is not followed")
+    elif chosen := [flow.ops[i].name for i in part.ops if flow.ops[i].name in _CHOOSING]:
+        role, values = "experts", Finds(call.module)
+        values.missing = dict.fromkeys((*DENSE, *ROUTED), f"{_told(call)} chooses (by {chosen[0]}) what it runs, and is called with no expert numbers and weights")
     else:
         role, values = "mlp", find_dense(flow, call, weighted(flow, part))
-        mixing = next((name for name in MIXING if set(flow.indices(call, name)) & part.ops), None)
-        if mixing is not None or "mlp_neurons" not in values.spots:
-            raise CannotFollow(f"{_told(call)} adds to the stream and is neither attention nor an MLP that can be followed")
     values.traits["tail"] = tail(flow, block, part, values.made if values.made is not None else weighted(flow, part)[-1])
     values.spots[output] = addend
     values.sizes["hidden_size"] = addend.tensor.shape[-1]
@@ -141,8 +154,7 @@ def _told(call: Call) -> str:
 def _norm_before(flow: Flow, block: Call, call: Call) -> str | None:
     """The module whose result a part is called with, if that is a norm: a module that multiplies with no matrix."""
     entering = flow.back(id(next(tensors((call.args, call.kwargs)))), call.start)
-    makers = [c for c in flow.inside(block) if not c.labels and result(c, entering) is not None and c.ended <= call.began]
-    makers = [c for c in makers if any(True for _ in c.fn.parameters()) and all(p.dim() == 1 for p in c.fn.parameters())]
+    makers = [c for c in flow.inside(block) if is_norm(c) and result(c, entering) is not None and c.ended <= call.began]
     return makers[-1].module if makers else None
 
 

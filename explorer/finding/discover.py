@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -20,12 +20,19 @@ from explorer.places import Place
 _LENGTHS = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
 ABSENT = {
-    "self_attn": "this block is a recurrent mixer (linear_attn): it has no softmax attention",
-    "linear_attn": "this block is softmax attention (self_attn): it has no recurrent state",
     "shared_experts": "this block's MLP has no shared expert",
     "mlp": "this block has no MLP",
-    "mixer": "this block has neither softmax attention nor a recurrent mixer",
 }
+
+
+def absent(host: str, there: Collection[str]) -> str:
+    """Why a block whose hosts are ``there`` has not ``host``."""
+    if host in ABSENT:
+        return ABSENT[host]
+    mixers = [name for name in there if vocabulary.HOSTS[name].mixer]
+    if not mixers:
+        return "this block has no mixer: nothing in it reads another position"
+    return f"this block's mixer is {' and '.join(f'{name} ({vocabulary.HOSTS[name].meaning})' for name in mixers)}"
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,8 @@ class Host:
     """One host of one kind of block: its module (relative to the block), sizes, and its values.
 
     ``places`` holds one place per way the forward can reach the value (a prompt,
-    a decoding step); ``missing`` one sentence for each value that is not there.
+    a decoding step); ``missing`` one sentence for each value that is not there; ``prompt_only`` are
+    values that a decoding step, which runs other code, does not hold.
     """
 
     name: str
@@ -42,6 +50,7 @@ class Host:
     places: dict[str, tuple[Place, ...]]
     missing: dict[str, str]
     traits: dict
+    prompt_only: frozenset[str] = frozenset()
 
     @property
     def part(self) -> bool:
@@ -51,7 +60,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Block:
-    """One kind of block: the blocks that are so, their hosts, what they add, and the order of reading.
+    """One kind of block: the blocks that are so, their hosts, what they add, and the order of reading, which a decoding step may have of its own.
 
     ``mid`` is how many addends ``layer_mid`` holds, None where it is not there.
     """
@@ -61,6 +70,11 @@ class Block:
     sublayers: tuple[Sublayer, ...]
     order: tuple[tuple[str, str], ...]
     mid: int | None = None
+    step_order: tuple[tuple[str, str], ...] = ()
+
+    def passes(self, step: bool = False) -> tuple[tuple[str, str], ...]:
+        """Host and name of every value in the order the forward passes them: of a prompt, or of a decoding step."""
+        return self.step_order if step and self.step_order else self.order
 
     @property
     def normed(self) -> tuple[Sublayer, Sublayer | None]:
@@ -72,13 +86,16 @@ class Block:
 class Anatomy:
     """What discovery found out about a model.
 
-    ``norm`` is the last module before the head, if any; ``head_is_last`` whether the head's output is the logits.
+    ``norm`` is the last norm before the head, if any, and ``head_reads_norm`` whether the head is called with its very
+    output; ``head_is_last`` whether the head's output is the logits; ``embedding_fits`` whether the embedding is as wide as the stream.
     """
 
     frame: Frame
     norm: str | None
     blocks: list[Block]
     head_is_last: bool
+    head_reads_norm: bool = True
+    embedding_fits: bool = True
 
     def block(self, layer: int) -> Block:
         return next(block for block in self.blocks if layer in block.layers)
@@ -108,13 +125,15 @@ def discover(twin: torch.nn.Module) -> Anatomy:
         norm = tail.norm()
         first = [find_block(prompt, path) for path in paths]
         second: list[BlockFinds | None] = [None] * len(paths)
-        if any("linear_attn" in finds.hosts for finds in first):
+        if "cache" in out and any(vocabulary.HOSTS[host].mixer and host != "self_attn" for finds in first for host in finds.hosts):
             with recorded(twin, paths) as step:
                 twin(ids[:, :1], cache=out.cache, use_cache=True)
             second = [find_block(step, path) for path in paths]
-    sizes = {"batch": batch, "seq": seq}
+    sizes = {"batch": batch, "seq": seq, "step": 1}
     found = [_block(group, path, a, b, sizes) for group, path, a, b in zip(groups, paths, first, second)]
-    return Anatomy(base, norm, found, tail.head is out.logits)
+    width = first[0].hosts["layers"].sizes["hidden_size"]
+    fits = twin.get_input_embeddings().weight.shape[1] == width
+    return Anatomy(base, norm, found, tail.head is out.logits, tail.head_reads(norm), fits)
 
 
 @contextmanager
@@ -171,22 +190,35 @@ def probe_lengths(model: torch.nn.Module) -> tuple[int, int]:
 
 @dataclass
 class _Tail:
-    """What ran around the blocks: modules before and after the last block, in order, and what the head returned."""
+    """What ran around the blocks: modules before and after the last block, in order, what the last ones returned, and the head's call."""
 
     before: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
+    made: dict[str, torch.Tensor] = field(default_factory=dict)
+    read: torch.Tensor | None = None
     head: torch.Tensor | None = None
 
     def block_done(self) -> None:
         self.before, self.after = [*self.before, *self.after], []
 
+    def ran(self, path: str, module: torch.nn.Module, made: object) -> None:
+        """A module without children outside the blocks; a norm is one that has no matrix."""
+        self.made[path] = made
+        if all(parameter.dim() == 1 for parameter in module.parameters()):
+            self.after.append(path)
+
     def norm(self) -> str | None:
-        """The last module before the head, None where there is none; raises CannotFollow where it runs elsewhere too."""
+        """The last norm before the head, None where there is none; raises CannotFollow where it runs elsewhere too."""
         if not self.after:
             return None
         if [*self.before, *self.after].count(self.after[-1]) > 1:
             raise CannotFollow(f"{self.after[-1]} runs before the head and elsewhere too")
         return self.after[-1]
+
+    def head_reads(self, norm: str | None) -> bool:
+        """Whether the head was called with what a norm returned, itself or a view of it."""
+        made = self.made.get(norm)
+        return isinstance(made, torch.Tensor) and self.read is not None and (self.read is made or self.read._base is (made if made._base is None else made._base))
 
 
 @contextmanager
@@ -195,11 +227,15 @@ def _tail(twin: torch.nn.Module, base: Frame) -> Iterator[_Tail]:
     tail = _Tail()
     inside = f"{base.blocks}."
     last = twin.get_submodule(base.blocks)[-1]
+
+    def headed(module: torch.nn.Module, args: tuple, out: torch.Tensor) -> None:
+        tail.read, tail.head = args[0], out
+
     hooks = [last.register_forward_hook(lambda *_: tail.block_done())]
-    hooks.append(twin.get_submodule(base.head).register_forward_hook(lambda _, args, out: setattr(tail, "head", out)))
+    hooks.append(twin.get_submodule(base.head).register_forward_hook(headed))
     for path, module in twin.named_modules():
         if path and not path.startswith(inside) and path != base.head and not any(True for _ in module.children()):
-            hooks.append(module.register_forward_hook(lambda *_, path=path: tail.after.append(path)))
+            hooks.append(module.register_forward_hook(lambda own, args, out, path=path: tail.ran(path, own, out)))
     try:
         yield tail
     finally:
@@ -209,26 +245,29 @@ def _tail(twin: torch.nn.Module, base: Frame) -> Iterator[_Tail]:
 
 def _block(layers: tuple[int, ...], path: str, prompt: BlockFinds, step: BlockFinds | None, call: dict[str, int]) -> Block:
     hosts = {}
-    order: list[tuple[int, int, str, str]] = []
     for name, finds in prompt.hosts.items():
         again = step.hosts.get(name) if step is not None else None
-        hosts[name] = _host(name, path, finds, again, call)
-        ranks = list(vocabulary.BY_HOST[name])
-        order += [(spot.when, ranks.index(value), name, value) for value, spot in finds.spots.items()
-                  if value in hosts[name].places]
-    mixers = {"self_attn", "linear_attn"}
+        hosts[name] = _host(name, path, finds, again, call, prompt.visited)
+    order, stepped = _order(prompt, hosts), _order(step, hosts) if step is not None else ()
     for name in vocabulary.HOSTS:
         if name != "model" and name not in hosts:
-            reason = ABSENT["mixer"] if name in mixers and not mixers & set(prompt.hosts) else ABSENT[name]
-            missing = dict.fromkeys(vocabulary.BY_HOST[name], reason)
+            missing = dict.fromkeys(vocabulary.BY_HOST[name], absent(name, prompt.hosts))
             hosts[name] = Host(name, "", {}, {}, missing, {})
-    return Block(layers, hosts, tuple(prompt.sublayers), tuple((h, v) for _, _, h, v in sorted(order)), prompt.mid)
+    return Block(layers, hosts, tuple(prompt.sublayers), order, prompt.mid, stepped)
 
 
-def _host(name: str, path: str, finds: Finds, again: Finds | None, call: dict[str, int]) -> Host:
+def _order(finds: BlockFinds, hosts: dict[str, Host]) -> tuple[tuple[str, str], ...]:
+    """Host and name of every value that has a place, in the order they are passed."""
+    passed = [(spot.when, list(vocabulary.BY_HOST[name]).index(value), name, value) for name, found in finds.hosts.items()
+              for value, spot in found.spots.items() if name in hosts and value in hosts[name].places]
+    return tuple((name, value) for _, _, name, value in sorted(passed))
+
+
+def _host(name: str, path: str, finds: Finds, again: Finds | None, call: dict[str, int], visited: set) -> Host:
     sizes = {**call, **finds.sizes}
     places: dict[str, tuple[Place, ...]] = {}
     missing = dict(finds.missing)
+    prompt_only: set[str] = set()
     for value in vocabulary.BY_HOST[name].values():
         if value.derived:
             continue
@@ -238,16 +277,25 @@ def _host(name: str, path: str, finds: Finds, again: Finds | None, call: dict[st
             missing.setdefault(value.name, "it was found, but its axes are not the layout's" if spot else "nothing was found that plays this part")
             continue
         found = [place]
-        if again is not None and (other := again.spots.get(value.name)) is not None:
-            found.append(Place(other.call.module, other.side, other.element, place.arrangement, other.says, other.call.labels, place.repeat))
-        unique = {(p.point, p.element): _relative(p, path) for p in found}
+        if again is not None:
+            other = again.spots.get(value.name)
+            place = other.place(value.axes, {**sizes, **again.sizes, "seq": call["step"]}) if other is not None else None
+            if place is not None and place.point != found[0].point and place.point[:2] in visited:
+                place = None  # a prompt comes there too, with something else
+            found += [place] if place is not None else []
+            prompt_only |= {value.name} if place is None else set()
+        unique: dict[tuple, Place] = {}
+        for one in found:  # where both calls hand it over at one place, that of the prompt, whose axes are all longer than one
+            unique.setdefault((one.point, one.element), _relative(one, path))
         places[value.name] = tuple(unique.values())
     for value in vocabulary.BY_HOST[name].values():
         if value.derived and value.source not in places:
-            missing[value.name] = missing.get(value.source, ABSENT.get(name, ""))
+            missing[value.name] = missing.get(value.source, "what it is computed from was not found")
+        elif value.derived and prompt_only & set(vocabulary.REPLAYS.get(name, ())):
+            prompt_only.add(value.name)
     lengths = ("query", "key")
     own = {axis: extent for axis, extent in finds.sizes.items() if axis not in lengths}
-    return Host(name, finds.module.removeprefix(path).lstrip("."), own, places, missing, _relative_traits(finds.traits, path))
+    return Host(name, finds.module.removeprefix(path).lstrip("."), own, places, missing, _relative_traits(finds.traits, path), frozenset(prompt_only))
 
 
 def _relative(place: Place, path: str) -> Place:
@@ -260,6 +308,8 @@ def _relative_traits(traits: dict, path: str) -> dict:
     def named(value: object) -> object:
         if isinstance(value, Tail):
             return replace(value, modules=tuple(map(named, value.modules)))
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(named, value))
         return value.removeprefix(path).lstrip(".") if isinstance(value, str) else value
 
     return {name: named(value) for name, value in traits.items()}

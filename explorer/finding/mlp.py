@@ -8,7 +8,7 @@ from math import prod
 import torch
 
 from explorer.finding.flow import Call, Flow
-from explorer.finding.spots import Finds, Spot, argument, children, innermost, maker_spot, result
+from explorer.finding.spots import Finds, Spot, argument, children, innermost, is_norm, maker_spot, result
 
 ROUTED = ("router_logits", "router_scores", "expert_weights", "expert_indices", "expert_outputs", "routed_output",
           "shared_expert_output")
@@ -43,20 +43,36 @@ def find_dense(flow: Flow, module: Call, products: list[int] | None = None) -> F
     neurons = down.args[0]
     finds.spots["mlp_neurons"] = Spot(neurons, down, "input", 0)
     finds.sizes["intermediate_size"] = neurons.shape[-1]
-    activation = next((c for c in inner if c.ended < down.began and not any(True for _ in c.fn.parameters())
-                       and isinstance(c.output, torch.Tensor) and c.output.shape[-1] == neurons.shape[-1]), None)
+    finds.traits["normed"] = any(is_norm(c) and c.ended < down.began and c.start > 0 and flow.module(c.module) is c
+                                 and result(c, flow.back(id(neurons))) is not None for c in inner)
+    activation = _activation(flow, module, down, neurons)
     if activation is None:
-        finds.missing["mlp_activation"] = "the activation is no module of its own"
+        finds.missing["mlp_activation"] = "the activation is the result of no call"
     else:
-        finds.spots["mlp_activation"] = Spot(activation.output, activation, "output", None)
+        finds.spots["mlp_activation"] = activation
     return finds
+
+
+#: Operations that are an activation, or the whole of one.
+_ACTIVATIONS = frozenset("silu gelu relu tanh sigmoid leaky_relu elu softplus erf pow".split())
+
+
+def _activation(flow: Flow, module: Call, down: Call, neurons: torch.Tensor) -> Spot | None:
+    """The result, as wide as the neurons, of a module without parameters or of a function that is an activation."""
+    wide = [c for c in flow.inside(module) if c.ended < down.began and isinstance(c.output, torch.Tensor)
+            and c.output.shape[-1] == neurons.shape[-1] and c.fn is not None]
+    modules = [c for c in wide if not c.labels and not any(True for _ in c.fn.parameters()) and c.start < c.stop]
+    functions = [c for c in wide if len(c.labels) == 1 and c.module == module.module
+                 and any(flow.ops[i].name in _ACTIVATIONS for i in range(c.start, c.stop))]
+    found = modules or functions
+    return Spot(found[0].output, found[0], "output", None) if found else None
 
 
 def find_mixture(flow: Flow, module: Call, experts: Call) -> Finds:
     """Spots of a mixture whose experts are one module."""
     finds = Finds(module.module)
     finds.missing = dict.fromkeys(
-        DENSE, "this MLP is a mixture: every expert has neurons of its own, and the shared expert's are on shared_experts"
+        DENSE, "this MLP is a mixture: every expert has neurons of its own"
     )
     indices = next((p, a) for p, a in experts.arguments() if isinstance(a, torch.Tensor) and not a.is_floating_point())
     weights = next((p, a) for p, a in experts.arguments()
@@ -69,11 +85,19 @@ def find_mixture(flow: Flow, module: Call, experts: Call) -> Finds:
     inner = [c for c in flow.inside(experts) if not c.labels and isinstance(c.output, torch.Tensor)]
     if inner:
         finds.sizes["intermediate_size"] = inner[0].output.shape[-1]
+    elif (wide := _expert_width(experts.fn)) is not None:
+        finds.sizes["intermediate_size"] = wide
     _router(finds, flow, module, id(indices[1]))
     _slots(finds, flow, experts)
     finds.made = experts.stop - 1
     _shared(finds, flow, module, experts)
     return finds
+
+
+def _expert_width(experts: torch.nn.Module) -> int | None:
+    """How many neurons an expert has: the input's width of its last matrix, where all experts' matrices are one tensor."""
+    down = getattr(experts, "down_proj", None)
+    return None if not isinstance(down, torch.Tensor) or down.dim() != 3 else down.shape[1 if getattr(experts, "is_transposed", False) else 2]
 
 
 def _router(finds: Finds, flow: Flow, module: Call, indices: int) -> None:

@@ -11,13 +11,15 @@ import torch
 
 from explorer.finding.flow import Call, Flow
 from explorer.places import Place, arrange
+from explorer.rewriting import OPERATORS
 
 
 @dataclass(frozen=True)
 class Spot:
     """One tensor, and where in the run it is handed over.
 
-    ``repeat`` names an axis that what comes after repeats, and how often.
+    ``repeat`` names an axis that what comes after repeats, and how often; ``axes`` the order
+    of the tensor's axes, where what hands it over fixes it.
     """
 
     tensor: torch.Tensor | None
@@ -25,6 +27,7 @@ class Spot:
     side: str
     element: int | str | None
     repeat: tuple[str, int] | None = None
+    axes: tuple[str, ...] | None = None
 
     @property
     def when(self) -> int:
@@ -38,7 +41,11 @@ class Spot:
             owner = "the block" if module.isdigit() else f"the module {module}"
             return f"{self._what} of {owner}"
         owner = self.call.parent
-        within = f"in {owner.name}" if owner is not None and owner.labels else f"in the forward of {module}"
+        where = "the block" if module.isdigit() else module
+        within = f"in {owner.name}" if owner is not None and owner.labels else f"in the forward of {where}"
+        if self.call.fn in OPERATORS:
+            side = "" if self.side == "output" else f"the {('left', 'right')[self.element]} side of "
+            return f"{side}the {OPERATORS[self.call.fn]} that is {self.call.labels[-1]}, {within}"
         if self.call.fn is None:
             variable = self.call.labels[-1].rsplit("_", 1)[0]
             return f"what {variable} is assigned, {within}"
@@ -57,11 +64,11 @@ class Spot:
 
     def place(self, axes: tuple[str, ...], sizes: dict[str, int]) -> Place | None:
         """This spot as a place, or None when its tensor does not have the layout's axes."""
-        shape = tuple(self.tensor.shape) if self.tensor is not None else tuple(sizes[a] for a in axes)
+        shape = tuple(self.tensor.shape) if self.tensor is not None else tuple(sizes[a] for a in self.axes or axes)
         if self.repeat is not None:
             axis, times = self.repeat
             sizes = {**sizes, axis: sizes[axis] // times}
-        arrangement = arrange(shape, axes, sizes)
+        arrangement = arrange(shape, axes, sizes, self.axes)
         if arrangement is None:
             return None
         says = self.says
@@ -122,10 +129,10 @@ def innermost(calls: Iterable[Call], index: int) -> list[Call]:
 
 def bound(call: Call, name: str) -> Spot | None:
     """The argument of a function call by the name its signature gives it."""
-    signature = inspect.signature(inspect.unwrap(call.fn))
+    names = list(inspect.signature(inspect.unwrap(call.fn)).parameters)
     if name in call.kwargs:
         return Spot(call.kwargs[name], call, "input", name)
-    position = list(signature.parameters).index(name)
+    position = names.index(name) if name in names else len(call.args)
     if position < len(call.args):
         return Spot(call.args[position], call, "input", position)
     return None
@@ -140,6 +147,11 @@ def maker_spot(within: list[Call], key: int) -> Spot | None:
 def children(flow: Flow, module: Call) -> list[Call]:
     """The direct child modules a module called, in order."""
     return [c for c in flow.inside(module) if not c.labels and c.module.rpartition(".")[0] == module.module]
+
+
+def is_norm(call: Call) -> bool:
+    """Whether a call is of a module that has parameters and no matrix among them."""
+    return not call.labels and any(True for _ in call.fn.parameters()) and all(p.dim() == 1 for p in call.fn.parameters())
 
 
 def around(flow: Flow, module: Call, anchor: Call) -> dict[str, list[str]]:

@@ -48,6 +48,37 @@ def frame(root: torch.nn.Module) -> Frame:
     return Frame(blocks, embedding, head, len(root.get_submodule(blocks)))
 
 
+class _Handing(torch.nn.Module):
+    """Stands in for a block: hands a stream on, whatever it is called with, and is otherwise the block to whoever looks."""
+
+    def __init__(self, block: torch.nn.Module, stream: torch.Tensor, returns: int | None) -> None:
+        super().__init__()
+        self.__dict__["block"] = block
+        self.__dict__["handed"] = stream if returns is None else (stream, *[None] * (returns - 1))
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.__dict__["block"], name)
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        return self.__dict__["handed"]
+
+
+def after_blocks(root: torch.nn.Module, path: str, returns: int | None, hidden: torch.Tensor) -> torch.Tensor:
+    """The logits [… vocab_size] of a stream [… hidden_size] by the model's own forward, its blocks at ``path`` put aside.
+
+    returns: how many things a block returns, None where it is the stream alone.
+    """
+    owner, _, name = path.rpartition(".")
+    holder, blocks = root.get_submodule(owner), root.get_submodule(path)
+    stream = hidden.reshape(1, -1, hidden.shape[-1])
+    setattr(holder, name, torch.nn.ModuleList([_Handing(block, stream, returns) for block in blocks]))
+    try:
+        ids = torch.ones(1, stream.shape[1], dtype=torch.long, device=hidden.device)
+        return root(input_ids=ids, use_cache=False).logits.reshape(*hidden.shape[:-1], -1)
+    finally:
+        setattr(holder, name, blocks)
+
+
 def signature(block: torch.nn.Module) -> tuple:
     """What tells one kind of block from another: its modules' classes and its parameters' shapes."""
     modules = tuple((name, type(module).__qualname__) for name, module in block.named_modules())
