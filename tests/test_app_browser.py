@@ -104,6 +104,24 @@ def test_another_model_can_be_picked_and_says_what_its_weights_are(opened):
     seen.visited.assert_clean()
 
 
+def test_a_picked_model_says_that_it_waits_to_be_loaded(opened):
+    seen = opened()
+    hint = "[data-picked]"
+    assert seen.page.is_hidden(hint) and seen.text("[data-run]") == "Run"
+    seen.page.select_option("[data-model]", "specimen:llama")
+    assert "press Load and run" in seen.text(hint) and seen.text("[data-run]") == "Load and run"
+    assert seen.text("[data-label]") == HYBRID
+    seen.page.select_option("[data-model]", HYBRID)
+    assert seen.page.is_hidden(hint) and seen.text("[data-run]") == "Run"
+    seen.page.select_option("[data-model]", label="path…")
+    assert "Give a path" in seen.text(hint)
+    seen.page.fill("[data-path]", "/nowhere/at/all")
+    assert "press Load and run" in seen.text(hint)
+    seen.run(PROMPT, "specimen:llama")
+    assert seen.page.is_hidden(hint) and seen.text("[data-run]") == "Run" and seen.text("[data-label]") == "specimen:llama"
+    seen.visited.assert_clean()
+
+
 def test_every_panel_opens_clean_with_small_messages(opened):
     seen = opened(prompt=LONG)
     for block in (0, 3):

@@ -49,7 +49,9 @@ const HANDLERS = {
   job(words) {
     $("job").hidden = !words;
     $("cancel").hidden = !words;
-    $("run").textContent = words ? "Run instead" : "Run";
+    state.busy = Boolean(words);
+    if (!words) state.asked = null;
+    sayPicked();
     if (!words) return;
     $("job-title").textContent = words.title;
     const bar = $("progress");
@@ -144,6 +146,14 @@ function setModel(source) {
   pick.value = known ? source : PATH;
   if (!known) $("path").value = source;
   $("path-label").hidden = known;
+  sayPicked();
+}
+
+// A model that was picked is not the one on show until it is loaded: say so.
+function sayPicked() {
+  const waits = Boolean(state.run) && source() !== (state.asked ?? state.run.source);
+  setText($("picked"), waits ? (source() ? "Picked, not loaded yet: press Load and run." : "Give a path or an id, then press Load and run.") : "");
+  $("run").textContent = state.busy ? "Run instead" : waits ? "Load and run" : "Run";
 }
 
 function source() { return $("model").value === PATH ? $("path").value.trim() : $("model").value; }
@@ -230,12 +240,18 @@ function listen() {
   document.addEventListener("bestiary-point", (event) => readOut(event.detail, state.tokens));
   $("run-form").addEventListener("submit", (event) => {
     event.preventDefault();
-    send({ do: "run", model: source(), prompt: $("prompt").value });
+    state.asked = source();
+    sayPicked();
+    send({ do: "run", model: state.asked, prompt: $("prompt").value });
   });
   $("prompt").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("run-form").requestSubmit();
   });
-  $("model").addEventListener("change", () => { $("path-label").hidden = $("model").value !== PATH; });
+  $("model").addEventListener("change", () => {
+    $("path-label").hidden = $("model").value !== PATH;
+    sayPicked();
+  });
+  $("path").addEventListener("input", sayPicked);
   $("cancel").addEventListener("click", () => send({ do: "cancel" }));
   $("theme-button").addEventListener("click", () => {
     const to = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
