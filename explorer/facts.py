@@ -25,7 +25,17 @@ SCHEMA = 1
 
 #: How each recurrence moves its state by one token, as diagrams write it.
 _RULES = {
-    "delta_rule": {"title": "delta rule", "lines": ["Sₜ = eᵍ Sₜ₋₁ + k uᵀ", "oₜ = Sₜᵀ q"]},
+    "linear_attn": {"title": "delta rule", "lines": ["Sₜ = eᵍ Sₜ₋₁ + k uᵀ", "oₜ = Sₜᵀ q"]},
+    "kda": {"title": "delta rule per channel", "lines": ["Sₜ = diag(eᵍ) Sₜ₋₁ + k uᵀ", "oₜ = Sₜᵀ q"]},
+    "ssd": {"title": "state-space dual", "lines": ["Sₜ = eᵍ Sₜ₋₁ + β k vᵀ", "yₜ = Sₜᵀ q + D v"]},
+    "selective_scan": {"title": "selective scan", "lines": ["hₜ = eᵍ hₜ₋₁ + β k v", "yₜ = q·hₜ + D v"]},
+    "gated_recurrence": {"title": "gated recurrence", "lines": ["hₜ = a hₜ₋₁ + v", "yₜ = hₜ"]},
+}
+
+#: What pages call the mixer of each host.
+_MIXERS = {
+    "linear_attn": "Gated DeltaNet", "kda": "Kimi Delta Attention", "ssd": "Mamba-2 mixer", "selective_scan": "Mamba mixer",
+    "gated_recurrence": "RG-LRU", "short_conv": "Gated short convolution", "mixer": "Mixer, not followed",
 }
 
 
@@ -202,8 +212,8 @@ def _sublayer(block: Block, index: int) -> dict[str, Any]:
         "router": None, "experts": None, "shared": None,
     }
     if sub.role == "recurrent":
-        record["rule"] = _RULES["delta_rule"]
-    if sub.role == "experts":
+        record["rule"] = _RULES[sub.host]
+    if sub.role == "experts" and "scoring" in host.traits:
         scoring = host.traits["scoring"]
         text = f"{scoring.words} → {host.sizes['top_k']} of {host.sizes['num_experts']}"
         record["router"] = {
@@ -220,22 +230,25 @@ def _sublayer(block: Block, index: int) -> dict[str, Any]:
 
 
 def _title(role: str, host: Host) -> str:
-    if role == "recurrent":
-        return "Gated DeltaNet"
+    if host.name in _MIXERS:
+        return _MIXERS[host.name]
     if role == "attention":
-        return "Gated attention" if "head_gate" in host.places else "Attention"
+        return "Gated attention" if {"head_gate", "head_scale"} & set(host.places) else "Attention"
     return "Mixture of experts" if role == "experts" else "MLP"
 
 
 def _summary(role: str, host: Host) -> str:
     sizes = host.sizes
-    if role == "recurrent":
+    if "value_dim" in sizes:
         return f"{sizes['key_heads']} key heads × {sizes['key_dim']} · {sizes['heads']} value heads × {sizes['value_dim']}"
-    if role == "attention":
+    if "channels" in sizes:
+        state = f" · a state of {sizes['key_dim']} each" if "key_dim" in sizes else ""
+        return f"{sizes['channels']} channels{state}"
+    if role == "attention" and "num_heads" in sizes and "num_kv_heads" in sizes and "head_dim" in sizes:
         heads = f"{sizes['num_heads']} query heads"
         shared = sizes["num_kv_heads"]
         return f"{heads} over {shared} key/value heads × {sizes['head_dim']}" if shared < sizes["num_heads"] else f"{heads} × {sizes['head_dim']}"
-    if role == "experts":
+    if role == "experts" and "scoring" in host.traits:
         scoring = host.traits["scoring"]
         words = [f"{scoring.words} → {sizes['top_k']} of {sizes['num_experts']}" + (", renormalised" if scoring.renormalised else "")]
         if "shared" in host.traits:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from explorer import vocabulary
-from explorer.finding.discover import ABSENT, Anatomy, Host
+from explorer.finding.discover import Anatomy, Host
 
 #: What a value needs of the way the model is loaded. A recurrent kernel's values need nothing:
 #: they are read where it is called, whichever it is.
@@ -62,7 +62,12 @@ class Support:
 
     def __repr__(self) -> str:
         lines = []
-        for row in self.rows:
+        there = {row.host for row in self.rows if row.available}
+        for host in dict.fromkeys(row.host for row in self.rows):
+            if host not in there and host not in ("model", "layers"):
+                reason = telling(reason for row in self.rows if row.host == host for reason in row.reasons.values())
+                lines.append(f"  no   {vocabulary.HOSTS[host].path + '.*':<52} {host}: {reason}")
+        for row in (row for row in self.rows if row.host in there or row.host in ("model", "layers")):
             where = f"{vocabulary.HOSTS[row.host].path}.{row.name}"
             if row.available:
                 scope = "" if row.host == "model" else f"  blocks {_ranges(row.layers)}"
@@ -74,7 +79,7 @@ class Support:
 
 def telling(reasons: Iterable[str]) -> str:
     """Of the blocks' reasons the one that says most: not merely that a block is of another kind."""
-    return min(reasons, key=lambda reason: reason in ABSENT.values(), default="it is not on the blocks asked for")
+    return min(reasons, key=lambda reason: reason.startswith("this block"), default="it is not on the blocks asked for")
 
 
 def _ranges(layers: tuple[int, ...]) -> str:

@@ -170,8 +170,9 @@ def test_decays_per_channel():
     faded = state * per_channel[:, 0].exp().unsqueeze(-1)
     wrote = (v[:, 0] - torch.einsum("bhkv,bhk->bhv", faded, key)) * b[:, 0, :, None]
     close(last, faded + torch.einsum("bhk,bhv->bhkv", key, wrote))
-    with pytest.raises(ValueError, match="per key channel"):
-        recurrence.state_attention(q, k, per_channel, b)
+    mixed = torch.einsum("bhij,bjhv->bihv", recurrence.state_attention(q, k, per_channel, b), v)
+    close(mixed, recurrence.delta_rule(q, k, v, per_channel, b)[0])
+    close(recurrence.state_attention(q, k, spread, b), recurrence.state_attention(q, k, g, b))
 
 
 def test_gradients():

@@ -45,7 +45,7 @@ class Spot:
         within = f"in {owner.name}" if owner is not None and owner.labels else f"in the forward of {where}"
         if self.call.fn in OPERATORS:
             side = "" if self.side == "output" else f"the {('left', 'right')[self.element]} side of "
-            return f"{side}the {OPERATORS[self.call.fn]} that is {self.call.labels[-1]}, {within}"
+            return f"{side}a {OPERATORS[self.call.fn]}, {within}"
         if self.call.fn is None:
             variable = self.call.labels[-1].rsplit("_", 1)[0]
             return f"what {variable} is assigned, {within}"
