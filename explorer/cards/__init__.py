@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Card", "CardError", "IDS", "UnknownCheckpoint", "all_cards", "card", "config", "family_checkpoints"]
 
 _COUNT = re.compile(r"(\d+)(?:\.(\d+))?([MB])")
+_EXACT = re.compile(r"\d{1,3}(?:,\d{3})+")
 _UNIT = {"M": 1e6, "B": 1e9}
 
 #: Every key of a card file with the type its value must have.
@@ -31,7 +32,9 @@ _KEYS: dict[str, type | tuple[type, ...]] = {
     "stated": str, "stated_active": str, "stated_in": str,
     "license": (str, type(None)), "dtype": str, "config": dict,
 }
-_OPTIONAL_KEYS: dict[str, type | tuple[type, ...]] = {"wrapper": str, "stated_counts": str}
+_OPTIONAL_KEYS: dict[str, type | tuple[type, ...]] = {
+    "wrapper": str, "stated_counts": str, "stated_without": list, "active_without": list,
+}
 
 
 class CardError(ValueError):
@@ -39,12 +42,13 @@ class CardError(ValueError):
 
 
 class UnknownCheckpoint(ValueError):
-    """An id no card has; the message names the nearest ones."""
+    """An id no card has; the message names the nearest ones, or where there are none the families with cards."""
 
     def __init__(self, asked: str, nearest: list[str]) -> None:
         self.asked, self.nearest = asked, nearest
         shown = asked if len(asked) <= 80 else asked[:77] + "…"
-        near = f"did you mean {' or '.join(nearest)}?" if nearest else f"there are {', '.join(_ids())}."
+        families = ", ".join(dict.fromkeys(one.family for one in all_cards()))
+        near = f"did you mean {' or '.join(nearest)}?" if nearest else f"explorer.cards.IDS lists those there are, of {families}."
         super().__init__(f"No checkpoint card is called {shown!r}: {near}")
 
 
@@ -54,9 +58,12 @@ class Card:
 
     ``family`` is transformers' model type and ``architecture`` the class built from the
     figures; ``wrapper`` names the released multimodal class whose text side this is.
-    ``total_text`` and ``active_text`` are counts as stated ("30.5B"), ``stated_in`` says
-    where. ``stated_counts`` is set where that statement covers more than is built here.
+    ``total_text`` and ``active_text`` are counts as stated ("30.5B", "162,322,944"),
+    ``stated_in`` says where. ``stated_counts`` is set where that statement covers more than
+    is built here; ``stated_without`` and ``active_without`` are the parts (of
+    `explorer.parts.PARTS`) that its total and its active count leave out.
     ``place`` orders the checkpoints of a family; 1 is the one its page opens with.
+    ``dtype`` is that of the released weights, before any quantization.
     """
 
     id: str
@@ -72,6 +79,8 @@ class Card:
     config: Mapping[str, Any]
     wrapper: str | None = None
     stated_counts: str | None = None
+    stated_without: tuple[str, ...] = ()
+    active_without: tuple[str, ...] = ()
 
     @property
     def stated_parameters(self) -> float:
@@ -105,9 +114,11 @@ class Card:
 
 def _count(written: str) -> tuple[float, float]:
     """A count as written, as a number, with the worth of its last digit: "30.5B" is (30.5e9, 0.1e9)."""
+    if _EXACT.fullmatch(written):
+        return float(written.replace(",", "")), 1.0
     match = _COUNT.fullmatch(written)
     if match is None:
-        raise CardError(f"a count is written like 30.5B or 135M, not {written!r}")
+        raise CardError(f"a count is written like 30.5B, 135M or 162,322,944, not {written!r}")
     whole, fraction, unit = match.groups()
     digits = len(fraction or "")
     return float(f"{whole}.{fraction or 0}") * _UNIT[unit], _UNIT[unit] / 10**digits
@@ -131,6 +142,10 @@ def parse(text: str, name: str) -> Card:
             raise CardError(f"card {name} has an unknown key {key!r}")
         if key in _OPTIONAL_KEYS and not isinstance(value, _OPTIONAL_KEYS[key]):
             raise CardError(f"card {name} has a value of the wrong kind for {key!r}: {value!r}")
+    for key in ("stated_without", "active_without"):
+        if not all(isinstance(part, str) for part in raw.setdefault(key, [])):
+            raise CardError(f"card {name} has a value of the wrong kind for {key!r}: {raw[key]!r}")
+        raw[key] = tuple(raw[key])
     try:
         _count(raw["stated"]), _count(raw["stated_active"])
     except CardError as error:
