@@ -102,7 +102,8 @@ def outcome(model: LanguageModel, report: Report) -> Outcome:
     held = verified(report.to_json()["checks"])
     unproven = [value for value in served if value not in held]
     lacking = [entry for row in rows for entry in lacks(f"{row.host}.{row.name}", row.reasons)]
-    failed = [{"law": check.name, "host": check.host, "values": list(check.values), "detail": check.detail} for check in report.failures]
+    failed = [{"law": check.name, "host": check.host, "values": list(check.values), "detail": check.detail}
+              for check in report.failures]
     verdict = "failed" if failed else "in part" if lacking or unproven else "proven"
     found = {"verdict": verdict, "blocks": model.num_layers, "served": served, "lacking": lacking, "unproven": unproven,
              "laws": {"passed": report.passed, "failed": report.failed}}

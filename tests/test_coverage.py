@@ -24,15 +24,16 @@ from tests.tasks import do
 #: How many families stand for all of them in a run of the tests.
 PICKED = 5
 
-PROVEN = {"verdict": "proven", "class": "A", "weights": "random, seed 0", "blocks": 3, "served": ["model.logits", "mlp.mlp_output"],
-          "lacking": [], "unproven": [], "laws": {"passed": 9, "failed": 0}}
+PROVEN = {"verdict": "proven", "class": "A", "weights": "random, seed 0", "blocks": 3,
+          "served": ["model.logits", "mlp.mlp_output"], "lacking": [], "unproven": [], "laws": {"passed": 9, "failed": 0}}
 IN_PART = PROVEN | {"verdict": "in part", "lacking": [
     {"value": "layers.layer_mid", "blocks": "block 1", "reason": "nothing reads it"},
     {"value": "mlp.mlp_activation", "blocks": "", "reason": "nothing reads it"}]}
 FAILED = PROVEN | {"verdict": "failed", "laws": {"passed": 8, "failed": 1}, "failed": [
     {"law": "addends", "host": "model.layers[i]", "values": ["layers.layer_output"], "detail": "an error of 0.123"}]}
 REFUSED = {"verdict": "refused", "reason": "its addend is <no> module's", "class": "B", "weights": "random, seed 0"}
-OUTCOMES = {"one": PROVEN, "two": FAILED, "three": IN_PART, "four": REFUSED, "five": {"verdict": "stopped", "reason": "it died of SIGSEGV"}}
+STOPPED = {"verdict": "stopped", "reason": "it died of SIGSEGV"}
+OUTCOMES = {"one": PROVEN, "two": FAILED, "three": IN_PART, "four": REFUSED, "five": STOPPED}
 
 
 def committed() -> dict:
@@ -43,7 +44,10 @@ def committed() -> dict:
 
 def picked() -> list[str]:
     """A handful of families, others with every release of transformers, the same in every run."""
-    return sorted(small.types(), key=lambda name: hashlib.sha256(f"{name} {version('transformers')}".encode()).hexdigest())[:PICKED]
+    def rank(name: str) -> str:
+        return hashlib.sha256(f"{name} {version('transformers')}".encode()).hexdigest()
+
+    return sorted(small.types(), key=rank)[:PICKED]
 
 
 # -- processes in bounds ----------------------------------------------------------

@@ -26,10 +26,12 @@ NO_CACHE = {"blt"}
 
 #: Kinds that the code of these types has and their default configuration does not show.
 HIDDEN = {
-    "lfm2": {"conv", "full_attention"}, "qwen2": {"sliding_attention"}, "qwen3": {"sliding_attention"}, "mellum": {"dense", "sliding_attention"},
+    "lfm2": {"conv", "full_attention"}, "qwen2": {"sliding_attention"}, "qwen3": {"sliding_attention"},
+    "mellum": {"dense", "sliding_attention"},
     "laguna": {"sliding_attention"}, "ministral": {"full_attention", "sliding_attention"}, "inkling_text": {"dense", "sparse"},
     "glm_moe_dsa": {"shared"}, "minimax_m3_vl_text": {"minimax_m3_sparse", "dense"}, "cohere2_moe": {"dense", "sparse"},
-    "granitemoehybrid": {"linear_attention", "full_attention"}, "bamba": {"linear_attention", "full_attention"}, "zaya": {"hybrid_sliding"},
+    "granitemoehybrid": {"linear_attention", "full_attention"}, "bamba": {"linear_attention", "full_attention"},
+    "zaya": {"hybrid_sliding"},
 }
 
 
@@ -94,8 +96,8 @@ def test_a_small_configuration_is_small(name):
 @pytest.mark.parametrize("name", TYPES)
 def test_sizes_tell_the_axes_apart(name):
     text = small_config(name).get_text_config()
-    keys = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "moe_intermediate_size", "intermediate_size",
-            "num_local_experts", "num_experts", "n_routed_experts")
+    keys = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "moe_intermediate_size",
+            "intermediate_size", "num_local_experts", "num_experts", "n_routed_experts")
     sizes: dict[str, int] = {}
     for key in keys:
         value = text.__dict__.get(key)

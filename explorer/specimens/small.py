@@ -24,7 +24,7 @@ _BLOCKS = 3
 
 @cache
 def rules() -> dict[str, Any]:
-    """The committed rules: ``apart`` (types that are no decoders, by reason), ``sizes`` by key name, and what single types need."""
+    """The committed rules: types set ``apart`` by reason, ``sizes`` by key name, and what single types need."""
     return json.loads(Path(__file__).with_name("defaults.json").read_text(encoding="utf-8"))
 
 
@@ -49,7 +49,7 @@ def small_config(model_type: str, **overrides: Any) -> PreTrainedConfig:
     """A small configuration of a type, a fresh object: few narrow blocks, one of each kind at least.
 
     ``overrides`` are arguments of the configuration's class and come before the rules; with a depth
-    among them, the class decides the kinds of the blocks.
+    among them, the class decides the kinds of the blocks. A list over the blocks goes with a depth.
     """
     return _class(model_type)(**_small(model_type, overrides, top=True))
 
@@ -82,7 +82,9 @@ def _small(model_type: str, overrides: dict[str, Any], top: bool = False) -> dic
     default = config_class(**_mended(model_type))
     said = {**rules()["small"].get(model_type, {}), **overrides}
     shrunk = _shrunk(default, said)
-    arguments = {**_mended(model_type), **said, **{name: value for name, value in shrunk.items() if name not in said or isinstance(value, dict)}}
+    # What is said of a part is worked into its shrunk arguments already.
+    own = {name: value for name, value in said.items() if not isinstance(shrunk.get(name), dict)}
+    arguments = {**_mended(model_type), **shrunk, **own}
     names = {field.name for field in dataclasses.fields(config_class)}
     if top or "vocab_size" in names:
         arguments.update({name: token for name, token in TOKENS.items() if name in names and name not in said})
