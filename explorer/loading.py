@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import tempfile
@@ -23,6 +24,9 @@ SPECIMEN = "specimen:"
 
 #: transformers sets torch's default dtype while it builds a model: two at once would build each other's.
 _BUILDING = threading.RLock()
+
+#: Parameters of a model that may be copied to be run once.
+_SMALL = 50_000_000
 
 #: Files that hold weights as pickles, which can run code when they are read.
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -82,14 +86,22 @@ def _named(source: Any) -> str:
 
 
 def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> Any:
-    """Where the values of ``module`` are, found on a twin without weights, which it may be itself."""
+    """Where the values of ``module`` are, found on a twin without weights, which it may be itself.
+
+    A forward that looks at its numbers does not run without any; where the model is small a copy of it runs instead.
+    """
     itself = module.device.type == "meta" and module.dtype == torch.bfloat16 and experts is None
-    twin = module if itself else build_meta(module.config, attn_implementation=attention, experts_implementation=experts)
     try:
-        return discover(twin)
+        twin = module if itself else build_meta(module.config, attn_implementation=attention, experts_implementation=experts)
+        try:
+            return discover(twin)
+        except (NotImplementedError, RuntimeError):
+            if module.device.type == "meta" or module.num_parameters() > _SMALL:
+                raise
+            return discover(copy.deepcopy(module).eval())
     except Exception as error:  # whatever a forward of another kind trips over, this model is not one of ours
         raise LoadError(
-            f"{label} is a {type(module).__name__}, whose forward does not go the way the standard values are found ({brief(error)})."
+            f"{label} is of the class {type(module).__name__}, whose forward does not go the way the standard values are found ({brief(error)})."
         ) from error
 
 

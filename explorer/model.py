@@ -45,10 +45,10 @@ def _top(anatomy: Anatomy, config: Any) -> Host:
         places.pop("token_embeddings")
         missing["token_embeddings"] = "the embedding is narrower or wider than the stream, and projected into it"
     if anatomy.norm is None:
-        missing["final_norm_output"] = "no module runs between the last block and the head"
+        missing["final_norm_output"] = anatomy.no_norm
     else:
         places |= [place("final_norm_output", anatomy.norm, "output", None, f"the output of the module {anatomy.norm}")]
-    return Host("model", "", {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}, places, missing, {})
+    return Host("model", "", {"hidden_size": anatomy.width, "vocab_size": config.vocab_size}, places, missing, {})
 
 
 class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, TransformersModel), {}))):
@@ -104,7 +104,7 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
 
     def _sizes(self, config: Any) -> dict[str, int]:
         """Sizes of the whole model: of its first attention and MLP where blocks have them."""
-        sizes = {"num_layers": self.anatomy.frame.num_layers, "hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
+        sizes = {"num_layers": self.anatomy.frame.num_layers, "hidden_size": self.anatomy.width, "vocab_size": config.vocab_size}
         for block in self.anatomy.blocks:
             for name in ("num_heads", "num_kv_heads", "head_dim", "qk_head_dim"):
                 if name in block.hosts["self_attn"].sizes:
@@ -302,7 +302,7 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         with the blocks left out. Raises Unavailable for the latter inside a trace.
         """
         with self.lock:  # or a run in another thread would take this for a part of itself
-            if self.anatomy.head_is_last and (self.anatomy.head_reads_norm or self.anatomy.norm is None):
+            if self.anatomy.head_is_last and self.anatomy.head_reads_norm:
                 return self.lm_head(self.norm(hidden) if self.anatomy.norm is not None else hidden)
             if self.interleaver.interleaving:
                 raise Unavailable("This model scales or caps its logits: save the stream, and call project_on_vocab after the trace.")

@@ -123,6 +123,12 @@ class Recording:
         """The host of a block's recurrence, None where it has none."""
         return next((mixer for mixer in self.mixers[layer] if mixer in vocabulary.RECURRENT), None)
 
+    def addends(self, layer: int) -> tuple[str, ...]:
+        """The names of what a block adds to the stream, as recorded: its mixers', then its MLP's."""
+        values = [vocabulary.BY_HOST[mixer]["attention_output"] for mixer in self.mixers[layer]] + [vocabulary.BY_HOST["mlp"]["mlp_output"]]
+        names = [key_of(value, self.mixers[layer]) for value in values]
+        return tuple(name for name in names if (name, layer) in self.values)
+
     def replay(self, layer: int) -> Replay:
         """The recurrent kernel's arguments on one block, to run again; raises NotRecorded where one is not there."""
         host = self.recurrent(layer)
@@ -217,7 +223,7 @@ def choose(model: "LanguageModel", values: Iterable[str] | None, layers: Iterabl
         for layer in (None,) if support.host == "model" else range(model.num_layers):
             if layer is not None and chosen is not None and layer not in chosen:
                 continue
-            if layer is None or layer in support.layers:
+            if support.available and (layer is None or layer in support.layers):
                 rows.append((support.value, layer, model.taps.hosts[support.host, layer]))
             else:
                 missing.setdefault((support.value.key, layer), support.reasons[layer])

@@ -100,7 +100,7 @@ def support(anatomy: Anatomy, top: Host, layer: int | None = None) -> Support:
     for value in vocabulary.VALUES:
         if value.host == "model":
             there = value.name not in top.missing
-            says = read_at(top, value)
+            says = read_at(top, value) if there else ""
             reasons = {} if there else {None: top.missing[value.name]}
             rows.append(Row("model", value, (), says, None, reasons, there))
             continue

@@ -216,7 +216,7 @@ VALUES: tuple[Value, ...] = (
         ("attention_queries", "LinearQK", "the kernel's queries: after convolution and activation, before its l2 norm and scale"),
         ("attention_keys", "LinearQK", "the kernel's keys: after convolution and activation, before its l2 norm"),
         ("attention_values", "LinearV", "the kernel's values"),
-        ("decays", "ChannelGates", "log decay of each row of the state at each token, float32, at most 0"),
+        ("decays", "ChannelGates", "log decay of each row of the state at each token, at most 0"),
         ("betas", "Gates", "write strength of each token into the state"),
         ("state_input", "State", "the recurrent state entering the call, None on a fresh prompt", {"optional": True}),
         ("attention_head_outputs", "LinearV", "read-out of each head, before the gated norm and the projection"),

@@ -43,10 +43,10 @@ def check(model: "LanguageModel", prompt: str | None = None, bfloat16: "Language
         from explorer.loading import load
 
         bfloat16 = load(model.label, dtype=torch.bfloat16)
-    subject = Subject(model, prompt, bfloat16)
-    subjects = {"": subject}
-    if bfloat16 is not None:
-        subjects[" (bfloat16)"] = Subject(bfloat16, prompt)
+    again = None if bfloat16 is None else Subject(bfloat16, prompt)
+    if again is not None and not again.runs:
+        again = bfloat16 = None
+    subjects = {"": Subject(model, prompt, bfloat16), **({" (bfloat16)": again} if again is not None else {})}
     todo = [(law, host, mark) for law in laws() for mark in subjects for host in law.hosts
             if _applies(law, host, subjects[mark], again=bool(mark))]
     checks = []

@@ -62,7 +62,7 @@ def skip(s: Subject, host: str, t: Tally) -> None:
     for start, end, stream in ranges:
         with torch.no_grad(), s.model.trace(s.ids):
             s.model.skip_layers(start, end, skip_with=stream)
-            after = (s.model.layers[end + 1].layer_input if end < last else s.model.norm.input).save()
+            after = (s.model.layers[end + 1].layer_input if end < last else s.model.layers[end].layer_output).save()
             logits = s.model.logits.save()
         with _passed_over(s, start, end, stream):
             want = s.forward(s.ids).logits

@@ -7,7 +7,7 @@ import torch
 from explorer import vocabulary
 from explorer.contract.laws import law
 from explorer.contract.subject import Subject
-from explorer.contract.tails import added
+from explorer.contract.tails import added, followed
 from explorer.contract.tally import Tally
 
 HOST = "self_attn"
@@ -113,7 +113,8 @@ def premix(s: Subject, host: str, t: Tally) -> None:
         if projection:
             with torch.no_grad():
                 made = s.module(layer, projection)(found.flatten(2))
-            t.near(layer, added(s, HOST, layer, made), s.get(HOST, "attention_output", layer))
+            if followed(s, HOST, layer):
+                t.near(layer, added(s, HOST, layer, made), s.get(HOST, "attention_output", layer))
 
 
 @law(

@@ -6,7 +6,7 @@ import torch
 
 from explorer.contract.laws import law
 from explorer.contract.subject import Subject
-from explorer.contract.tails import added
+from explorer.contract.tails import added, followed
 from explorer.contract.tally import Tally
 
 
@@ -26,7 +26,8 @@ def neurons(s: Subject, host: str, t: Tally) -> None:
     for layer in s.layers(host, "mlp_neurons"):
         found = s.get(host, "mlp_neurons", layer)
         made = _down(s, host, layer, found)
-        t.near(layer, made if host != "mlp" else added(s, host, layer, made), s.get(host, "mlp_output", layer))
+        if host != "mlp" or followed(s, host, layer):
+            t.near(layer, made if host != "mlp" else added(s, host, layer, made), s.get(host, "mlp_output", layer))
     for layer in s.first(host, "mlp_neurons", "mlp_activation"):
         if s.traits(host, layer).get("normed"):
             continue  # a norm between the two undoes the doubling
@@ -44,6 +45,8 @@ def neurons(s: Subject, host: str, t: Tally) -> None:
 )
 def silenced(s: Subject, host: str, t: Tally) -> None:
     for layer in s.first(host, "mlp_neurons"):
+        if host == "mlp" and not followed(s, host, layer):
+            continue
         clean = s.get(host, "mlp_neurons", layer)
         neuron = int(clean[0, -1].abs().argmax())
         with torch.no_grad(), s.model.trace(s.ids):

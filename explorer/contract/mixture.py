@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from explorer.contract.laws import law
 from explorer.contract.subject import Subject
-from explorer.contract.tails import added
+from explorer.contract.tails import added, followed
 from explorer.contract.tally import Tally
 from explorer.edits import Edit, ablate_expert
 
@@ -94,8 +94,13 @@ def parts(s: Subject, host: str, t: Tally) -> None:
     for layer in s.layers(HOST, "routed_output"):
         total = s.get(HOST, "routed_output", layer)
         if layer in s.layers(HOST, "shared_expert_output"):
-            total = total + s.get(HOST, "shared_expert_output", layer)
-        t.near(layer, added(s, HOST, layer, total), s.get(HOST, "mlp_output", layer))
+            shared_part = s.get(HOST, "shared_expert_output", layer)
+            if s.traits(HOST, layer).get("routed_scaled"):  # by one number, fitted
+                rest = (s.get(HOST, "mlp_output", layer) - shared_part).double()
+                total = (total * ((total.double() * rest).sum() / (total.double() ** 2).sum())).to(shared_part.dtype)
+            total = total + shared_part
+        if followed(s, HOST, layer):
+            t.near(layer, added(s, HOST, layer, total), s.get(HOST, "mlp_output", layer))
 
 
 @law(

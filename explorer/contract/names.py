@@ -133,11 +133,13 @@ def _adders(s: Subject, layer: int) -> list[torch.nn.Module]:
     "a mixture's parts",
     "By torch's own hooks on the modules the names lead to: the experts are called with expert numbers the router returns, and the MLP returns "
     "what they return, plus the shared expert's result times one number per token where there is one.",
-    "mlp", needs=("routed_output",),
+    "mlp", needs=("routed_output",), when=lambda s: any(not s.part("mlp", layer) for layer in s.layers("mlp", "routed_output")),
 )
 def mixes(s: Subject, host: str, t: Tally) -> None:
     parts = {}
     for layer in s.layers(host, "routed_output"):
+        if s.part(host, layer):
+            continue
         mlp = s.envoy(host, layer)
         parts[layer] = {"mlp": mlp._module, **{name: getattr(mlp, name)._module for name in _parts(s, layer)}}
     with _called(*(module for modules in parts.values() for module in modules.values())) as calls:
@@ -157,6 +159,9 @@ def _mixes(s: Subject, t: Tally, layer: int, calls: dict[str, tuple[list, list]]
     if "router" in calls:  # else the MLP routes itself
         returned = any(torch.equal(tensor, numbers) for tensor in calls["router"][1])
         t.holds(layer, returned, "the experts are not called with numbers the router returns")
+    tail = s.traits("mlp", layer)["tail"]
+    if tail.modules or tail.scaled or not tail.followed or s.traits("mlp", layer).get("routed_scaled"):
+        return  # what the MLP returns is no plain sum; the sum is proven by value
     whole = calls["mlp"][1][0].double().flatten(0, -2)
     rest = whole - calls["experts"][1][0].double().flatten(0, -2)
     if "shared_experts" in calls:
@@ -201,12 +206,14 @@ def printout_lists(s: Subject, host: str, t: Tally) -> None:
             if layer is not None and not s.model.anatomy.block(layer).hosts[name].places:
                 continue  # another kind of mixer may go by the same name
             parts = [] if layer is None else ["layers", layer, *place.path.split(".")[2:]]
-            if layer is not None and s.model.anatomy.block(layer).hosts[name].part:
-                parts.pop()  # shown on the block, of whose forward it is a part
+            if layer is not None and name == "shared_experts" and s.part("mlp", layer):
+                parts = ["layers", layer, *s.model.anatomy.block(layer).hosts[name].module.split(".")]
+            part = layer is not None and s.model.anatomy.block(layer).hosts[name].part
+            if part:  # shown on the block, of whose forward it is a part
+                parts.pop()
                 want = {line.replace("(", f"({place.attribute}.", 1) for line in want}
             found = {line.partition(": ")[0] for labels, line in shown if _leads(labels, parts)}
-            found = {line for line in found if "." in line.partition(")")[0]} if layer is not None and "." in next(iter(want), "") else \
-                {line for line in found if "." not in line.partition(")")[0]}
+            found = {line for line in found if (line.startswith(f"({place.attribute}.") if part else "." not in line.partition(")")[0])}
             t.holds((layer, name), found == want, f"it differs in {', '.join(sorted(found ^ want))}")
 
 

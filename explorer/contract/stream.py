@@ -93,7 +93,7 @@ def _path(s: Subject, layer: int, path: str) -> str:
     "model", float32=1e-5,
 )
 def head(s: Subject, host: str, t: Tally) -> None:
-    if s.model.anatomy.head_reads_norm:
+    if s.model.anatomy.head_reads_norm and s.model.anatomy.norm is not None:
         with torch.no_grad():
             t.near("lm_head_output", s.model.lm_head(s.get("model", "final_norm_output")), s.get("model", "lm_head_output"))
     t.near("next_token_probs", s.get("model", "next_token_probs"), s.plain[:, -1].softmax(-1))

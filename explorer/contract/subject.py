@@ -70,7 +70,7 @@ class Subject:
         """Blocks on which all ``names`` of a host are available; ``[None]`` on the model itself."""
         rows = [row for row in self.rows if row.host == host and (not names or row.name in names)]
         if host == "model":
-            return [None] if all(row.available for row in rows) else []
+            return [None] if all(row.available for row in rows) or not names else []
         if len(rows) < len(names):
             return []
         sets = [set(row.layers) for row in rows if row.available or names]
@@ -183,6 +183,15 @@ class Subject:
     def plain(self) -> torch.Tensor:
         """The logits [batch seq vocab_size] of the transformers model called as anyone would call it."""
         return self.forward(self.ids).logits
+
+    @property
+    def runs(self) -> bool:
+        """Whether the transformers model itself runs at all: some have parts that stay in float32 and do not take bfloat16."""
+        try:
+            self.plain  # noqa: B018  it is made and kept
+        except RuntimeError:
+            return False
+        return True
 
     def forward(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
         with torch.no_grad():

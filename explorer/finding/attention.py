@@ -6,7 +6,8 @@ import torch
 
 from explorer.finding.flow import PASSING, Call, Flow
 from explorer.finding.spots import Finds, Spot, argument, around, children, innermost, is_norm, maker_spot, result
-from explorer.finding.stream import CannotFollow, Part, weighted
+from explorer.finding.stream import Part, weighted
+from explorer.vocabulary import BY_HOST
 
 NO_PATTERN = (
     "the {name} attention never holds the pattern as a tensor; load the model with attn_implementation=\"eager\""
@@ -85,7 +86,7 @@ def find_attention(flow: Flow, module: Call, part: Part) -> Finds:
     call = interface(flow, module)
     if call is not None:
         if len(_interfaces(flow, module)) > 1:
-            raise CannotFollow(f"{module.module} computes its attention in several calls, of which none is the whole")
+            return _several(flow, module, part, "calls")
         heads = [Spot(a, call, "input", i) for i, a in enumerate(call.args) if isinstance(a, torch.Tensor) and a.dim() == 4][:3]
         returned = call.output[0] if isinstance(call.output, (tuple, list)) else call.output
         mixed = result(call, {id(returned)})
@@ -94,7 +95,7 @@ def find_attention(flow: Flow, module: Call, part: Part) -> Finds:
     else:
         softmax = patterns(flow, module)
         if len(softmax) > 1:
-            raise CannotFollow(f"{module.module} has several attention patterns, of which none is the whole")
+            return _several(flow, module, part, "patterns")
         heads, mixed = _in_place(flow, module, softmax[0])
         lengths = tuple(flow.tensors[flow.ops[softmax[0]].reads[0]].shape[-2:])
     _heads(finds, heads, lengths)
@@ -107,6 +108,18 @@ def find_attention(flow: Flow, module: Call, part: Part) -> Finds:
     _gate(finds, flow, module)
     anchor = call or (mixed.call if mixed is not None else None)
     finds.traits |= around(flow, module, anchor) if anchor is not None else {}
+    return finds
+
+
+def _several(flow: Flow, module: Call, part: Part, what: str) -> Finds:
+    """An attention that is made of several: what it adds is known, and nothing inside is the whole."""
+    finds = Finds(module.module)
+    reason = f"{module.module.rpartition('.')[2]} computes its attention in several {what}, of which none is the whole"
+    names = [name for name in BY_HOST["self_attn"] if name not in ("attention_output", "attention_premix")]
+    finds.missing = dict.fromkeys(names, reason)
+    _projection(finds, flow, module, part)
+    finds.spots.pop("attention_premix", None)
+    finds.missing["attention_premix"] = reason
     return finds
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from explorer.finding.attention import find_attention, is_attention
 from explorer.finding.flow import Call, Flow, tensors
 from explorer.finding.mlp import DENSE, ROUTED, experts_call, find_dense, find_mixture
 from explorer.finding.recurrent import find_convolution, find_recurrent, gates_a_convolution, kernel
 from explorer.finding.spots import Finds, Spot, argument, is_norm, result
-from explorer.finding.stream import CannotFollow, Part, addend_spot, addends, halves, home, parts, stream, tail, weighted
+from explorer.finding.stream import CannotFollow, Part, addend_spot, addends, contracts, halves, home, parts, stream, tail, weighted
 
 
 @dataclass
@@ -87,15 +88,23 @@ def find_block(flow: Flow, path: str) -> BlockFinds:
     own.traits["returns"] = len(block.output) if isinstance(block.output, (tuple, list)) else None
     for turn, whole in enumerate(parts(flow, block), 1):
         pieces = halves(flow, block, whole)
-        known = [(piece, home(flow, block, piece)) for piece in pieces]
+        plays = partial(_role, flow)
+        known = [(piece, home(flow, block, piece, plays)) for piece in pieces]
         hosts = [_host(flow, call, piece) for piece, call in known]
         if len(set(hosts)) < len(hosts):  # two halves of one part
-            known = [(whole, home(flow, block, whole))]
+            known = [(whole, home(flow, block, whole, plays))]
         for piece, call in known:
             _sublayer(finds, flow, block, piece, call, turn)
     _between(finds, flow, block)
     finds.visited = {(call.module, call.labels) for call in flow.calls if block.start <= call.start and call.stop <= block.stop}
     return finds
+
+
+def _role(flow: Flow, call: Call) -> str | None:
+    """What tells a module by itself: a recurrence, attention or a mixture in it."""
+    if kernel(flow, call) is not None or is_attention(flow, call):
+        return "mixer"
+    return "experts" if experts_call(flow, call) is not None else None
 
 
 def _host(flow: Flow, call: Call, part: Part) -> str:
@@ -108,7 +117,8 @@ def _host(flow: Flow, call: Call, part: Part) -> str:
     if gates_a_convolution(flow, call, part):
         return "short_conv"
     names = {flow.ops[i].name for i in part.ops}
-    return "mixer" if names & _MIXING and not names & _CHOOSING or "convolution" in names else "mlp"
+    mixing = names & _MIXING and not names & _CHOOSING or "convolution" in names or contracts(flow, part)
+    return "mixer" if mixing else "mlp"
 
 
 def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call, turn: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -10,9 +10,9 @@ import torch
 
 from explorer import vocabulary
 from explorer.finding.block import BlockFinds, CannotFollow, Sublayer, find_block, first_and_second
-from explorer.finding.flow import recorded
+from explorer.finding.flow import recorded, tensors
 from explorer.finding.spots import Finds
-from explorer.finding.stream import Tail
+from explorer.finding.stream import Tail, stream
 from explorer.finding.structure import Frame, frame, kinds
 from explorer.places import Place
 
@@ -86,8 +86,8 @@ class Block:
 class Anatomy:
     """What discovery found out about a model.
 
-    ``norm`` is the last norm before the head, if any, and ``head_reads_norm`` whether the head is called with its very
-    output; ``head_is_last`` whether the head's output is the logits; ``embedding_fits`` whether the embedding is as wide as the stream.
+    ``norm`` is the last norm before the head, if any, else ``no_norm`` says why; ``head_reads_norm`` is whether the head is called
+    with its very output (the last block's, without one); ``head_is_last`` whether the head's output is the logits; ``embedding_fits`` whether the embedding is as wide as the stream.
     """
 
     frame: Frame
@@ -96,13 +96,19 @@ class Anatomy:
     head_is_last: bool
     head_reads_norm: bool = True
     embedding_fits: bool = True
+    no_norm: str = ""
+
+    @property
+    def width(self) -> int:
+        """How wide the stream is."""
+        return self.blocks[0].hosts["layers"].sizes["hidden_size"]
 
     def block(self, layer: int) -> Block:
         return next(block for block in self.blocks if layer in block.layers)
 
 
 def discover(twin: torch.nn.Module) -> Anatomy:
-    """Find the standard values of ``twin``, a model on the meta device in bfloat16 that no engine has wrapped yet.
+    """Find the standard values of ``twin``, a model that no engine has wrapped yet: on the meta device in bfloat16, or a small one.
 
     It runs shortened to the blocks that differ and is left as it was found, unless its experts
     run in a loop: such a twin must not be used for anything else.
@@ -110,7 +116,7 @@ def discover(twin: torch.nn.Module) -> Anatomy:
     Raises NotADecoder when the model has no list of blocks between an embedding and a head, CannotFollow
     when a block is not its input plus what mixers and MLPs return, and whatever the model's own forward raises.
     """
-    base = frame(twin)
+    base = frame(twin, _ran)
     blocks = twin.get_submodule(base.blocks)
     groups = kinds(blocks)
     depth = max(group[0] for group in groups) + 1
@@ -118,12 +124,16 @@ def discover(twin: torch.nn.Module) -> Anatomy:
         _choose_no_expert(twin)
     paths = [f"{base.blocks}.{group[0]}" for group in groups]
     batch, seq = probe_lengths(twin)
-    ids = torch.zeros(batch, seq, dtype=torch.long, device="meta")
+    ids = torch.arange(batch * seq, device=twin.device).view(batch, seq) % twin.config.get_text_config().vocab_size
     with torch.no_grad(), unpadded(twin), _shortened(twin, base.blocks, depth):
         with recorded(twin, paths) as prompt, _tail(twin, base) as tail:
             out = twin(ids, use_cache=True)
         norm = tail.norm()
         first = [find_block(prompt, path) for path in paths]
+        for path in paths:
+            shape = tuple(stream(prompt.module(path)).shape)
+            if len(shape) != 3 or shape[:2] != (batch, seq):
+                raise CannotFollow(f"the stream entering {path} is {list(shape)}, not one vector for each of {batch} x {seq} tokens")
         second: list[BlockFinds | None] = [None] * len(paths)
         if "cache" in out and any(vocabulary.HOSTS[host].mixer and host != "self_attn" for finds in first for host in finds.hosts):
             with recorded(twin, paths) as step:
@@ -133,14 +143,14 @@ def discover(twin: torch.nn.Module) -> Anatomy:
     found = [_block(group, path, a, b, sizes) for group, path, a, b in zip(groups, paths, first, second)]
     width = first[0].hosts["layers"].sizes["hidden_size"]
     fits = twin.get_input_embeddings().weight.shape[1] == width
-    return Anatomy(base, norm, found, tail.head is out.logits, tail.head_reads(norm), fits)
+    return Anatomy(base, norm, found, tail.head is out.logits, tail.head_reads(norm), fits, "" if norm is not None else tail.lacks_norm())
 
 
 @contextmanager
 def unpadded(model: torch.nn.Module) -> Iterator[None]:
     """A model of shapes alone, told of no padding: some look for it among the ids to warn of it, and here there are none to look at."""
     configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
-    before = [(config, config.pad_token_id) for config in configs]
+    before = [(config, config.pad_token_id) for config in configs if hasattr(config, "pad_token_id")]
     for config, _ in before:
         config.pad_token_id = None
     try:
@@ -160,6 +170,19 @@ def _shortened(twin: torch.nn.Module, path: str, depth: int) -> Iterator[None]:
         yield
     finally:
         setattr(holder, name, whole)
+
+
+def _ran(twin: torch.nn.Module, paths: Sequence[str]) -> list[str]:
+    """Which of the modules at ``paths`` a forward over token ids runs, and runs once."""
+    counts = dict.fromkeys(paths, 0)
+    hooks = [twin.get_submodule(path).register_forward_hook(lambda *_, path=path: counts.update({path: counts[path] + 1})) for path in paths]
+    try:
+        with torch.no_grad(), unpadded(twin):
+            twin(torch.zeros(1, 3, dtype=torch.long, device=twin.device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [path for path, count in counts.items() if count == 1]
 
 
 def _choose_no_expert(twin: torch.nn.Module) -> None:
@@ -195,10 +218,12 @@ class _Tail:
     before: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
     made: dict[str, torch.Tensor] = field(default_factory=dict)
+    left: torch.Tensor | None = None
     read: torch.Tensor | None = None
     head: torch.Tensor | None = None
 
-    def block_done(self) -> None:
+    def block_done(self, left: object) -> None:
+        self.left = next(tensors(left), None)
         self.before, self.after = [*self.before, *self.after], []
 
     def ran(self, path: str, module: torch.nn.Module, made: object) -> None:
@@ -208,16 +233,20 @@ class _Tail:
             self.after.append(path)
 
     def norm(self) -> str | None:
-        """The last norm before the head, None where there is none; raises CannotFollow where it runs elsewhere too."""
-        if not self.after:
+        """The last norm before the head, None where there is none or it runs elsewhere too."""
+        if not self.after or [*self.before, *self.after].count(self.after[-1]) > 1:
             return None
-        if [*self.before, *self.after].count(self.after[-1]) > 1:
-            raise CannotFollow(f"{self.after[-1]} runs before the head and elsewhere too")
         return self.after[-1]
 
+    def lacks_norm(self) -> str:
+        """Why there is no final norm to name."""
+        if self.after:
+            return f"the module {self.after[-1]} runs before the head and elsewhere too, so that it returns several things"
+        return "this model has no norm between the last block and the head"
+
     def head_reads(self, norm: str | None) -> bool:
-        """Whether the head was called with what a norm returned, itself or a view of it."""
-        made = self.made.get(norm)
+        """Whether the head was called with what a norm (or, without one, the last block) returned, itself or a view of it."""
+        made = self.made.get(norm) if norm is not None else self.left if not self.after else None
         return isinstance(made, torch.Tensor) and self.read is not None and (self.read is made or self.read._base is (made if made._base is None else made._base))
 
 
@@ -231,7 +260,7 @@ def _tail(twin: torch.nn.Module, base: Frame) -> Iterator[_Tail]:
     def headed(module: torch.nn.Module, args: tuple, out: torch.Tensor) -> None:
         tail.read, tail.head = args[0], out
 
-    hooks = [last.register_forward_hook(lambda *_: tail.block_done())]
+    hooks = [last.register_forward_hook(lambda own, args, out: tail.block_done(out))]
     hooks.append(twin.get_submodule(base.head).register_forward_hook(headed))
     for path, module in twin.named_modules():
         if path and not path.startswith(inside) and path != base.head and not any(True for _ in module.children()):

@@ -16,15 +16,16 @@ DENSE = ("mlp_activation", "mlp_neurons")
 
 
 def experts_call(flow: Flow, module: Call) -> Call | None:
-    """The child module that is called with expert numbers and, in the same shape, their weights."""
+    """The outermost module within that is called with expert numbers and, in the same shape, their weights."""
+    found = []
     for call in flow.inside(module):
-        if call.labels or call.module.rpartition(".")[0] != module.module:
+        if call.labels:
             continue
-        numbers = [a for _, a in call.arguments() if isinstance(a, torch.Tensor) and not a.is_floating_point()]
+        numbers = [a for _, a in call.arguments() if isinstance(a, torch.Tensor) and not a.is_floating_point() and a.dim() > 1]
         if any(a.shape == n.shape for n in numbers for _, a in call.arguments()
                if isinstance(a, torch.Tensor) and a.is_floating_point()):
-            return call
-    return None
+            found.append(call)
+    return min(found, key=lambda call: call.module.count("."), default=None)
 
 
 def find_dense(flow: Flow, module: Call, products: list[int] | None = None) -> Finds:
@@ -240,11 +241,16 @@ def _slots(finds: Finds, flow: Flow, experts: Call) -> None:
 def _shared(finds: Finds, flow: Flow, module: Call, experts: Call) -> None:
     """The shared expert's part is what is added to the routed output inside the mixture."""
     routed = flow.onward(id(experts.output))
+    scaled = [i for name in ("mul", "mul_", "div") for i in flow.indices(module, name)
+              if i >= experts.stop and routed & set(flow.ops[i].reads) and len(flow.ops[i].reads) == 1]
+    summed = routed | {key for i in scaled for made in flow.ops[i].makes for key in flow.onward(made)}
     adds = [i for name in ("add", "add_") for i in flow.indices(module, name)
-            if i >= experts.stop and routed & set(flow.ops[i].reads) and len(flow.ops[i].reads) == 2]
+            if i >= experts.stop and summed & set(flow.ops[i].reads) and len(flow.ops[i].reads) == 2]
     if not adds:
         finds.missing["shared_expert_output"] = "this mixture has no shared expert"
         return
+    finds.traits["routed_scaled"] = bool(scaled) and not routed & set(flow.ops[adds[0]].reads)
+    routed = summed
     key = next(k for k in flow.ops[adds[0]].reads if k not in routed)
     own = [c for c in flow.inside(module) if c.module == module.module and len(c.labels) == 1]
     inner = children(flow, module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -117,10 +118,26 @@ def weighted(flow: Flow, part: Part) -> list[int]:
             and any(isinstance(flow.tensors[k], torch.nn.Parameter) for read in flow.ops[i].reads for k in flow.back(read, i))]
 
 
-def home(flow: Flow, block: Call, part: Part) -> Call:
+def contracts(flow: Flow, part: Part) -> bool:
+    """Whether a part multiplies matrices that are both made of the stream, as what mixes positions does and an MLP does not."""
+    return any(flow.ops[i].name in ("bmm", "baddbmm", "mm", "matmul") and not any(
+        isinstance(flow.tensors[k], torch.nn.Parameter) for read in flow.ops[i].reads for k in _origins(flow, read, i)) for i in part.ops)
+
+
+def _origins(flow: Flow, key: int, before: int) -> list[int]:
+    """A tensor and what it was picked from: copies and views, and choices of rows, as an expert's matrix is chosen."""
+    chain = flow.back(key, before)
+    while (index := flow.maker(chain[-1], before)) is not None and flow.ops[index].name in ("index", "index_select", "gather", "select", "mul", "add"):
+        before = index
+        chain += flow.back(flow.ops[index].reads[0], index)
+    return chain
+
+
+def home(flow: Flow, block: Call, part: Part, plays: Callable[[Call], str | None] = lambda call: None) -> Call:
     """The smallest module that does all of a part's work with weights; the part as a call of the block's own where none does.
 
-    Raises CannotFollow for a part that has no weights.
+    Work on the way into that module (a norm with weights of its own) does not count, nor work beside the one module
+    that ``plays`` says is attention, a recurrence or a mixture. Raises CannotFollow for a part that has no weights.
     """
     products = weighted(flow, part)
     if not products:
@@ -135,7 +152,38 @@ def home(flow: Flow, block: Call, part: Part) -> Call:
         if call is not None and all(call.start <= i < call.stop for i in products):
             return call
         shared.pop()
-    return _piece(flow, block, part)
+    return _core(flow, block, products, plays) or _piece(flow, block, part)
+
+
+def _core(flow: Flow, block: Call, products: list[int], plays: Callable[[Call], str | None]) -> Call | None:
+    """Of the block's children that share a part's products, the one that the others lead into or stand beside."""
+    depth = block.module.count(".") + 2
+    groups: dict[str, list[int]] = {}
+    for index in products:
+        groups.setdefault(".".join(flow.owners[index].module.split(".")[:depth]), []).append(index)
+    last = next(name for name, own in groups.items() if products[-1] in own)
+    calls = {name: call for name in groups if (call := flow.module(name)) is not None and any(True for _ in call.fn.children())}
+    if last not in calls:
+        return None
+    if all(max(own) < calls[last].start and _leads(flow, max(own), calls[last]) for name, own in groups.items() if name != last):
+        return calls[last]
+    roles = {name: role for name, call in calls.items() if (role := plays(call)) is not None}
+    if len(roles) == 1 and (name := next(iter(roles))) and (roles[name] != "experts" or name == last):
+        return calls[name]
+    return None
+
+
+def _leads(flow: Flow, product: int, call: Call) -> bool:
+    """Whether what an operation makes goes into what a module is called with."""
+    found, todo = set(), [(id(tensor), call.start) for tensor in tensors((call.args, call.kwargs))]
+    while todo:
+        key, before = todo.pop()
+        index = flow.maker(key, before)
+        if index is None or index in found or index < product:
+            continue
+        found.add(index)
+        todo += [(source, index) for source in flow.ops[index].reads]
+    return product in found
 
 
 def _piece(flow: Flow, block: Call, part: Part) -> Call:
@@ -147,6 +195,8 @@ def _piece(flow: Flow, block: Call, part: Part) -> Call:
     began, ended = min(c.began for c in inner), max(c.ended for c in inner)
     reads = [k for k in flow.ops[first].reads if not isinstance(flow.tensors[k], torch.nn.Parameter)]
     entering = next((flow.tensors[k] for k in reads if not _of_weights(flow, k, first)), flow.tensors[reads[0]])
+    if owner is not block and isinstance(next(iter(owner.args), None), torch.Tensor):
+        entering = owner.args[0]  # as its module was called with it, before that flattened it
     return Call(block.module, (), block.fn, (entering,), {}, start, flow.tensors[part.key], stop, block.parent, began, ended, part_of=block)
 
 
@@ -173,15 +223,20 @@ def tail(flow: Flow, block: Call, part: Part, made: int) -> Tail:
     scaled, strange = False, False
     for index in sorted(i for i in part.ops if i > made):
         owner, op = flow.owners[index], flow.ops[index]
-        if owner is maker and maker is not block:
-            continue
+        if owner is maker and not any(True for _ in maker.fn.children()):
+            continue  # a bias, or what else its own module does to a product
         if owner is not block and not any(True for _ in owner.fn.children()) and any(True for _ in owner.fn.parameters()):
             modules += [owner.module] if owner.module not in modules else []
-        elif op.name in ("mul", "mul_", "div", "div_"):
+        elif op.name in ("mul", "mul_", "div", "div_") and _constant(flow, part, op.reads, index):
             scaled = True
         elif op.name not in PASSING:
             strange = True
     return Tail(tuple(modules), scaled, not strange)
+
+
+def _constant(flow: Flow, part: Part, reads: tuple[int, ...], before: int) -> bool:
+    """Whether at most one of the tensors an operation reads is made in the part."""
+    return sum((index := flow.maker(key, before)) is not None and index in part.ops for key in reads) <= 1
 
 
 def addend_spot(flow: Flow, block: Call, part: Part) -> Spot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,11 +27,12 @@ def path_of(root: torch.nn.Module, wanted: torch.nn.Module | None) -> str | None
     return next((name for name, module in root.named_modules() if module is wanted), None)
 
 
-def frame(root: torch.nn.Module) -> Frame:
+def frame(root: torch.nn.Module, ran: Callable[[torch.nn.Module, Sequence[str]], list[str]]) -> Frame:
     """Find the frame of ``root``, a transformers causal language model.
 
-    The block list is the module list with the most parameters whose entries hold
-    further modules; raises NotADecoder when there is none, or no embedding or head.
+    The block list is the module list with the most parameters whose entries hold further modules; of several
+    side by side, such as a picture's and a text's, the largest whose blocks ``ran`` says a forward over
+    token ids runs once. Raises NotADecoder when there is none, or no embedding or head.
     """
     lists = [
         (sum(p.numel() for p in module.parameters()), name)
@@ -44,8 +46,12 @@ def frame(root: torch.nn.Module) -> Frame:
             "so there is nothing to give standard names to."
         )
     # The outermost of equally large lists: a list nested in a block never outweighs the block's.
-    blocks = max(lists, key=lambda entry: (entry[0], -entry[1].count(".")))[1]
-    return Frame(blocks, embedding, head, len(root.get_submodule(blocks)))
+    lists.sort(key=lambda entry: (-entry[0], entry[1].count(".")))
+    outer = [name for _, name in lists if not any(name.startswith(f"{other}.") for _, other in lists)]
+    if len(outer) > 1:
+        running = ran(root, [f"{name}.0" for name in outer])
+        outer = [name for name in outer if f"{name}.0" in running] or outer
+    return Frame(outer[0], embedding, head, len(root.get_submodule(outer[0])))
 
 
 class _Handing(torch.nn.Module):
