@@ -43,7 +43,7 @@ class Card:
     view: Callable[[Run, Selection], View]
     depends: tuple[str, ...]
     token: str = ""
-    code: Callable[[snippets.Origin, Selection], str] | None = None
+    code: Callable[[Run, Selection], str] | None = None
     compares: bool = False
 
 
@@ -80,7 +80,7 @@ class Looked:
     view: View
     drawn: Picture | MosaicPicture | None
     key: tuple
-    origin: snippets.Origin
+    run: Run
 
 
 def seen(card: Card, run: Run, other: Run | None) -> Run:
@@ -105,7 +105,7 @@ def look(card: Card, run: Run, chosen: Selection, zoom: Zoom | None) -> Looked:
         drawn = picture(view, zoom.window_for(view) if zoom is not None else None)
     elif isinstance(view, Mosaic):
         drawn = mosaic_picture(view)
-    return Looked(card, view, drawn, key_of(card, run, chosen), run.origin)
+    return Looked(card, view, drawn, key_of(card, run, chosen), run)
 
 
 @dataclass
@@ -167,7 +167,7 @@ class Board:
             figure.draw(looked.drawn, tile_labels(view))
         else:
             figure.draw(view)
-        return words(looked, code=card.code(looked.origin, chosen) if card.code else None)
+        return words(looked, code=card.code(looked.run, chosen) if card.code else None)
 
     def follow(self, tab: str, chosen: Selection) -> None:
         """Move the dashed lines and the frame to the selected token and head."""

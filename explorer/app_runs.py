@@ -16,7 +16,9 @@ import numpy as np
 import torch
 
 from explorer import vocabulary
-from explorer.taps import REPLAYED
+from explorer.recording import key_of
+from explorer.replay import Replay
+from explorer.support import telling
 from explorer.widgets import views_next
 from explorer.widgets.drawing import Refusal
 from explorer.widgets.snippets import Origin
@@ -26,16 +28,17 @@ from explorer.widgets.text import size_in_bytes
 #: be far above it; those are then recorded one block at a time, when looked at.
 BUDGET = 2_000_000_000
 
-#: Never recorded with a run: one matrix per token, or wide and rarely looked at.
-_ON_DEMAND = {"states", "expert_outputs", "lm_head_output"}
+#: Never recorded with a run: one matrix per token or channel, or wide and rarely looked at.
+_ON_DEMAND = {"states", "expert_outputs", "lm_head_output", "ChannelPattern"}
 
 #: What the panels that show many blocks at once are made of, and replays of a state: without these no run.
 _NEEDED = {
-    "layers.layer_input", "self_attn.attention_output", "linear_attn.attention_output", "mlp.mlp_output",
+    "layers.layer_input", *(f"{mixer}.attention_output" for mixer in vocabulary.MIXERS), "mlp.mlp_output",
     "mlp.router_logits", "mlp.router_scores", "mlp.router_margin", "mlp.expert_indices", "mlp.expert_weights",
-    "model.final_norm_output", *(f"linear_attn.{name}" for name in REPLAYED),
+    "model.final_norm_output", *(f"{host}.{name}" for host, names in vocabulary.REPLAYS.items() for name in names),
 }
-_STATE = "state is one matrix per head and token: the State panel draws that of the chosen head after the chosen token."
+
+Key = tuple[str, int | None]
 
 _numbers = itertools.count(1)
 _MISSING = Refusal("")
@@ -68,11 +71,18 @@ def wanted(model: Any, tokens: int) -> list[Wanted]:
     found = []
     for row in model.support():
         layers = [None] * row.available if row.host == "model" else list(row.layers)
-        if not layers or row.name in _ON_DEMAND | {"state"}:
+        if not layers or row.name == "state" or _ON_DEMAND & {row.name, row.value.layout}:
             continue
         name = f"{row.host}.{row.name}"
-        found.append(Wanted(name, sum(size(model, row.value, layer, tokens) for layer in layers), name in _NEEDED))
+        needed = name in _NEEDED or name == "layers.layer_output" and logits_from(model)[0] == "layer_output"
+        found.append(Wanted(name, sum(size(model, row.value, layer, tokens) for layer in layers), needed))
     return found
+
+
+def logits_from(model: Any) -> Key:
+    """What the logits of single tokens are worked out from: what the head reads, where its output is the logits."""
+    plain = model.anatomy.norm is not None and model.anatomy.head_is_last and model.anatomy.head_reads_norm
+    return ("final_norm_output", None) if plain else ("layer_output", model.num_layers - 1)
 
 
 def size(model: Any, value: vocabulary.Value, layer: int | None, tokens: int) -> int:
@@ -109,14 +119,19 @@ def plan(values: Iterable[Wanted], budget: int | None = None) -> Plan:
     return Plan(tuple(row.name for row in rows if row not in later), tuple(row.name for row in rows if row in later), total)
 
 
-Key = tuple[str, int | None]
+def heads_of(model: Any) -> tuple[dict[str, int], ...]:
+    """How many heads (or channels with a state) the mixers of every block have, by what the block calls them."""
+    found = []
+    for layer, mixers in enumerate(model.mixers):
+        hosts = model.anatomy.block(layer).hosts
+        found.append({vocabulary.HOSTS[mixer].attribute: hosts[mixer].sizes[count] for mixer in mixers if (count := _counted(mixer))})
+    return tuple(found)
 
 
-def heads_of(model: Any) -> tuple[int, ...]:
-    """How many heads the mixer of every block has, softmax or recurrent."""
-    hosts = [model.anatomy.block(layer).hosts for layer in range(model.num_layers)]
-    counts = [{"self_attn": "num_heads", "linear_attn": "heads"}.get(kind, "") for kind in model.kinds]
-    return tuple(host[kind].sizes[count] if count else 1 for host, kind, count in zip(hosts, model.kinds, counts))
+def _counted(mixer: str) -> str | None:
+    """The axis of a mixer's heads, or channels with a state; None where it has neither."""
+    outputs = vocabulary.BY_HOST[mixer].get("attention_head_outputs")
+    return outputs and outputs.axes[2]
 
 
 def left_out(model: Any, later: Iterable[str]) -> tuple[frozenset[Key], dict[Key, str]]:
@@ -124,22 +139,22 @@ def left_out(model: Any, later: Iterable[str]) -> tuple[frozenset[Key], dict[Key
 
     Both by value and block, as a recording knows them: a value is asked for only where the model has it.
     """
-    asked, reasons = set(), {}
+    asked: set[Key] = set()
+    lacking: dict[Key, list[str]] = {}
     for row in model.support():
         layers = [None] * row.available if row.host == "model" else list(row.layers)
-        reasons |= {(row.value.key, layer): reason for layer, reason in row.reasons.items()}
-        if row.name == "state":
-            reasons |= {(row.value.key, layer): _STATE for layer in layers}
-        elif row.name in _ON_DEMAND or f"{row.host}.{row.name}" in later:
-            asked |= {(row.value.key, layer) for layer in layers}
-    return frozenset(asked), reasons
+        for layer, reason in row.reasons.items():
+            lacking.setdefault((row.value.key, layer), []).append(reason)
+        if row.name != "state" and (_ON_DEMAND & {row.name, row.value.layout} or f"{row.host}.{row.name}" in later):
+            asked |= {(key_of(row.value, () if layer is None else model.mixers[layer]), layer) for layer in layers}
+    return frozenset(asked), {key: telling(reasons) for key, reasons in lacking.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
     """One recorded forward, which nothing changes: sessions and threads share it.
 
-    ``heads`` counts each block's heads. ``later`` is what was left out and may be asked
+    ``heads`` counts each block's heads, by mixer. ``later`` is what was left out and may be asked
     for, ``reasons`` why the model has not the rest, ``norms`` the replayed state norms ``[seq heads]`` by block. ``before``
     is the run without interventions, None where there are none. ``extra`` holds what was
     asked for since, in a copy made for looking at (see `with_extra`), or why it cannot be had.
@@ -147,7 +162,7 @@ class Run:
 
     origin: Origin
     recording: Any
-    heads: tuple[int, ...]
+    heads: tuple[Mapping[str, int], ...]
     later: frozenset[Key] = frozenset()
     reasons: Mapping[Key, str] = field(default_factory=dict)
     norms: Mapping[int, np.ndarray] = field(default_factory=dict)
@@ -165,8 +180,8 @@ class Run:
         return self.recording.tokens
 
     @property
-    def kinds(self) -> list[str]:
-        return self.recording.kinds
+    def mixers(self) -> list[tuple[str, ...]]:
+        return self.recording.mixers
 
     @property
     def num_layers(self) -> int:
@@ -204,10 +219,13 @@ class Run:
         key = self.key((name, layer))
         return key in self.later and key not in self.extra and key not in self.recording
 
-    def state(self, layer: int, head: int, token: int) -> torch.Tensor:
-        """State [batch key_dim value_dim] of one head after one token, by replay."""
-        return self.recording.state(layer, head, token)
+    def addends(self, layer: int) -> tuple[str, ...]:
+        return self.recording.addends(layer)
+
+    def replay(self, layer: int) -> Replay:
+        """What the recurrence of a block is run again from."""
+        return self.recording.replay(layer)
 
     def lacks_logits(self, token: int) -> bool:
-        """Whether the logits of a token were left out with all of them and can be worked out from the last norm."""
-        return "logits" not in self and (views_next.ROW, token) not in self and "final_norm_output" in self
+        """Whether the logits of a token were left out with all of them and are still to be worked out."""
+        return "logits" not in self and (views_next.ROW, token) not in self

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from explorer.app_figures import CellFigure, MosaicFigure
@@ -21,9 +21,9 @@ from explorer.app_panels import TABS, Board, Looked, look, seen
 from explorer.app_runs import Run
 from explorer.app_store import ANY_PROMPT, Store, default_prompt, shown_source, source_choices
 from explorer.app_texts import (
-    attention_words, compare_words, diagram_words, head_count, part_words, router_words, run_words,
+    attention_words, compare_words, diagram_words, part_words, router_words, run_words,
 )
-from explorer.app_wishes import clamped, looked_at, sentence, whole
+from explorer.app_wishes import clamped, impossible, looked_at, sentence, whole
 from explorer.app_worker import Job, Worker
 from explorer.widgets import views_attention, views_router
 from explorer.widgets.selection import Selection
@@ -148,8 +148,8 @@ class Session:
             return self._keep("Another model is being loaded: interventions can be made once it is here, or after Cancel.")
         listed = []
         for row in rows:
-            one = Intervention(str(row.get("kind")), whole(row.get("layer"), -1), whole(row.get("index"), -1))
-            if (problem := self._impossible(one)) is not None:
+            one = Intervention(str(row.get("kind")), whole(row.get("layer"), -1), whole(row.get("index"), -1), str(row.get("host") or ""))
+            if (problem := impossible(self.run, one)) is not None:
                 return self._keep(problem)
             listed.append((one, bool(row.get("on"))))
         self.interventions = listed
@@ -218,22 +218,6 @@ class Session:
             self.run = run  # the panels show what the interventions made, and go on doing so
         self.other = run
         self._show(None)
-
-    def _impossible(self, one: Intervention) -> str | None:
-        """Why an intervention cannot be made on this model, in one sentence."""
-        if self.run is None:
-            return "Run a prompt first: an intervention changes a run."
-        if one.kind not in ("expert", "head") or not 0 <= one.layer < self.run.num_layers:
-            return f"There is no block {one.layer}: this model has blocks 0 to {self.run.num_layers - 1}."
-        if one.kind == "expert":
-            if (reason := views_router.refusal(self.run, one.layer)) is not None:
-                return f"Block {one.layer} has no expert to ablate: {reason.reason}"
-            count, what = views_router.num_experts(self.run, one.layer), "experts"
-        else:
-            count, what = head_count(self.run, one.layer), "heads"
-        if not 0 <= one.index < count:
-            return f"Block {one.layer} has {what} 0 to {count - 1}, not {one.index}."
-        return None
 
     def _submit(self, title: str, work: Callable[[Job], Any], then: Callable[[Any], None]) -> None:
         """Queue a job for this session; an earlier one that is not done is cancelled."""
@@ -384,7 +368,7 @@ class Session:
 
     def _intervention_words(self) -> list[dict[str, Any]]:
         return [
-            {"kind": one.kind, "layer": one.layer, "index": one.index, "on": on, "words": one.words}
+            {**asdict(one), "on": on, "words": one.words}
             for one, on in self.interventions
         ]
 

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 
 from explorer import edits
-from explorer.app_runs import Key, Run, TooLong, heads_of, left_out, plan, size, wanted
+from explorer.app_runs import Key, Run, TooLong, heads_of, left_out, logits_from, plan, size, wanted
 from explorer.app_worker import Cancelled, Job
 from explorer.prompts import prepared
 from explorer.recording import Cancelled as RecordingCancelled
 from explorer.specimens.recipes import recipe
 from explorer.widgets import views_next, views_state
 from explorer.widgets.drawing import Refusal
-from explorer.widgets.selection import is_recurrent
+from explorer.widgets.selection import recurrence_of
 from explorer.widgets.snippets import Intervention, Origin
 from explorer.widgets.text import size_in_bytes
 from explorer.widgets.views_part import value_of
@@ -166,7 +166,7 @@ class Store:
         """
         model = self.model(run.origin.source)
         names, layer = [name for name, _ in places], places[0][1]
-        needed = sum(size(model, value_of(name, run.kinds[layer or 0]), layer, len(run.tokens)) for name in names)
+        needed = sum(size(model, value_of(name, run.mixers[layer or 0]), layer, len(run.tokens)) for name in names)
         if needed > self.extras.limit:
             reason = Refusal(
                 f"For {len(run.tokens)} tokens this would take {size_in_bytes(needed)}, above the "
@@ -184,7 +184,14 @@ class Store:
         """Work out the logits of one token of a run that left them out, and keep them for `filled`."""
         model = self.model(run.origin.source)
         job.stage(f"Working out the logits of token {token}")
-        self._keep(run, {(views_next.ROW, token): _through_head(model, run["final_norm_output"][0, token])})
+        place = logits_from(model)
+        hidden = run[place][0, token].to(model.hf.device)
+        with model.lock, torch.no_grad():
+            if place[0] == "layer_output":
+                logits = model.project_on_vocab(hidden)
+            else:
+                logits = model.hf.get_submodule(model.anatomy.frame.head)(hidden)
+        self._keep(run, {(views_next.ROW, token): logits.cpu()})
 
     def _keep(self, run: Run, values: dict[Key, Any]) -> None:
         for place, value in values.items():
@@ -205,18 +212,11 @@ class Store:
             raise Cancelled from None
 
 
-def _through_head(model: Any, normed: torch.Tensor) -> torch.Tensor:
-    """Logits ``[vocab_size]`` of a stream vector ``[hidden_size]`` that is through the final norm."""
-    head = model.hf.get_submodule(model.anatomy.frame.head)
-    with model.lock, torch.no_grad():
-        return head(normed.to(model.hf.device)).cpu()
-
-
 def state_norms(recording: Any, job: Job) -> dict[int, np.ndarray]:
     """The state norms of every recurrent block of a recording, ``[seq heads]`` each."""
     found = {}
     for layer in range(recording.num_layers):
-        if is_recurrent(recording, layer) and views_state.refusal(recording, layer) is None:
+        if recurrence_of(recording, layer) and views_state.refusal(recording, layer) is None:
             job.check()
             found[layer] = views_state.norms(recording, layer)
             job.progress(layer + 1, recording.num_layers)
@@ -224,7 +224,9 @@ def state_norms(recording: Any, job: Job) -> dict[int, np.ndarray]:
 
 
 def _edit(one: Intervention) -> edits.Edit:
-    return {"expert": edits.ablate_expert, "head": edits.zero_head}[one.kind](one.layer, one.index)
+    if one.kind == "expert":
+        return edits.ablate_expert(one.layer, one.index)
+    return edits.zero_head(one.layer, one.index, one.host or None)
 
 
 def default_prompt(model: Any) -> str:

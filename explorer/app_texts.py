@@ -9,7 +9,9 @@ from typing import Any
 
 from explorer import vocabulary
 from explorer.app_runs import Run
+from explorer.vocabulary import HOSTS
 from explorer.widgets import snippets, views_attention, views_next, views_part, views_router, views_stream
+from explorer.widgets.drawing import Refusal
 from explorer.widgets.selection import Selection
 from explorer.widgets.text import number, shown_token, size_in_bytes
 
@@ -19,8 +21,8 @@ def run_words(model: Any, run: Run) -> dict[str, Any]:
     return {
         "source": run.origin.source, "prompt": run.origin.prompt, "label": model.label, "family": model.family,
         "weights": run.recording.weights, "tokens": [shown_token(token, 40) for token in run.tokens],
-        "kinds": list(run.kinds), "experts": [expert_count(run, layer) for layer in range(run.num_layers)],
-        "heads": [head_count(run, layer) for layer in range(run.num_layers)],
+        "mixers": [[HOSTS[mixer].attribute for mixer in mixers] for mixers in run.mixers], "experts": [expert_count(run, layer) for layer in range(run.num_layers)],
+        "heads": [dict(heads) for heads in run.heads],
         "status": status_words(run),
     }
 
@@ -54,8 +56,8 @@ def expert_count(run: Run, layer: int) -> int:
 
 
 def head_count(run: Run, layer: int) -> int:
-    """How many heads the mixer of a block has, softmax or recurrent."""
-    return run.heads[layer]
+    """How many heads (or channels with a state) the mixer of a block has, of two the one with more."""
+    return max(run.heads[layer].values(), default=0)
 
 
 def router_words(run: Run, chosen: Selection) -> dict[str, Any] | None:
@@ -131,21 +133,23 @@ def diagram_words(run: Run, chosen: Selection) -> dict[str, Any]:
 def part_words(run: Run, chosen: Selection) -> dict[str, Any]:
     """The clicked part: what it is, its live numbers, the code that reads it."""
     try:
-        value = views_part.value_of(chosen.part, run.kinds[chosen.block])
+        value = views_part.value_of(chosen.part, run.mixers[chosen.block])
     except vocabulary.UnknownValue as error:
         return {"name": chosen.part, "refusal": str(error)}
     layer = None if value.host == "model" else chosen.block
-    path = vocabulary.HOSTS[value.host].path.replace("[i]", f"[{chosen.block}]")
+    path = HOSTS[value.host].path.replace("[i]", f"[{chosen.block}]")
     said: dict[str, Any] = {
         "name": value.name, "expression": f"{path}.{value.name}", "layout": value.typed, "meaning": value.meaning,
-        "code": snippets.part(run.origin, chosen.part, layer, value.typed), "refusal": None,
+        "refusal": None,
     }
-    if not views_part.has(run, chosen.part, layer):
-        waiting = run.askable(chosen.part, layer)
-        return said | {"refusal": "Being recorded …" if waiting else run.why(chosen.part, layer)}
-    tensor = views_part.get(run, chosen.part, layer)
-    if (reason := views_part.not_drawn(tensor, value)) is not None:
-        return said | {"refusal": reason.reason}
+    if (chosen.part, layer) not in run and run.askable(chosen.part, layer):
+        return said | {"refusal": "Being recorded …"}
+    tensor = views_part.read(run, chosen, chosen.part)
+    if (chosen.part, layer) in run:
+        said["code"] = snippets.part(run.origin, chosen.part, layer, value.typed)
+    if isinstance(tensor, Refusal):
+        return said | {"refusal": tensor.reason}
+    said.setdefault("code", snippets.state_matrix(run, chosen) if value.name == "state" else None)
     facts = views_part.facts(tensor, value)
     return said | {"facts": [
         ["shape", " × ".join(map(str, facts.shape)) or "one number"], ["axes", " ".join(facts.axes)],

@@ -8,8 +8,9 @@ from typing import Any
 from explorer.app_runs import Run
 from explorer.app_texts import head_count
 from explorer.vocabulary import UnknownValue
-from explorer.widgets import views_part
-from explorer.widgets.selection import Selection, is_recurrent
+from explorer.widgets import views_part, views_router, views_state
+from explorer.widgets.selection import Selection, attends, mixer_words, recurrence_of
+from explorer.widgets.snippets import Intervention
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +20,7 @@ def clamped(run: Run, chosen: Selection) -> Selection:
     tokens = len(run.tokens)
     block = min(max(chosen.block, 0), run.num_layers - 1)
     token = tokens - 1 if chosen.token < 0 else min(chosen.token, tokens - 1)
-    head = min(max(chosen.head, 0), head_count(run, block) - 1)
+    head = min(max(chosen.head, 0), max(head_count(run, block), 1) - 1)
     return chosen.moved(block=block, token=token, head=head)
 
 
@@ -28,13 +29,36 @@ def looked_at(run: Run, chosen: Selection, tab: str) -> list[tuple[str, int | No
     block = chosen.block
     if tab == "tensor" and chosen.part:
         try:
-            value = views_part.value_of(chosen.part, run.kinds[block])
+            value = views_part.value_of(chosen.part, run.mixers[block])
         except UnknownValue:
             return []
         return [(chosen.part, None if value.host == "model" else block)]
-    if tab == "attention" and not is_recurrent(run, block):
+    if tab == "attention" and attends(run, block):
         return [(name, block) for name in (f"attention_{chosen.pattern}", "attention_queries", "attention_keys")]
-    return [("state_attention", block)] if tab == "state" and is_recurrent(run, block) else []
+    host = recurrence_of(run, block) if tab == "state" else None
+    return [(f"{host}.state_attention", block)] if host and views_state.by_head(host) else []
+
+
+def impossible(run: Run | None, one: Intervention) -> str | None:
+    """Why an intervention cannot be made on the model of a run, in one sentence; None where it can."""
+    if run is None:
+        return "Run a prompt first: an intervention changes a run."
+    if one.kind not in ("expert", "head") or not 0 <= one.layer < run.num_layers:
+        return f"There is no block {one.layer}: this model has blocks 0 to {run.num_layers - 1}."
+    if one.kind == "expert":
+        if (reason := views_router.refusal(run, one.layer)) is not None:
+            return f"Block {one.layer} has no expert to ablate: {reason.reason}"
+        count, what = views_router.num_experts(run, one.layer), "experts"
+    else:
+        first, *others = run.heads[one.layer] or [""]
+        if one.host not in ("", *others):
+            return f"Block {one.layer} has no second mixer called {one.host}."
+        count, what = run.heads[one.layer].get(one.host or first, 0), "heads"
+        if not count:
+            return f"Block {one.layer} has no head to zero: {mixer_words(run, one.layer)}."
+    if not 0 <= one.index < count:
+        return f"Block {one.layer} has {what} 0 to {count - 1}, not {one.index}."
+    return None
 
 
 def sentence(error: BaseException) -> str:

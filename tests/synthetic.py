@@ -7,60 +7,27 @@ on: patterns are causal softmaxes, the chosen experts are the top of the scores.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
 
 from explorer import recurrence
 from explorer.recording import Recording
-from explorer.taps import REPLAYED, Replay
-
-
-@dataclass
-class SyntheticRecording:
-    """What a recording looks like to a view."""
-
-    tokens: list[str]
-    kinds: tuple[str, ...]
-    values: dict = field(default_factory=dict)
-    reasons: dict = field(default_factory=dict)
-    label: str = "synthetic"
-    weights: str = "random, seed 0"
-
-    @property
-    def num_layers(self) -> int:
-        return len(self.kinds)
-
-    def __contains__(self, key) -> bool:
-        return key in self.values
-
-    def __getitem__(self, key):
-        return self.values[key]
-
-    def why(self, name: str, layer: int | None = None) -> str:
-        return self.reasons.get((name, layer), f"{name} was not recorded on block {layer}.")
-
-    def replay(self, layer: int) -> Replay:
-        return Replay(**{name: self.values.get((name, layer)) for name in REPLAYED})
-
-    state, state_norms = Recording.state, Recording.state_norms
 
 
 def synthetic(
     tokens: int | list[str] = 12, kinds: tuple[str, ...] = ("linear_attn", "self_attn"), *,
     heads: int = 4, kv_heads: int = 2, experts: int | None = 8, top_k: int = 2, hidden: int = 16,
     vocab: int = 50, key_dim: int = 6, value_dim: int = 5, seed: int = 0,
-) -> SyntheticRecording:
+) -> Recording:
     """A recording of ``tokens`` tokens; ``experts=None`` makes every MLP dense."""
     words = [f"t{n}" for n in range(tokens)] if isinstance(tokens, int) else tokens
-    rec = SyntheticRecording(words, kinds)
+    rec = Recording("synthetic", "random, seed 0", torch.zeros(1, len(words), dtype=torch.long), words, [(kind,) for kind in kinds])
     draw = torch.Generator().manual_seed(seed)
     seq = len(words)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=draw)
 
-    rec.values["logits"] = normal(1, seq, vocab)
+    rec.values["logits", None] = normal(1, seq, vocab)
     for layer, kind in enumerate(kinds):
         values = {"layer_input": normal(1, seq, hidden), "layer_output": normal(1, seq, hidden),
                   "attention_output": normal(1, seq, hidden), "mlp_output": normal(1, seq, hidden)}

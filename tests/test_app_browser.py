@@ -239,7 +239,7 @@ def test_zeroing_a_head_changes_what_the_panels_show_after(opened):
 
 def test_panels_refuse_with_the_reason(opened):
     seen = opened(tab="attention", block=0)
-    assert "recurrent mixer: it has no softmax pattern" in seen.text("#panel-attention [data-panel-refusal]")
+    assert "no softmax pattern: its mixer is a recurrent mixer" in seen.text("#panel-attention [data-panel-refusal]")
     seen.block(3)
     assert seen.page.is_hidden("#panel-attention [data-panel-refusal]") and seen.page.is_visible("[data-card=attention_one]")
     seen.tab("state")

@@ -78,14 +78,14 @@ CASES = [
 @pytest.mark.parametrize("card, chosen", CASES, ids=lambda case: getattr(case, "name", None))
 def test_a_cell_makes_the_numbers_of_its_card(card, chosen, runs):
     plain, _ = runs
-    agree(run_cell(card.code(plain.origin, chosen)), numbers_of(card.view(plain, chosen)))
+    agree(run_cell(card.code(plain, chosen)), numbers_of(card.view(plain, chosen)))
 
 
 def test_a_cell_carries_the_interventions_of_its_run(runs):
     _, edited = runs
     chosen = Selection(block=SOFTMAX)
     card = next(card for card in CARDS if card.name == "router_grid")
-    code = card.code(edited.origin, chosen)
+    code = card.code(edited, chosen)
     assert "ablate_expert(0, 5)" in code and f"zero_head({SOFTMAX}, 1)" in code
     agree(run_cell(code), numbers_of(card.view(edited, chosen)))
 
@@ -94,7 +94,7 @@ def test_the_cell_of_a_comparison_makes_its_curve(runs, capsys):
     plain, edited = runs
     chosen = Selection(token=3)
     card = next(card for card in CARDS if card.compares)
-    shown = run_cell(card.code(edited.origin, chosen))
+    shown = run_cell(card.code(edited, chosen))
     agree(shown, card.view(seen(card, plain, edited), chosen).lines[0].values)
     assert shown.max() > 0 and len(capsys.readouterr().out.splitlines()) == 5
 
@@ -104,7 +104,7 @@ def test_the_cell_of_a_comparison_makes_its_curve(runs, capsys):
 ])
 def test_the_cell_of_a_part_reads_it(key, layer, runs):
     plain, _ = runs
-    value = value_of(key, plain.kinds[layer or 0])
+    value = value_of(key, plain.mixers[layer or 0])
     shown = run_cell(snippets.part(plain.origin, key, layer, value.typed))
     recorded = plain[key, layer]
     assert shown.shape == tuple(recorded.shape)

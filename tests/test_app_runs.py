@@ -97,7 +97,7 @@ def test_a_lean_run_gives_the_same_next_tokens_and_comparison(monkeypatch):
     lean_page.say(do="select", tab="compare", seq=1)
     lean_page.answered(1)
     assert "would not fit" in lean_page.cards["compare_kl"]["refusal"]
-    assert [head for head in lean_page.last("run")["heads"]] == list(lean_page.session.run.heads) == [10, 10, 10, 9]
+    assert lean_page.last("run")["heads"] == list(lean_page.session.run.heads) == [{"linear_attn": 10}] * 3 + [{"self_attn": 9}]
     lean_page.session.close()
 
 
@@ -138,9 +138,9 @@ def runs():
 
 @pytest.mark.parametrize("source, name, layer, asked, reason", [
     (HYBRID, "states", 0, True, None), (HYBRID, "states", 3, False, "softmax attention"),
-    (HYBRID, "linear_attn.states", 3, False, "no linear_attn"), (HYBRID, "state", 0, False, "State panel"),
+    (HYBRID, "linear_attn.states", 3, False, "no linear_attn"), (HYBRID, "state", 0, False, None),
     (HYBRID, "expert_outputs", 3, True, None), (HYBRID, "lm_head_output", None, True, None), (HYBRID, "lm_head_output", 0, False, None),
-    ("specimen:llama", "expert_outputs", 1, False, "dense"), ("specimen:llama", "states", 1, False, "no recurrent state"),
+    ("specimen:llama", "expert_outputs", 1, False, "dense"), ("specimen:llama", "states", 1, False, "softmax attention"),
     ("specimen:llama", "layer_input", 1, False, None),
 ])
 def test_only_what_the_model_has_there_may_be_asked_for_later(runs, source, name, layer, asked, reason):

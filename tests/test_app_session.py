@@ -89,7 +89,7 @@ def opened():
 def test_a_page_gets_its_model_tokens_and_panels(opened):
     run = next(message["run"] for message in opened.sent if "run" in message)
     assert run["weights"] == "random, seed 0" and "".join(run["tokens"]) == "In·the·beginning·God"
-    assert run["kinds"] == ["linear_attn"] * 3 + ["self_attn"] and opened.last("selection")["token"] == len(run["tokens"]) - 1
+    assert run["mixers"] == [["linear_attn"]] * 3 + [["self_attn"]] and opened.last("selection")["token"] == len(run["tokens"]) - 1
     assert {"router_grid", "router_load", "router_margin"} <= set(opened.cards)
     assert opened.last("compare")["rows"][0]["before"] > 0
 
@@ -158,13 +158,29 @@ def test_a_part_shows_facts_and_code(opened):
     opened.wait(lambda: (opened.last("part") or {}).get("name") == "lm_head_output" and opened.last("part")["refusal"] is None)
     opened.say(do="select", part="states", block=3, seq=306)
     opened.answered(306)
-    assert "no recurrent state" in opened.last("part")["refusal"] and opened.session.job is None
+    assert "softmax attention" in opened.last("part")["refusal"] and opened.session.job is None
     opened.say(do="select", block=0, part="head_gate", seq=303)
     opened.answered(303)
     assert "recurrent" in opened.last("part")["refusal"] or "softmax" in opened.last("part")["refusal"]
     opened.say(do="select", part="router_logit", seq=304)
     opened.answered(304)
     assert "router_logits" in opened.last("part")["refusal"], "nearest names are offered"
+
+
+def test_the_state_is_shown_after_the_chosen_token(opened):
+    rec = load(HYBRID).record(opened.session.run.origin.prompt, values=["linear_attn.states"], layers=[1])
+    for seq, token in ((401, 1), (402, 3)):
+        opened.say(do="select", tab="tensor", part="state", block=1, head=2, token=token, seq=seq)
+        opened.answered(seq)
+        part, facts = opened.last("part"), dict(opened.last("part")["facts"])
+        state = rec["states", 1][0, token, 2]
+        assert part["refusal"] is None and facts["shape"] == " × ".join(map(str, (1, 1, *state.shape)))
+        assert float(facts["maximum"].replace("−", "-")) == pytest.approx(float(state.max()), rel=1e-2)
+        assert f"rec.state(1, 2, {token})" in part["code"]
+        assert opened.cards["part"]["refusal"] is None and f"state of head 2 after token {token}" in opened.cards["part"]["title"]
+    opened.say(do="select", block=3, seq=403)
+    opened.answered(403)
+    assert "softmax attention" in opened.last("part")["refusal"] and opened.session.job is None
 
 
 def test_figures_are_made_when_there_is_first_something_to_draw_on_them():

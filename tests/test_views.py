@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from explorer import recurrence
 from explorer.app_figures import colours
 from explorer.app_texts import ranges
 from explorer.widgets import views_attention, views_next, views_part, views_router, views_state, views_stream
@@ -162,7 +161,8 @@ def test_a_recurrent_block_refuses_a_pattern_and_points_to_state():
     rec = synthetic(5, HYBRID)
     view = views_attention.one_head(rec, Selection(block=0))
     assert view == Refusal(
-        "This block is a recurrent mixer: it has no softmax pattern. Its implied attention is under State."
+        "This block has no softmax pattern: its mixer is a recurrent mixer: gated DeltaNet and its kin. "
+        "Its implied attention is under State."
     )
 
 
@@ -186,8 +186,7 @@ def test_state_views_agree_with_the_replay(begun):
     chosen = Selection(block=0, token=7, head=2)
     if begun:  # a forward that went on from an earlier one
         rec.values["state_input", 0] = torch.ones(1, 4, 6, 5)
-    replay = rec.replay(0)
-    state = recurrence.delta_rule_states(*replay.arguments, state=replay.state_input, heads=2)[0, 7, 0].numpy()
+    state = rec.replay(0).states([2])[0, 7, 0].numpy()
     assert views_state.matrix(rec, chosen).values == pytest.approx(state, abs=1e-6)
     norms = views_state.norms(rec, 0)
     assert norms[7, 2] == pytest.approx(np.linalg.norm(state), rel=1e-5)
@@ -252,7 +251,7 @@ def test_any_value_has_a_picture_of_two_of_its_axes(name, block, shape):
 
 
 def test_facts_of_a_tensor_leave_out_what_a_mask_set():
-    value = views_part.value_of("attention_scores", "self_attn")
+    value = views_part.value_of("attention_scores", ("self_attn",))
     scores = torch.tensor([[[[1.0, torch.finfo(torch.float32).min], [3.0, 2.0]]]])
     facts = views_part.facts(scores, value)
     assert (facts.least, facts.mean, facts.most) == (1.0, 2.0, 3.0) and not facts.finite

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from explorer import vocabulary
+from explorer.replay import Replay
 from explorer.widgets.drawing import Axis, Refusal
 from explorer.widgets.text import axis_labels
 
@@ -16,18 +18,19 @@ class Recorded(Protocol):
     """The part of a recording that views read."""
 
     tokens: list[str]
-    kinds: tuple[str, ...]
+    mixers: list[tuple[str, ...]]
     num_layers: int
 
     def __getitem__(self, key: Any) -> torch.Tensor: ...
     def __contains__(self, key: Any) -> bool: ...
     def why(self, name: str, layer: int | None) -> str: ...
+    def addends(self, layer: int) -> tuple[str, ...]: ...
 
 
 class Replayed(Recorded, Protocol):
     """A recording that can run its recurrence again, from the state its forward began with."""
 
-    def state(self, layer: int, head: int, token: int) -> torch.Tensor: ...
+    def replay(self, layer: int) -> Replay: ...
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,10 @@ def plain(tensor: torch.Tensor) -> np.ndarray:
     return (tensor.float() if tensor.is_floating_point() else tensor).detach().cpu().numpy()
 
 
-def missing(rec: Recorded, name: str, layer: int) -> Refusal:
-    """The recording's own reason why ``name`` is not there on ``layer``."""
-    return Refusal(rec.why(name, layer))
+def missing(rec: Recorded, name: str, layer: int | None) -> Refusal:
+    """The recording's own reason why ``name`` is not there on ``layer``, as a sentence."""
+    reason = rec.why(name, layer)
+    return Refusal(f"{reason[0].upper()}{reason[1:].rstrip('.')}.")
 
 
 def token_axis(rec: Recorded, title: str = "token") -> Axis:
@@ -72,5 +76,17 @@ def numbered_axis(title: str, count: int) -> Axis:
     return Axis(title, tuple(str(number) for number in range(count)))
 
 
-def is_recurrent(rec: Recorded, layer: int) -> bool:
-    return rec.kinds[layer] == "linear_attn"
+def attends(rec: Recorded, layer: int) -> bool:
+    """Whether block ``layer`` has softmax attention."""
+    return "self_attn" in rec.mixers[layer]
+
+
+def recurrence_of(rec: Recorded, layer: int) -> str | None:
+    """The host of the recurrence of block ``layer``, None where it has none."""
+    return next((mixer for mixer in rec.mixers[layer] if mixer in vocabulary.RECURRENT), None)
+
+
+def mixer_words(rec: Recorded, layer: int) -> str:
+    """What mixes positions in block ``layer``, as the end of a sentence."""
+    meanings = [vocabulary.HOSTS[mixer].meaning for mixer in rec.mixers[layer]]
+    return f"its mixer is {' beside '.join(meanings)}" if meanings else "nothing in it mixes positions"

@@ -1,14 +1,18 @@
 """The code behind each panel: a complete cell that runs as it is and ends with ``shown``.
 
-``shown`` holds the numbers the panel draws, so a test can run the cell and compare.
+``shown`` holds the numbers the panel draws, so a test can run the cell and compare. Each function
+takes a run, which is a recording that says what it was made from (``run.origin``), and a selection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from explorer.widgets.selection import Selection
+from explorer import vocabulary
+from explorer.recording import key_of
+from explorer.widgets.selection import Recorded, Selection, recurrence_of
+from explorer.widgets.views_state import SHOWN
 
 _EDIT_CALLS = {"expert": "ablate_expert", "head": "zero_head"}
 _EDIT_WORDS = {"expert": "ablate expert", "head": "zero head"}
@@ -16,20 +20,24 @@ _EDIT_WORDS = {"expert": "ablate expert", "head": "zero head"}
 
 @dataclass(frozen=True)
 class Intervention:
-    """One edit of the forward pass: an expert ablated or a head zeroed on one block."""
+    """One edit of the forward pass: an expert ablated or a head zeroed on one block.
+
+    ``host`` says of which mixer the head is, where it is not of the block's first.
+    """
 
     kind: str
     layer: int
     index: int
+    host: str = ""
 
     @property
     def call(self) -> str:
         """The call of explorer.edits that makes this edit."""
-        return f"{_EDIT_CALLS[self.kind]}({self.layer}, {self.index})"
+        return f"{_EDIT_CALLS[self.kind]}({self.layer}, {self.index}{f', {quoted(self.host)}' if self.host else ''})"
 
     @property
     def words(self) -> str:
-        return f"{_EDIT_WORDS[self.kind]} {self.index} of block {self.layer}"
+        return f"{_EDIT_WORDS[self.kind]} {self.index} of block {self.layer}{f' ({self.host})' if self.host else ''}"
 
 
 @dataclass(frozen=True)
@@ -65,20 +73,20 @@ def cell(
     ])
 
 
-def router_grid(origin: Origin, chosen: Selection) -> str:
+def router_grid(run: Recorded, chosen: Selection) -> str:
     block = chosen.block
     if chosen.router != "weights":
         name = f"router_{chosen.router}"
-        return cell(origin, [name], [block], [f'shown = rec["{name}", {block}][0]  # [token expert]'])
-    return cell(origin, ["router_logits", "expert_indices", "expert_weights"], [block], [
+        return cell(run.origin, [name], [block], [f'shown = rec["{name}", {block}][0]  # [token expert]'])
+    return cell(run.origin, ["router_logits", "expert_indices", "expert_weights"], [block], [
         f'experts, weights = rec["expert_indices", {block}][0], rec["expert_weights", {block}][0]',
         f'shown = torch.full(rec["router_logits", {block}][0].shape, float("nan"))',
         "shown = shown.scatter(1, experts, weights.float())  # [token expert]",
     ], "import torch")
 
 
-def router_load(origin: Origin, chosen: Selection) -> str:
-    return cell(origin, ["router_logits", "expert_indices"], None, [
+def router_load(run: Recorded, chosen: Selection) -> str:
+    return cell(run.origin, ["router_logits", "expert_indices"], None, [
         "counts = [",
         '    torch.bincount(rec["expert_indices", i].flatten(), minlength=rec["router_logits", i].shape[-1])',
         '    for i in rec.layers("expert_indices")',
@@ -87,60 +95,80 @@ def router_load(origin: Origin, chosen: Selection) -> str:
     ], "import torch")
 
 
-def router_margin(origin: Origin, chosen: Selection) -> str:
-    return _row(origin, "router_margin", chosen.block, "[token]")
+def router_margin(run: Recorded, chosen: Selection) -> str:
+    return _row(run.origin, "router_margin", chosen.block, "[token]")
 
 
-def attention_all(origin: Origin, chosen: Selection) -> str:
-    return _row(origin, f"attention_{chosen.pattern}", chosen.block, "[head query key]")
+def attention_all(run: Recorded, chosen: Selection) -> str:
+    return _row(run.origin, f"attention_{chosen.pattern}", chosen.block, "[head query key]")
 
 
-def attention_one(origin: Origin, chosen: Selection) -> str:
-    return _row(origin, f"attention_{chosen.pattern}", chosen.block, "[query key]", f"[0, {chosen.head}]")
+def attention_one(run: Recorded, chosen: Selection) -> str:
+    return _row(run.origin, f"attention_{chosen.pattern}", chosen.block, "[query key]", f"[0, {chosen.head}]")
 
 
-def state_kept(origin: Origin, chosen: Selection) -> str:
-    return _row(origin, "decays", chosen.block, "[head token]", "[0].exp().T")
+def _recurrence(run: Recorded, chosen: Selection) -> tuple[str, Callable[[str], str]]:
+    """The host of the chosen block's recurrence, and how a recording names its values."""
+    host = recurrence_of(run, chosen.block)
+    return host, lambda name: key_of(vocabulary.BY_HOST[host][name], run.mixers[chosen.block])
 
 
-def state_written(origin: Origin, chosen: Selection) -> str:
-    return _row(origin, "betas", chosen.block, "[head token]", "[0].T")
+def state_kept(run: Recorded, chosen: Selection) -> str:
+    host, key = _recurrence(run, chosen)
+    shown = SHOWN[host]
+    mean = ".mean(-1)" if len(vocabulary.BY_HOST[host][shown.kept].axes) > 3 else ""
+    return _row(run.origin, key(shown.kept), chosen.block, "[head token]", f"[0]{mean}{'.exp()' if shown.log else ''}.T")
 
 
-def state_all(origin: Origin, chosen: Selection) -> str:
-    return _row(origin, "state_attention", chosen.block, "[head query key]")
+def state_written(run: Recorded, chosen: Selection) -> str:
+    host, key = _recurrence(run, chosen)
+    return _row(run.origin, key(SHOWN[host].written), chosen.block, "[head token]", "[0].T")
 
 
-def state_one(origin: Origin, chosen: Selection) -> str:
-    return _row(origin, "state_attention", chosen.block, "[query key]", f"[0, {chosen.head}]")
+def state_all(run: Recorded, chosen: Selection) -> str:
+    _, key = _recurrence(run, chosen)
+    return _row(run.origin, key("state_attention"), chosen.block, "[head query key]")
 
 
-_KERNEL = ["attention_queries", "attention_keys", "attention_values", "decays", "betas"]
+def state_one(run: Recorded, chosen: Selection) -> str:
+    _, key = _recurrence(run, chosen)
+    return _row(run.origin, key("state_attention"), chosen.block, "[query key]", f"[0, {chosen.head}]")
 
 
-def state_matrix(origin: Origin, chosen: Selection) -> str:
-    return cell(origin, _KERNEL, [chosen.block], [
-        f"shown = rec.state({chosen.block}, {chosen.head}, {chosen.token})[0]  # [key_dim value_dim]",
-    ])
+def _replayed(run: Recorded, chosen: Selection) -> list[str]:
+    """What a recording must hold for a block's recurrence to be run again from a fresh start."""
+    host, key = _recurrence(run, chosen)
+    return [key(name) for name in vocabulary.REPLAYS[host] if name != "state_input"]
 
 
-def state_norm(origin: Origin, chosen: Selection) -> str:
-    return cell(origin, _KERNEL, [chosen.block], [
+def state_matrix(run: Recorded, chosen: Selection) -> str:
+    host, _ = _recurrence(run, chosen)
+    axes = vocabulary.BY_HOST[host]["state_output"].axes
+    one = f"rec.state({chosen.block}, {chosen.head}, {chosen.token})[0]  # [key_dim value_dim]"
+    every = f"rec.replay({chosen.block}).state_at({chosen.token})"
+    channels = f"{every}[0].T  # [key_dim channels]" if len(axes) > 2 else f"{every}  # [batch channels]"
+    return cell(run.origin, _replayed(run, chosen), [chosen.block], [f"shown = {one if 'heads' in axes else channels}"])
+
+
+def state_norm(run: Recorded, chosen: Selection) -> str:
+    return cell(run.origin, _replayed(run, chosen), [chosen.block], [
         f"shown = torch.stack([state[0].norm() for state in rec.states({chosen.block}, {chosen.head})])  # [token]",
     ], "import torch")
 
 
-def stream_addends(origin: Origin, chosen: Selection) -> str:
-    return cell(origin, ["layer_input", "attention_output", "mlp.mlp_output"], None, [
+def stream_addends(run: Recorded, chosen: Selection) -> str:
+    made = {name for layer in range(run.num_layers) for name in run.addends(layer)}
+    named = ["attention_output", "mlp.mlp_output"] if "mlp_output" in made else ["attention_output"]
+    return cell(run.origin, ["layer_input", *named], None, [
         "shown = torch.stack([",
         '    rec[name, i][0].norm(dim=-1) / rec["layer_input", i][0].norm(dim=-1)',
-        '    for i in range(rec.num_layers) for name in ("attention_output", "mlp_output")',
+        "    for i in range(rec.num_layers) for name in rec.addends(i)",
         "]).log10()  # [block and sublayer, token]",
     ], "import torch")
 
 
-def stream_norms(origin: Origin, chosen: Selection) -> str:
-    return cell(origin, ["layer_input", "layer_output"], None, [
+def stream_norms(run: Recorded, chosen: Selection) -> str:
+    return cell(run.origin, ["layer_input", "layer_output"], None, [
         'stream = [rec["layer_input", i][0] for i in range(rec.num_layers)]',
         'stream.append(rec["layer_output", rec.num_layers - 1][0])',
         "shown = torch.stack([x.norm(dim=-1) for x in stream]).log10()  # [place token]",
@@ -153,8 +181,9 @@ def part(origin: Origin, key: str, layer: int | None, typed: str) -> str:
     return cell(origin, [key], None if layer is None else [layer], [f"shown = rec[{where}]  # {typed}"])
 
 
-def compare(origin: Origin, chosen: Selection) -> str:
+def compare(run: Recorded, chosen: Selection) -> str:
     """The cell behind before, after and difference: how far the edits move every position."""
+    origin = run.origin
     functions = sorted({_EDIT_CALLS[edit.kind] for edit in origin.interventions} | {"load"})
     calls = ", ".join(edit.call for edit in origin.interventions)
     return "\n".join([

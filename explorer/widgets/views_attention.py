@@ -6,7 +6,7 @@ import numpy as np
 
 from explorer.widgets.drawing import Heatmap, Mosaic, Refusal, Tile
 from explorer.widgets.reduction import causal
-from explorer.widgets.selection import Recorded, Selection, is_recurrent, missing, plain, token_axis
+from explorer.widgets.selection import Recorded, Selection, attends, missing, mixer_words, plain, recurrence_of, token_axis
 
 #: What the attention panel can show: the vocabulary's name and the words for it.
 CHOICES = {
@@ -24,11 +24,10 @@ def value_name(chosen: Selection) -> str:
 
 def refusal(rec: Recorded, chosen: Selection) -> Refusal | None:
     """Why there is no pattern to show on the chosen block, None where there is one."""
-    if is_recurrent(rec, chosen.block):
-        return Refusal(
-            "This block is a recurrent mixer: it has no softmax pattern. "
-            "Its implied attention is under State."
-        )
+    if not attends(rec, chosen.block):
+        state = recurrence_of(rec, chosen.block)
+        implied = " Its implied attention is under State." if state else ""
+        return Refusal(f"This block has no softmax pattern: {mixer_words(rec, chosen.block)}.{implied}")
     name = value_name(chosen)
     return None if (name, chosen.block) in rec else missing(rec, name, chosen.block)
 
@@ -40,7 +39,7 @@ def heads(rec: Recorded, chosen: Selection) -> int:
 
 def heads_per_group(rec: Recorded, layer: int) -> int:
     """How many query heads share one key/value head; 1 where each has its own."""
-    if ("attention_keys", layer) not in rec or is_recurrent(rec, layer):
+    if ("attention_keys", layer) not in rec or not attends(rec, layer):
         return 1
     queries = rec["attention_queries", layer].shape[1] if ("attention_queries", layer) in rec else 0
     return max(1, queries // rec["attention_keys", layer].shape[1])

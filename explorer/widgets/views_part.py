@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from explorer.vocabulary import LAYOUTS, Value, lookup
+from explorer.widgets import views_state
 from explorer.widgets.drawing import Axis, Heatmap, Refusal
-from explorer.widgets.selection import Recorded, Selection, numbered_axis, plain, token_axis
+from explorer.widgets.selection import Recorded, Replayed, Selection, missing, numbered_axis, plain, token_axis
 
 #: Values that are never negative or are bounded: drawn on the sequential map.
 _UNSIGNED = {
@@ -32,13 +34,10 @@ class TensorFacts:
     finite: bool
 
 
-def value_of(key: str, kind: str) -> Value:
-    """The vocabulary's entry for a value name on a block of ``kind`` ("self_attn" or "linear_attn")."""
+def value_of(key: str, mixers: Sequence[str]) -> Value:
+    """The vocabulary's entry for a value name on a block with these mixers, the first that has it."""
     found = lookup(key)
-    for value in found:
-        if value.host == kind:
-            return value
-    return found[0]
+    return next((value for mixer in mixers for value in found if value.host == mixer), found[0])
 
 
 def facts(tensor: torch.Tensor, value: Value) -> TensorFacts:
@@ -52,20 +51,20 @@ def facts(tensor: torch.Tensor, value: Value) -> TensorFacts:
     )
 
 
-def part(rec: Recorded, chosen: Selection, key: str | None = None) -> Heatmap | Refusal:
+def part(rec: Replayed, chosen: Selection, key: str | None = None) -> Heatmap | Refusal:
     """A picture of the chosen value on the chosen block, as two axes of it.
 
     A layout with three axes shows the chosen head, one with a state the chosen head
-    after the run; a vector per token shows tokens down and channels across.
+    after the run; a vector per token shows tokens down and channels across. ``state``
+    is replayed: it is shown after the chosen token.
     """
     key = key or chosen.part
-    value = value_of(key, rec.kinds[chosen.block])
-    layer = None if value.host == "model" else chosen.block
-    if not has(rec, key, layer):
-        return Refusal(rec.why(key, layer))
-    tensor = get(rec, key, layer)
-    if (reason := not_drawn(tensor, value)) is not None:
-        return reason
+    value = value_of(key, rec.mixers[chosen.block])
+    if value.name == "state":
+        return views_state.matrix(rec, chosen)
+    tensor = read(rec, chosen, key)
+    if isinstance(tensor, Refusal):
+        return tensor
     matrix, axes, of = _matrix(tensor, value, chosen)
     values = plain(matrix).astype(np.float32)
     values[values < -1e30] = np.nan
@@ -76,21 +75,23 @@ def part(rec: Recorded, chosen: Selection, key: str | None = None) -> Heatmap | 
     )
 
 
-def not_drawn(tensor: object, value: Value) -> Refusal | None:
-    """Why a recorded value is no picture: it is None, or plain numbers."""
+def read(rec: Replayed, chosen: Selection, key: str) -> torch.Tensor | Refusal:
+    """A value of the chosen block in its layout, ``state`` that of one head (or all channels); or why it is no picture."""
+    value = value_of(key, rec.mixers[chosen.block])
+    if value.name == "state":
+        if (reason := views_state.refusal(rec, chosen.block)) is not None:
+            return reason
+        replay = rec.replay(chosen.block)
+        return replay.state_at(chosen.token, [views_state.chosen_head(rec, chosen)] if views_state.by_head(replay.host) else None)
+    layer = None if value.host == "model" else chosen.block
+    if (key, layer) not in rec:
+        return missing(rec, key, layer)
+    tensor = rec[key, layer]
     if tensor is None:
         return Refusal(f"{value.name} is None here: {value.meaning}.")
     if not isinstance(tensor, torch.Tensor):
         return Refusal(f"{value.name} is {tensor}: {value.meaning}.")
-    return None
-
-
-def has(rec: Recorded, key: str, layer: int | None) -> bool:
-    return (key in rec) if layer is None else ((key, layer) in rec)
-
-
-def get(rec: Recorded, key: str, layer: int | None) -> torch.Tensor:
-    return rec[key] if layer is None else rec[key, layer]
+    return tensor
 
 
 def _matrix(tensor: torch.Tensor, value: Value, chosen: Selection) -> tuple[torch.Tensor, tuple[str, str], str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from explorer.widgets.drawing import MARKED_ROWS, Axis, Curve, Curves, Heatmap, Refusal
-from explorer.widgets.selection import Recorded, Selection, array, numbered_axis, token_axis
+from explorer.widgets.selection import Recorded, Selection, array, missing, numbered_axis, token_axis
 
 #: What the token × expert picture can show, and the words for it.
 CHOICES = {
@@ -21,11 +21,13 @@ def refusal(rec: Recorded, layer: int) -> Refusal | None:
     if ("expert_indices", layer) in rec:
         return None
     if all(("expert_indices", other) not in rec for other in range(rec.num_layers)):
+        if not any(("mlp_output", other) in rec for other in range(rec.num_layers)):
+            return Refusal("No block of this model has a router: it has no MLP.")
         return Refusal(
             "No block of this model has a router: every MLP is dense, each token runs through all of it. "
             "Its neurons can be read by clicking mlp_neurons in the diagram."
         )
-    return Refusal(rec.why("expert_indices", layer))
+    return missing(rec, "expert_indices", layer)
 
 
 def token_by_expert(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
@@ -93,7 +95,7 @@ def margins(rec: Recorded, chosen: Selection) -> Curves | Refusal:
     if (reason := refusal(rec, chosen.block)) is not None:
         return reason
     if ("router_margin", chosen.block) not in rec:
-        return Refusal(rec.why("router_margin", chosen.block))
+        return missing(rec, "router_margin", chosen.block)
     values = array(rec, "router_margin", chosen.block)
     return Curves(
         title="margin: last chosen minus first rejected score", x=token_axis(rec), unit="score",

@@ -5,15 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from explorer import vocabulary
 from explorer.widgets.drawing import Axis, Heatmap, Refusal
-from explorer.widgets.selection import Recorded, Selection, token_axis
-
-#: The rows a block contributes, in the order the stream meets them, and their words.
-ADDENDS = (
-    ("attention_output", {"linear_attn": "recurrent mixer", "self_attn": "attention"}),
-    ("mlp_output", {}),
-)
-
+from explorer.widgets.selection import Recorded, Selection, missing, token_axis
 
 def norm(tensor: torch.Tensor) -> np.ndarray:
     """Euclidean norm of every token's vector: ``[seq]`` of ``[batch seq hidden_size]``."""
@@ -32,12 +26,11 @@ def addend_norms(rec: Recorded) -> Heatmap | Refusal:
         if ("layer_input", layer) not in rec:
             continue
         stream = np.maximum(norm(rec["layer_input", layer]), 1e-12)
-        for name, words in ADDENDS:
-            if (name, layer) in rec:
-                rows.append(_log10(norm(rec[name, layer]) / stream))
-                labels.append(f"{layer} {words.get(rec.kinds[layer], 'MLP')}")
+        for name in rec.addends(layer):
+            rows.append(_log10(norm(rec[name, layer]) / stream))
+            labels.append(f"{layer} {_made_by(rec, layer, name)}")
     if not rows:
-        return Refusal(rec.why("layer_input", 0))
+        return missing(rec, "layer_input", 0)
     return Heatmap(
         title="addends: log₁₀ of their norm over that of the stream entering the block",
         x=token_axis(rec), y=Axis("block and sublayer", tuple(labels)), values=np.stack(rows), signed=True,
@@ -45,11 +38,19 @@ def addend_norms(rec: Recorded) -> Heatmap | Refusal:
     )
 
 
+def _made_by(rec: Recorded, layer: int, name: str) -> str:
+    """What makes an addend, in a word or two."""
+    if name.endswith("mlp_output"):
+        return "MLP"
+    mixer = rec.mixers[layer][1 if "." in name else 0]
+    return "attention" if mixer == "self_attn" else "recurrent mixer" if mixer in vocabulary.RECURRENT else "mixer"
+
+
 def stream_norms(rec: Recorded) -> Heatmap | Refusal:
     """Tokens across, blocks down: the norm of the stream entering each block, and leaving the last."""
     layers = [layer for layer in range(rec.num_layers) if ("layer_input", layer) in rec]
     if not layers:
-        return Refusal(rec.why("layer_input", 0))
+        return missing(rec, "layer_input", 0)
     rows = [_log10(norm(rec["layer_input", layer])) for layer in layers]
     labels = [f"into {layer}" for layer in layers]
     if ("layer_output", layers[-1]) in rec:
@@ -66,10 +67,9 @@ def line_weights(rec: Recorded, chosen: Selection) -> dict[str, float]:
 
     Each is a norm over the largest addend of any block at that token, so 0 to 1.
     """
-    names = [name for name, _ in ADDENDS]
     norms = {
         (name, layer): float(rec[name, layer][0, chosen.token].float().norm())
-        for layer in range(rec.num_layers) for name in names if (name, layer) in rec
+        for layer in range(rec.num_layers) for name in rec.addends(layer)
     }
     largest = max(norms.values(), default=0.0) or 1.0
-    return {name: norms[name, chosen.block] / largest for name in names if (name, chosen.block) in norms}
+    return {name: norms[name, chosen.block] / largest for name in rec.addends(chosen.block)}

@@ -73,7 +73,7 @@ const HANDLERS = {
     const [expert] = $("kind").options;
     expert.disabled = words.experts.every((count) => !count);
     if (expert.disabled) $("kind").value = "head";
-    options($("layer"), words.kinds.map((kind, layer) => [layer, layer]));
+    options($("layer"), words.mixers.map((mixers, layer) => [layer, layer]));
     fillIndex();
     drawStatus();
   },
@@ -99,7 +99,7 @@ const HANDLERS = {
     syncDiagram();
     mark();
     for (const one of $$("head")) {
-      const count = state.run.heads[words.block];
+      const count = mostHeads(words.block);
       if (one.options.length !== count) options(one, [...Array(count).keys()].map((head) => [head, head]));
       one.value = words.head;
     }
@@ -158,7 +158,14 @@ function sayPicked() {
 
 function source() { return $("model").value === PATH ? $("path").value.trim() : $("model").value; }
 
-function partKey({ name, host }) { return host === "shared_experts" ? `${host}.${name}` : name; }
+// Where a block has two mixers side by side, the second's heads and values go by its name.
+function seconds(block) { return state.run?.mixers[block]?.slice(1) ?? []; }
+
+function mostHeads(block) { return Math.max(0, ...Object.values(state.run.heads[block])); }
+
+function partKey({ name, host }) {
+  return host === "shared_experts" || seconds(state.selection.block).includes(host) ? `${host}.${name}` : name;
+}
 
 const diagram = () => $("diagram").querySelector("block-diagram");
 
@@ -196,16 +203,16 @@ function showTab() {
 function fillIndex() {
   if (!state.run) return;
   const layer = Number($("layer").value || 0), kind = $("kind").value;
-  const count = kind === "expert" ? state.run.experts[layer] : state.run.heads[layer];
+  const count = kind === "expert" ? state.run.experts[layer] : Object.values(state.run.heads[layer])[0] ?? 0;
   $("index-word").textContent = kind;
   options($("index"), [...Array(count).keys()].map((one) => [one, one]));
   $("index").disabled = !count;
 }
 
 function intervene(list) { send({ do: "intervene", list }); }
-function addIntervention(kind, layer, index) {
-  const same = (row) => row.kind === kind && row.layer === layer && row.index === index;
-  intervene([...state.interventions.filter((row) => !same(row)), { kind, layer, index, on: true }]);
+function addIntervention(kind, layer, index, host = "") {
+  const same = (row) => row.kind === kind && row.layer === layer && row.index === index && row.host === host;
+  intervene([...state.interventions.filter((row) => !same(row)), { kind, layer, index, host, on: true }]);
 }
 
 function drawStatus() {
@@ -266,7 +273,10 @@ function listen() {
   for (const one of $$("tab")) one.addEventListener("click", () => changeTab(one.dataset.tab));
   for (const one of $$("choice")) one.addEventListener("change", () => select({ [one.dataset.choice]: one.value }));
   for (const one of $$("head")) one.addEventListener("change", () => select({ head: Number(one.value) }));
-  for (const one of $$("zero-head")) one.addEventListener("click", () => addIntervention("head", state.selection.block, state.selection.head));
+  for (const one of $$("zero-head")) one.addEventListener("click", () => {
+    const { block, head } = state.selection, inState = one.closest("[data-panel]").dataset.panel === "state";
+    addIntervention("head", block, head, inState ? seconds(block)[0] : "");
+  });
   for (const one of $$("show")) one.addEventListener("click", () => send({ do: "shown", shown: one.dataset.show, seq: null }));
   $("kind").addEventListener("change", fillIndex);
   $("layer").addEventListener("change", fillIndex);
@@ -334,7 +344,7 @@ const MOVES = {
   ArrowUp: () => ({ block: state.selection.block - 1 }), ArrowDown: () => ({ block: state.selection.block + 1 }),
   "[": () => ({ head: state.selection.head - 1 }), "]": () => ({ head: state.selection.head + 1 }),
 };
-const LIMITS = { token: () => state.tokens.length, block: () => state.run.kinds.length, head: () => state.run.heads[state.selection.block] };
+const LIMITS = { token: () => state.tokens.length, block: () => state.run.mixers.length, head: () => mostHeads(state.selection.block) };
 
 function pressed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || $("keys").open) return;
