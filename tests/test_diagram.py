@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from explorer import vocabulary
+from explorer import load, vocabulary
+from explorer.facts import anatomy
 from explorer.widgets import palette
 from explorer.widgets.diagram import LAYOUTS, block_svg, element
 from explorer.widgets.diagram_block import axis_name, host_key, lit_cells, shapes, type_of
@@ -238,3 +239,20 @@ def test_every_value_has_a_role_with_a_colour() -> None:
 def test_colours_are_properties_of_each_theme() -> None:
     text = palette.css({"light": ":root", "dark": ".dark"})
     assert text.count("--role-attention:") == 2 and "--role-ground: #10141b;" in text
+
+
+@pytest.mark.parametrize("family, host, values", [
+    ("mamba2", "mixer", {"attention_queries", "decays", "betas", "state_output", "state_attention", "attention_head_outputs"}),
+    ("recurrent_gemma", "mixer", {"attention_values", "recurrent_gate", "state_output"}),
+    ("kimi_linear", "linear_attn", {"attention_keys", "decays", "state", "states"}),
+])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_recurrence_shows_its_values(family, host, values, layout):
+    svg = block_svg({"family": family, "checkpoint": "", **anatomy(load(f"specimen:{family}"))}, 0, layout)
+    assert values <= {name for at, name in parts(svg) if at == host}
+
+
+def test_the_addend_of_a_mixer_beside_attention_has_a_name_of_its_own():
+    record = {"family": "falcon_h1", "checkpoint": "", **anatomy(load("specimen:falcon_h1"))}
+    for layout in LAYOUTS:
+        assert sorted(re.findall(r'data-addend="([\w.]+)"', block_svg(record, 0, layout))) == ["attention_output", "mixer.attention_output", "mlp_output"]

@@ -110,7 +110,7 @@ def _join(canvas: Canvas, block: Block, sub: Record, start: tuple[float, float],
     """The addend on its way back to the stream, and the ⊕ where it is added."""
     part = block.part(sub["host"], sub["output"])
     name = sub["output"]
-    canvas.edge(start, (start[0], y), (STREAM + 12, y), kind="addend", attrs=f' data-addend="{name}"')
+    canvas.edge(start, (start[0], y), (STREAM + 12, y), kind="addend", attrs=f' data-addend="{block.addend(sub)}"')
     if part:
         width = mono_width(name, 12) + 14
         canvas.pill(part, NORM_X + 6, y - PILL - 1, width, bare=True, size=12)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from explorer.vocabulary import HOSTS
+
 Record = Mapping[str, Any]
 
 #: Dimensions of the call, and how a type writes them.
@@ -20,6 +22,11 @@ _DTYPES = {
 def host_key(path: str) -> str:
     """The short name of a host: ``model.layers[i].mlp`` is ``mlp``, ``model.layers[i]`` is ``layers``."""
     return path.rpartition(".")[2].partition("[")[0]
+
+
+def attribute(host: str) -> str:
+    """What a block calls a host: kinds of one thing, such as ``ssd`` and ``selective_scan``, are all its ``mixer``."""
+    return HOSTS[host].attribute if host in HOSTS and HOSTS[host].mixer else host
 
 
 def axis_name(axis: str) -> str:
@@ -107,12 +114,17 @@ class Block:
         return stream.get("dtype") if stream else None
 
     def part(self, host: str, name: str) -> Part | None:
-        row = self.rows.get((host, name))
-        return Part(host, name, row) if row else None
+        row = self.rows.get((attribute(host), name))
+        return Part(attribute(host), name, row) if row else None
 
     def parts(self, host: str, names: Iterable[str]) -> list[Part]:
         found = (self.part(host, name) for name in names)
         return [part for part in found if part]
+
+    def addend(self, sub: Record) -> str:
+        """The name that live marks know a sublayer's addend by: with its host where it stands beside attention."""
+        beside = sum(other["output"] == sub["output"] for other in self.sublayers) > 1 and sub["host"] != "self_attn"
+        return f"{attribute(sub['host'])}.{sub['output']}" if beside else sub["output"]
 
     def type(self, part: Part, with_dtype: bool = False) -> Type:
         """The part's type; its dtype is written when it is unusual, or when ``with_dtype``."""

@@ -69,7 +69,7 @@ def enter(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
 def join(canvas: Canvas, block: Block, sub: Record, leaves: float, bottom: float) -> float:
     """The addend, back to the stream; returns where the next mark stands."""
     y, name = bottom + 20, sub["output"]
-    canvas.edge((leaves, bottom), (leaves, y), (STREAM + 11, y), kind="addend", attrs=f' data-addend="{name}"')
+    canvas.edge((leaves, bottom), (leaves, y), (STREAM + 11, y), kind="addend", attrs=f' data-addend="{block.addend(sub)}"')
     part = block.part(sub["host"], name)
     if part:
         pill = canvas.pill(part, LEFT + 2, y + 4, mono_width(name, 12) + 14, bare=True, size=12)
@@ -162,8 +162,9 @@ def draw_recurrent(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple
         canvas.type(X0 + 28, y + PILL + 12, block.type(before[0]))
         canvas.edge((X0 + 16, pill.bottom), (X0 + 16, y + 41))
         y += 42
-    for names in (("attention_queries", "attention_keys"), ("attention_values", "decays", "betas")):
-        parts = block.parts(host, names)
+    for names in (("attention_queries", "attention_keys"), ("attention_values", "decays", "betas", "recurrent_gate")):
+        if not (parts := block.parts(host, names)):
+            continue
         if len(parts) == 3:
             row(canvas, block, parts[:1], y, w=(X1 - X0 - 10) / 2)
             canvas.pair(parts[1:], X0 + (X1 - X0 + 10) / 2, y, (X1 - X0 - 10) / 2)

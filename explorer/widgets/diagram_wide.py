@@ -134,7 +134,7 @@ def recurrent_reads(canvas: Canvas, block: Block, host: str, top: float, rule: B
         canvas.edge((X0 + 16, pill.bottom), (X0 + 16, y + 45))
         y += 46
     rows = [block.parts(host, [name]) for name in ("attention_queries", "attention_keys", "attention_values")]
-    rows.append(block.parts(host, ("decays", "betas")))
+    rows.append(block.parts(host, ("decays", "betas", "recurrent_gate")))
     for parts in filter(None, rows):
         last = canvas.pair(parts, X0, y, 160)[-1]
         canvas.curve((last.right, last.cy), (rule.x - 1, rule.cy), arrow=parts is rows[0])
