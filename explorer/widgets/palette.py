@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from explorer.vocabulary import HOSTS
+
 #: What is drawn on, per theme.
 BACKGROUND: Mapping[str, str] = MappingProxyType({"light": "#ffffff", "dark": "#10141b"})
 
@@ -59,7 +61,9 @@ ROLE_OF_SUBLAYER = {"recurrent": "recurrent", "attention": "attention", "mlp": "
 
 def role_of(host: str, name: str = "") -> str:
     """The role of a value, by its host (``model.layers[i].mlp`` or ``mlp``) and its name."""
-    return _ROLE_OF_VALUE.get(name) or _ROLE_OF_HOST.get(host.rpartition(".")[2], "stream")
+    last = host.rpartition(".")[2]
+    called = HOSTS[last].attribute if last in HOSTS else last  # kinds of one thing share its role
+    return _ROLE_OF_VALUE.get(name) or _ROLE_OF_HOST.get(called, "stream")
 
 
 def css(selectors: Mapping[str, str]) -> str:
