@@ -19,8 +19,13 @@ from explorer.finding.discover import discover
 from explorer.hub import LoadError, brief
 from explorer.model import LanguageModel
 from explorer.specimens import bpe
+from explorer.specimens.recipes import recipe
+from explorer.specimens.small import default_config
 
 SPECIMEN = "specimen:"
+
+#: Before a model type: transformers' own default sizes for it, which are no released checkpoint's.
+DEFAULT = "default:"
 
 #: transformers sets torch's default dtype while it builds a model: two at once would build each other's.
 _BUILDING = threading.RLock()
@@ -39,7 +44,8 @@ def load(source: str | os.PathLike, *, weights: bool = True, attn_implementation
 
     source: ``"specimen:<family>"`` for a small model made here, the id of a
         checkpoint whose card is shipped, a checkpoint folder, a ``.gguf`` file, or
-        the id of a checkpoint on the hub.
+        the id of a checkpoint on the hub; ``"default:<family>"`` for the sizes that
+        transformers' configuration class has by itself, which come without weights.
     weights: False builds the model at its full size on the meta device, for shapes.
     attn_implementation: ``"eager"`` unless told otherwise, so that every value of
         the vocabulary reads; `support` says what another takes away.
@@ -56,6 +62,8 @@ def load(source: str | os.PathLike, *, weights: bool = True, attn_implementation
             raise LoadError(f"{dtype!r} is not a dtype; give one of torch's, such as torch.bfloat16.")
         if source.startswith(SPECIMEN):
             found = _specimen(source.removeprefix(SPECIMEN), dtype, weights, attn_implementation)
+        elif source.startswith(DEFAULT):
+            found = _default(source.removeprefix(DEFAULT), dtype, weights, attn_implementation)
         elif _is_path(source):
             path = Path(source).expanduser()
             if path.suffix.lower() == ".gguf":
@@ -121,6 +129,15 @@ def _specimen(family: str, dtype: torch.dtype | None, weights: bool, attention: 
     with _broken(f"{SPECIMEN}{family}"):
         specimen.model.set_attn_implementation(attention)
     return specimen.model, specimen.tokenizer, f"{SPECIMEN}{family}", specimen.weights
+
+
+def _default(family: str, dtype: torch.dtype | None, weights: bool, attention: str) -> tuple:
+    recipe(family)  # says so where there is no such family
+    if weights:
+        raise LoadError(f"The default configuration of {family} is no released checkpoint, so it has no weights: load it with "
+                        f"weights=False, or the family's small model as 'specimen:{family}'.")
+    with _broken(f"{DEFAULT}{family}"):
+        return build_meta(default_config(family), dtype or torch.bfloat16, attention), _specimen_tokenizer(), f"{DEFAULT}{family}", "none: shapes only"
 
 
 def _specimen_tokenizer() -> Any:
