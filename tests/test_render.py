@@ -62,7 +62,15 @@ def test_a_page_carries_its_record(family: str) -> None:
     for source in first["provenance"]["sources"].values():
         assert source in text
     assert first["blocks"][0]["identity"] in text and first["architecture"] in text
-    assert f"python -m explorer specimen:{family}" in text
+    assert f"open live .venv/bin/python -m explorer specimen:{family}" in text
+
+
+def test_a_command_to_copy_is_what_the_readme_has_one_type() -> None:
+    root = Path(__file__).parent.parent
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    for template in (root / "builder" / "templates").glob("*.jinja"):
+        for start, module in re.findall(r"<copy-code.*?<code>(.*?python) -m (\w+)", template.read_text(encoding="utf-8")):
+            assert f"    {start} -m {module}" in readme, template.name
 
 
 def test_sections_come_in_their_order() -> None:
