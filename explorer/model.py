@@ -263,9 +263,11 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
 
         The stream entering ``start``, or ``skip_with`` [batch seq hidden_size], goes on to the block after ``end``.
         Raises ValueError for a block there is not and for an empty range, OutsideTrace where no forward is
-        running, PassedBy where it has gone past ``start``.
+        running, PassedBy where it has gone past ``start``, Unavailable where the model needs what else a block returns.
         """
         start, end = self.layer_index(start), self.layer_index(end)
+        if not self.anatomy.passable:
+            raise Unavailable("This model needs what else a block returns beside the stream, so no block can be left out.")
         if end < start:
             raise ValueError(f"skip_layers skips upwards: {start} to {end} is empty.")
         stream = self.layers[start].layer_input if skip_with is None else skip_with
@@ -307,7 +309,7 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
             if self.interleaver.interleaving:
                 raise Unavailable("This model scales or caps its logits: save the stream, and call project_on_vocab after the trace.")
             last = self.anatomy.block(self.num_layers - 1)
-            return after_blocks(self.hf, self.anatomy.frame.blocks, last.hosts["layers"].traits["returns"], hidden)
+            return after_blocks(self.hf, self.anatomy.frame.blocks, last.hosts["layers"].traits["returns"], hidden, use_cache=False)
 
     def top_tokens(self, hidden: torch.Tensor, k: int = 5) -> list:
         """The ``k`` likeliest next tokens of a stream vector [hidden_size], as (token, probability).

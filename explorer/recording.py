@@ -266,7 +266,8 @@ def record(model: "LanguageModel", inputs: dict[str, torch.Tensor], rows: list[t
         changes.setdefault(reach.location, []).append((edit, value.name, reach))
     sink = RecordSink(wanted, derived, changes, model)
     with model.lock, model.taps.armed(sink, {*wanted, *derived, *changes}, native=True), Watched(model, progress, cancel):
-        model.hf(**inputs, use_cache=True)
+        # A state is handed on to a cache alone; else the forward is the one anybody would get.
+        model.hf(**inputs, **({"use_cache": True} if any(host in vocabulary.RECURRENT for mixers in model.mixers for host in mixers) else {}))
     for value, key, source, taps in later:
         sink.values[key] = COMPUTED[value.name](sink.values[source], taps.host.sizes)
     asked = {(key_of(value, model.mixers[layer] if layer is not None else ()), layer) for value, layer, _ in rows}

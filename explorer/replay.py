@@ -57,7 +57,7 @@ class Replay:
         """The state after one token [batch heads …], with memory for one; raises ValueError for a token there is not."""
         count = next(tensor for tensor in self._arguments()[::-1] if tensor is not None and tensor.dim() > 1).shape[1]
         if not -count <= token < count:
-            raise ValueError(f"token {token} does not exist: there are {count} tokens, 0 to {count - 1}")
+            raise ValueError(f"token {token} is outside a sequence of {count} tokens")
         return next(state for index, (_, state) in enumerate(self.steps(heads)) if index == token % count)
 
     def norms(self) -> torch.Tensor:

@@ -199,7 +199,7 @@ def test_decays_and_write_strengths_mistaken_for_each_other(monkeypatch):
     discover = loading.discover
     monkeypatch.setattr(loading, "discover", swapped)
     both = ("replay", "states", "implied attention", "decays forget")
-    once = ("states follow edits", "states are causal", "one step at a time")
+    once = ("replays follow edits", "states are causal", "one step at a time")
     assert failing(check(load("specimen:qwen3_5_moe_text"))) == {
         *((name + mark, "linear_attn") for name in both for mark in BOTH), *((name, "linear_attn") for name in once),
     }

@@ -30,8 +30,7 @@ OTHERS = {
     "gemma2": ({"head_dim": 8}, None),
     "falcon": ({}, None),  # the attention is added to the MLP's output, in place
     "doge": ({}, "not its input plus a sum"),  # scales the stream itself
-    "nanochat": ({}, "elsewhere too"),  # its norm without weights runs on the embedding as well
-    "diffllama": ({}, "several calls"),  # two patterns, subtracted
+    "nanochat": ({}, None),  # its norm without weights runs on the embedding as well
 }
 
 
@@ -57,6 +56,21 @@ def test_another_family_is_served_rightly_or_refused(model_type, tmp_path):
         pattern, values = rec["attention_probabilities", layer], rec["attention_values", layer]
         values = values.repeat_interleave(pattern.shape[1] // values.shape[1], dim=1)
         assert_close((pattern @ values).transpose(1, 2), rec["attention_head_outputs", layer], rtol=1e-4, atol=1e-5)
+
+
+def test_a_pattern_that_is_a_difference_of_two_is_not_served():
+    model = tiny("diffllama", **SIZES)
+    reasons = model.support(0)["attention_probabilities"].reasons
+    assert "several calls, of which none is the whole" in reasons[0]
+    rec = model.record(PROMPT)
+    assert_close(rec["layer_input", 1] + rec["attention_output", 1] + rec["mlp_output", 1], rec["layer_output", 1], rtol=1e-5, atol=1e-6)
+
+
+def test_a_norm_that_runs_elsewhere_too_has_no_name():
+    model = tiny("nanochat", **SIZES)
+    assert "elsewhere too" in model.support()["final_norm_output"].reasons[None]
+    rec = model.record(PROMPT, ["layer_output", "logits"])
+    assert_close(model.project_on_vocab(rec["layer_output", 1]), rec["logits"], rtol=1e-4, atol=1e-5)
 
 
 def test_two_names_of_one_tensor_are_one_edit():

@@ -303,7 +303,7 @@ def test_a_replay_needs_what_the_kernel_was_given(hybrid):
     rec = hybrid.record(PROMPT, ["decays"])
     with pytest.raises(NotRecorded, match="attention_queries was not asked for"):
         next(rec.states(0, 0))
-    with pytest.raises(NotRecorded, match="block 3 has no linear_attn: its mixer is self_attn"):
+    with pytest.raises(NotRecorded, match="block 3 has no recurrence to run again: its mixer is self_attn"):
         hybrid.record(PROMPT).replay(3)
 
 

@@ -142,7 +142,7 @@ def test_a_value_in_the_trace_of_a_part_is_refused(model):
 
 
 def test_a_value_a_host_has_not_is_unavailable_with_the_reason(model):
-    with pytest.raises(AttributeError, match="recurrent mixer.*no softmax attention"):
+    with pytest.raises(AttributeError, match="this block's mixer is linear_attn"):
         model.layers[0].self_attn
     with pytest.raises(Unavailable, match=r"layers\[3\]\.self_attn\.attention_sinks is unavailable: .*no sink"):
         with model.trace(PROMPT):

@@ -53,7 +53,7 @@ def _passed_over(s: Subject, start: int, end: int, stream: torch.Tensor | None) 
 @law(
     "skip",
     "skip_layers hands the stream entering the first block left out, or the one given, to the block after the last, as leaving them out by hand does.",
-    "layers",
+    "layers", when=lambda s: s.model.anatomy.passable,
 )
 def skip(s: Subject, host: str, t: Tally) -> None:
     last = s.model.num_layers - 1

@@ -40,14 +40,20 @@ def rows(s: Subject, host: str, t: Tally) -> None:
         t.same(layer, pattern, pattern.tril())
 
 
+def _products(s: Subject) -> list[int]:
+    """The blocks whose scores are one product of queries and keys, not the sum of several."""
+    return [layer for layer in s.layers(HOST, "attention_scores", "attention_queries", "attention_keys")
+            if not s.traits(HOST, layer).get("summed")]
+
+
 @law(
     "scores are scaled products",
     "Where a token may look, attention_scores is the product of its query and the key, times one number for the whole block (capped where the family "
     "caps it), plus what depends on the positions alone where the family adds a bias.",
-    HOST, needs=("attention_scores", "attention_queries", "attention_keys"), float32=1e-5, bfloat16=3e-2,
+    HOST, needs=("attention_scores", "attention_queries", "attention_keys"), float32=1e-5, bfloat16=3e-2, when=lambda s: bool(_products(s)),
 )
 def scores(s: Subject, host: str, t: Tally) -> None:
-    for layer in s.layers(HOST, "attention_scores", "attention_queries", "attention_keys"):
+    for layer in _products(s):
         products = s.get(HOST, "attention_queries", layer).double() @ _repeated(s, "attention_keys", layer).double().mT
         found = s.get(HOST, "attention_scores", layer).double()
         seen = (found > -1e4) & torch.ones(s.seq, s.seq, dtype=torch.bool).tril()
@@ -105,7 +111,7 @@ def premix(s: Subject, host: str, t: Tally) -> None:
         if layer in s.layers(HOST, "head_scale"):
             heads = heads * s.get(HOST, "head_scale", layer)[..., None]
         found = s.get(HOST, "attention_premix", layer)
-        for path in s.traits(HOST, layer)["normed"]:
+        for path in s.traits(HOST, layer).get("normed", ()):
             with torch.no_grad():
                 heads = s.module(layer, path)(heads.flatten(2)).view_as(found)
         t.near(layer, found, heads)

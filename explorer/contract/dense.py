@@ -65,13 +65,11 @@ def silenced(s: Subject, host: str, t: Tally) -> None:
 @law(
     "one token at a time",
     "mlp_output of one token depends on mlp_input of that token alone.",
-    "mlp", float32=1e-5,
+    "mlp", float32=1e-5, when=lambda s: bool(s.layers("layers", "mlp_input")),
 )
 def per_token(s: Subject, host: str, t: Tally) -> None:
     s.looks("mlp", "mlp_output")
-    for layer in s.first("mlp"):
-        if layer not in s.layers("layers", "mlp_input"):
-            continue
+    for layer in s.first("layers", "mlp_input"):
         position = s.seq // 2
         with torch.no_grad(), s.model.trace(s.ids):
             s.model.layers[layer].mlp_input.view(s.batch, s.seq, -1)[:, position] *= -0.5

@@ -16,7 +16,7 @@ HOSTS = tuple(vocabulary.HOSTS)
     "gradients flow",
     "A loss on the logits (and, for a state leaving the call, on that state) has a gradient with respect to every floating-point value served, "
     "and derived values are not cut off from what they come from.",
-    *HOSTS,
+    *HOSTS, when=lambda s: s.differentiable,
 )
 def flow(s: Subject, host: str, t: Tally) -> None:
     served, grads = _grads(s)
@@ -63,7 +63,7 @@ def _weighed(value: torch.Tensor) -> torch.Tensor:
 @law(
     "backward in a trace",
     "Inside `with loss.backward():` the .grad of the stream leaving each block is what autograd gives for it.",
-    "layers", float32=1e-6,
+    "layers", float32=1e-6, when=lambda s: s.differentiable,
 )
 def backward(s: Subject, host: str, t: Tally) -> None:
     last = s.model.num_layers - 1

@@ -39,7 +39,7 @@ def names_resolve(s: Subject, host: str, t: Tally) -> None:
             continue
         native = s.module(layer, s.model.anatomy.block(layer).hosts[host].module)
         t.holds(layer, envoy._module is native, f"{vocabulary.HOSTS[host].path} is a {type(envoy._module).__name__}, not the {type(native).__name__}")
-        if vocabulary.HOSTS[host].mixer and layer < len(listed) and listed[layer] in _MIXERS:
+        if vocabulary.HOSTS[host].mixer and host != "mixer" and layer < len(listed) and listed[layer] in _MIXERS:
             t.holds(layer, host in _MIXERS[listed[layer]], f"its mixer is {host}, and the configuration says {listed[layer]}")
         for name, path in _parts(s, layer).items() if host == "mlp" else ():
             t.holds(layer, getattr(envoy, name)._module is s.module(layer, path), f"mlp.{name} is not {path}")
@@ -58,7 +58,8 @@ def _frame(s: Subject, t: Tally) -> None:
     t.holds("layers", [layer._module for layer in s.model.layers] == list(blocks), "they are not the model's blocks in order")
     t.same("num_layers", s.model.num_layers, len(blocks))
     t.same("vocab_size", s.model.vocab_size, s.hf.get_output_embeddings().weight.shape[0])
-    t.same("hidden_size", s.model.hidden_size, s.hf.get_output_embeddings().weight.shape[1])
+    if s.model.anatomy.embedding_fits:
+        t.same("hidden_size", s.model.hidden_size, s.hf.get_output_embeddings().weight.shape[1])
     if s.model.anatomy.norm is None:
         return
     last, norm, head = blocks[-1], s.model.norm._module, s.hf.get_output_embeddings()

@@ -158,15 +158,19 @@ def gates(s: Subject, host: str, t: Tally) -> None:
         t.holds(layer, found[:, 1:].any(), "no token keeps anything")
 
 
+def _fed(host: str) -> tuple[str, ...]:
+    """What a host's convolution feeds with nothing but an activation between; KDA's keys and values have convolutions of their own."""
+    three = ("attention_queries", "attention_keys", "attention_values")
+    return {"ssd": three, "linear_attn": three, "kda": three[:1], "short_conv": ("conv_output",)}.get(host, three[2:])
+
+
 @law(
     "convolution's reach",
     "conv_input at one token shows in what the convolution feeds at that token and at the next few, as far as the convolution is wide, and nowhere else.",
-    *RECURRENT, "short_conv", needs=("conv_input",),
+    *RECURRENT, "short_conv", needs=("conv_input",), when=lambda s: any(s.first(host, "conv_input", *_fed(host)) for host in (*RECURRENT, "short_conv")),
 )
 def reach(s: Subject, host: str, t: Tally) -> None:
-    # On the rest the decay or a norm per token comes between; a separate convolution feeds keys and values of KDA.
-    names = {"ssd": ("attention_queries", "attention_keys", "attention_values"), "short_conv": ("conv_output",),
-             "linear_attn": ("attention_queries", "attention_keys", "attention_values"), "kda": ("attention_queries",)}.get(host, ("attention_values",))
+    names = _fed(host)
     s.looks(host, "conv_input")
     for layer in s.first(host, "conv_input", *names):
         mix = s.envoy(host, layer)

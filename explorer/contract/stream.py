@@ -49,14 +49,14 @@ def handed_on(s: Subject, host: str, t: Tally) -> None:
 @law(
     "norm output is the next input",
     "A norm's output is that norm of the stream before it, and what the module after it is called with, as the engine itself sees that call.",
-    "layers", bfloat16=0.0,
+    "layers", bfloat16=0.0, when=lambda s: any(_normed(s, layer) for layer in s.layers("layers")) or bool(s.layers("layers", "mlp_input")),
 )
 def norms(s: Subject, host: str, t: Tally) -> None:
     inputs: dict[tuple[str, int], torch.Tensor] = {}
     with torch.no_grad(), s.model.trace(s.ids):
         for layer in s.layers("layers"):
             parts = {sub.host: name for name, sub in _normed(s, layer) if not s.part(sub.host, layer)}
-            if layer in s.layers("mlp") and not s.part("mlp", layer):
+            if layer in s.layers("layers", "mlp_input") and not s.part("mlp", layer):
                 parts["mlp"] = "mlp_input"
             # In the order of the forward, which in a parallel block need not be that of the addends.
             for host in sorted(parts, key=lambda host: s.first_read(host, layer)):

@@ -184,6 +184,25 @@ class Subject:
         """The logits [batch seq vocab_size] of the transformers model called as anyone would call it."""
         return self.forward(self.ids).logits
 
+    @cached_property
+    def masks(self) -> bool:
+        """Whether the transformers model heeds a mask at all."""
+        mask = torch.ones_like(self.ids)
+        mask[:, :2] = 0
+        return not torch.equal(self.forward(self.ids, attention_mask=mask).logits, self.plain)
+
+    @cached_property
+    def differentiable(self) -> bool:
+        """Whether autograd goes through the transformers model: some forwards write over what it needs."""
+        try:
+            with torch.enable_grad():
+                self.hf(self.ids).logits.float().sum().backward()
+        except RuntimeError:
+            return False
+        finally:
+            self.hf.zero_grad(set_to_none=True)
+        return True
+
     @property
     def runs(self) -> bool:
         """Whether the transformers model itself runs at all: some have parts that stay in float32 and do not take bfloat16."""

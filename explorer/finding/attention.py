@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
+from transformers.cache_utils import Cache
 
-from explorer.finding.flow import PASSING, Call, Flow
+from explorer.finding.flow import PASSING, Call, Flow, tensors
 from explorer.finding.spots import Finds, Spot, argument, around, children, innermost, is_norm, maker_spot, result
 from explorer.finding.stream import Part, weighted
 from explorer.vocabulary import BY_HOST
@@ -91,6 +92,10 @@ def find_attention(flow: Flow, module: Call, part: Part) -> Finds:
         returned = call.output[0] if isinstance(call.output, (tuple, list)) else call.output
         mixed = result(call, {id(returned)})
         softmax = [i for name in _SOFTMAX for i in flow.indices(call, name)]
+        if len(softmax) == 1 and (products := _mixing(flow, call, softmax[-1])) and id(returned) not in flow.onward(flow.ops[products[-1]].makes[0]):
+            # Something is done to them before they are returned.
+            onward = sorted(flow.onward(flow.ops[products[-1]].makes[0]), key=lambda k: flow.maker(k))
+            mixed = _split(flow, [c for c in flow.inside(call) if c.fn is not None], onward, heads[0].tensor.shape[2], heads[0].tensor.shape[0], False)
         lengths = (heads[0].tensor.shape[2], heads[1].tensor.shape[2])
     else:
         softmax = patterns(flow, module)
@@ -98,7 +103,8 @@ def find_attention(flow: Flow, module: Call, part: Part) -> Finds:
             return _several(flow, module, part, "patterns")
         heads, mixed = _in_place(flow, module, softmax[0])
         lengths = tuple(flow.tensors[flow.ops[softmax[0]].reads[0]].shape[-2:])
-    _heads(finds, heads, lengths)
+    batch = next(tensors((module.args, module.kwargs))).shape[0]
+    _heads(finds, heads, lengths, batch)
     _pattern(finds, flow, call or module, softmax)
     if mixed is None:
         finds.missing["attention_head_outputs"] = "no call returns the heads' outputs"
@@ -123,19 +129,30 @@ def _several(flow: Flow, module: Call, part: Part, what: str) -> Finds:
     return finds
 
 
-def _heads(finds: Finds, heads: list[Spot | None], lengths: tuple[int, int]) -> None:
-    """Queries, keys and values, four-dimensional each: the sizes they name. ``lengths`` are those of the pattern."""
+def _heads(finds: Finds, heads: list[Spot | None], lengths: tuple[int, int], batch: int) -> None:
+    """Queries, keys and values, one head at a time: the sizes they name. ``lengths`` are those of the pattern."""
     query, key = lengths
     finds.sizes |= {"query": query, "key": key}
     for name, spot, length, count, width in zip(
         HEADS, heads, (query, key, key), ("num_heads", "num_kv_heads", "num_kv_heads"), ("qk_head_dim", "qk_head_dim", "head_dim")
     ):
-        if spot is None:
+        shape = None if spot is None else _by_head(tuple(spot.tensor.shape), length, batch)
+        if shape is None:
             finds.missing[name] = "no call takes or returns it one head at a time"
-            continue
-        finds.spots[name] = spot
-        shape = spot.tensor.shape
-        finds.sizes |= {count: shape[1] if shape[2] == length else shape[2], width: shape[3]}
+        else:
+            finds.spots[name] = spot
+            finds.sizes = {count: shape[0], width: shape[1], **finds.sizes}
+
+
+def _by_head(shape: tuple[int, ...], length: int, batch: int) -> tuple[int, int] | None:
+    """How many heads and how wide, where a tensor has an axis of tokens and one of heads, or the heads beside the batch."""
+    if len(shape) == 4 and shape[0] == batch:
+        if shape[2] == length:
+            return shape[1], shape[3]
+        return (shape[2], shape[3]) if shape[1] == length else (shape[1], shape[2]) if shape[3] == length else None
+    if len(shape) == 3 and shape[0] % batch == 0 and shape[0] > batch and length in shape[1:]:
+        return shape[0] // batch, shape[2] if shape[1] == length else shape[1]
+    return None
 
 
 def _in_place(flow: Flow, module: Call, softmax: int) -> tuple[list[Spot | None], Spot | None]:
@@ -144,23 +161,25 @@ def _in_place(flow: Flow, module: Call, softmax: int) -> tuple[list[Spot | None]
     product, mixing = _product(flow, module, softmax), _mixing(flow, module, softmax)[0]
     pattern = _kept(flow, flow.ops[softmax].makes[0])
     values = next(k for k in flow.ops[mixing].reads if k not in pattern)
+    batch = next(tensors((module.args, module.kwargs))).shape[0]
     inside = [c for c in flow.inside(module) if c.fn is not None]
-    found = [_split(flow, inside, flow.back(k, at), length, far)
+    # A call without a cache does not come to the cache's own.
+    lasting = [c for c in inside if not isinstance(getattr(c.fn, "__self__", None), Cache)]
+    found = [_split(flow, lasting, flow.back(k, at), length, batch, far) or _split(flow, inside, flow.back(k, at), length, batch, far)
              for k, at, length, far in ((flow.ops[product].reads[-2], product, query, False),
                                         (flow.ops[product].reads[-1], product, key, True), (values, mixing, key, True))]
     onward = sorted(flow.onward(flow.ops[mixing].makes[0]), key=lambda k: flow.maker(k))
-    return found, _split(flow, inside, onward, query, False)
+    return found, _split(flow, inside, onward, query, batch, False)
 
 
-def _split(flow: Flow, inside: list[Call], chain: list[int], length: int, far: bool) -> Spot | None:
+def _split(flow: Flow, inside: list[Call], chain: list[int], length: int, batch: int, far: bool) -> Spot | None:
     """Of the tensors in ``chain`` one with an axis of heads and one of tokens, where a call takes or returns it.
 
     The first of them, or the last: what keys and values were before they were repeated.
     """
     found = None
     for key in chain:
-        tensor = flow.tensors[key]
-        if tensor.dim() != 4 or length not in tensor.shape[1:3]:
+        if _by_head(tuple(flow.tensors[key].shape), length, batch) is None:
             continue
         for call in inside:
             if (spot := result(call, {key}) or argument(call, {key})) is not None:
@@ -203,7 +222,7 @@ def _pattern(finds: Finds, flow: Flow, call: Call, softmax: list[int]) -> None:
 
 def _before_sinks(flow: Flow, softmax: int, keys: int) -> tuple[int, int, int | None]:
     """The scores of the keys alone and the operation that takes them; the sinks beside them, where the softmax has such a column."""
-    entering, at = flow.ops[softmax].reads[0], softmax
+    entering, at = _unshifted(flow, flow.ops[softmax].reads[0], softmax)
     if flow.tensors[entering].shape[-1] != keys + 1:
         return entering, at, None
     key, before = entering, softmax
@@ -215,8 +234,18 @@ def _before_sinks(flow: Flow, softmax: int, keys: int) -> tuple[int, int, int | 
     return entering, at, None
 
 
+def _unshifted(flow: Flow, key: int, before: int) -> tuple[int, int]:
+    """The scores before the largest of each row is taken off them, which changes no softmax."""
+    chain = flow.back(key, before)
+    index = flow.maker(chain[-1], before)
+    if index is not None and flow.ops[index].name == "sub" and len(flow.ops[index].reads) == 2 and flow.tensors[flow.ops[index].reads[1]].shape[-1] == 1:
+        return flow.ops[index].reads[0], index
+    return key, before
+
+
 def _score_traits(flow: Flow, call: Call, softmax: int) -> dict:
-    """What happens to the product on its way into the softmax: the cap, where a tanh is on it, and whether the positions add a bias."""
+    """What happens to the product on its way into the softmax: the cap, where a tanh is on it, whether the
+    positions add a bias, and whether it is the sum of several products."""
     todo, seen = [(flow.ops[softmax].reads[0], softmax)], set()
     while todo:
         key, before = todo.pop()
@@ -231,7 +260,8 @@ def _score_traits(flow: Flow, call: Call, softmax: int) -> dict:
         scaled = [i for i in flow.readers.get(flow.ops[capped].makes[0], ()) if flow.ops[i].name in ("mul", "mul_")]
         cap = next((number for i in scaled for number in flow.ops[i].numbers), 1.0)
     adds = [i for i in seen if flow.ops[i].name in ("add", "add_", "baddbmm")]
-    return {"cap": cap, "biased": any(_heads_differ(flow, i) for i in adds)}
+    both = any(len(flow.ops[i].reads) == 2 and all(_made_of_product(flow, key, i) for key in flow.ops[i].reads) for i in adds)
+    return {"cap": cap, "biased": any(_heads_differ(flow, i) for i in adds), "summed": both}
 
 
 def _heads_differ(flow: Flow, add: int) -> bool:
@@ -272,8 +302,8 @@ def _gate(finds: Finds, flow: Flow, module: Call) -> None:
     if gate is None:
         return
     whole = flow.tensors[gate].numel() < mixed.tensor.numel()
-    own = [c for c in flow.inside(module) if c.module == module.module and len(c.labels) == 1]
-    spot = maker_spot(own, gate)
+    own = [c for c in flow.inside(module) if c.module == module.module and c.labels]
+    spot = maker_spot([c for c in own if len(c.labels) == 1], gate) or maker_spot(own, gate)
     if spot is None:
         finds.missing[names[whole]] = "the gate is no result of a call in the attention's forward"
     else:
@@ -283,13 +313,15 @@ def _gate(finds: Finds, flow: Flow, module: Call) -> None:
 
 
 def _projection(finds: Finds, flow: Flow, module: Call, part: Part) -> None:
-    """The output projection is the last module that multiplies with weights; its input is the premix."""
+    """The output projection is the first module after the heads' outputs that multiplies with weights; its input is the premix."""
+    mixed = finds.spots.get("attention_head_outputs")
     products = weighted(flow, part)
-    owner = flow.owners[products[-1]]
+    after = products if mixed is None else [i for i in products if i > (flow.maker(id(mixed.tensor)) or -1)]
+    owner = flow.owners[after[0 if mixed is not None else -1]] if after else None
     if owner is not None and owner.module != module.module and any(isinstance(a, torch.Tensor) for a in owner.args[:1]):
         finds.spots["attention_premix"] = Spot(owner.args[0], owner, "input", 0)
-        finds.traits["projection"] = owner.module
-        mixed = finds.spots.get("attention_head_outputs")
+        if len(after) == 1 or mixed is None:
+            finds.traits["projection"] = owner.module
         finds.traits["normed"] = () if mixed is None else tuple(
             c.module for c in children(flow, module) if mixed.call.ended < c.began and c.ended < owner.began and is_norm(c) and c.start in part.ops)
     else:

@@ -13,7 +13,7 @@ from explorer.finding.block import BlockFinds, CannotFollow, Sublayer, find_bloc
 from explorer.finding.flow import recorded, tensors
 from explorer.finding.spots import Finds
 from explorer.finding.stream import Tail, stream
-from explorer.finding.structure import Frame, frame, kinds
+from explorer.finding.structure import Frame, after_blocks, frame, kinds
 from explorer.places import Place
 
 #: Lengths tried for the probe's batch and sequence, so that no size of the model equals one of them.
@@ -87,7 +87,7 @@ class Anatomy:
     """What discovery found out about a model.
 
     ``norm`` is the last norm before the head, if any, else ``no_norm`` says why; ``head_reads_norm`` is whether the head is called
-    with its very output (the last block's, without one); ``head_is_last`` whether the head's output is the logits; ``embedding_fits`` whether the embedding is as wide as the stream.
+    with its very output (the last block's, without one); ``head_is_last`` whether the head's output is the logits; ``embedding_fits`` whether the embedding is as wide as the stream; ``passable`` whether blocks can be left out.
     """
 
     frame: Frame
@@ -97,6 +97,7 @@ class Anatomy:
     head_reads_norm: bool = True
     embedding_fits: bool = True
     no_norm: str = ""
+    passable: bool = True
 
     @property
     def width(self) -> int:
@@ -143,7 +144,24 @@ def discover(twin: torch.nn.Module) -> Anatomy:
     found = [_block(group, path, a, b, sizes) for group, path, a, b in zip(groups, paths, first, second)]
     width = first[0].hosts["layers"].sizes["hidden_size"]
     fits = twin.get_input_embeddings().weight.shape[1] == width
-    return Anatomy(base, norm, found, tail.head is out.logits, tail.head_reads(norm), fits, "" if norm is not None else tail.lacks_norm())
+    reason = "" if norm is not None else tail.lacks_norm()
+    anatomy = Anatomy(base, norm, found, tail.head is out.logits, tail.head_reads(norm), fits, reason)
+    anatomy.passable = _passable(twin, base, found, depth)
+    return anatomy
+
+
+def _passable(twin: torch.nn.Module, base: Frame, found: list[Block], depth: int) -> bool:
+    """Whether the forward goes on where a block hands on the stream alone, and nothing of what else it returns."""
+    counts = [block.hosts["layers"].traits["returns"] for block in found]
+    if all(count is None or count == 1 for count in counts):
+        return True
+    stream = torch.zeros(1, 3, found[0].hosts["layers"].sizes["hidden_size"], dtype=twin.dtype, device=twin.device)
+    try:
+        with torch.no_grad(), unpadded(twin), _shortened(twin, base.blocks, depth):
+            after_blocks(twin, base.blocks, counts[0], stream)
+    except Exception:  # noqa: BLE001  whatever it misses
+        return False
+    return True
 
 
 @contextmanager

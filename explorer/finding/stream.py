@@ -163,14 +163,13 @@ def _core(flow: Flow, block: Call, products: list[int], plays: Callable[[Call], 
         groups.setdefault(".".join(flow.owners[index].module.split(".")[:depth]), []).append(index)
     last = next(name for name, own in groups.items() if products[-1] in own)
     calls = {name: call for name in groups if (call := flow.module(name)) is not None and any(True for _ in call.fn.children())}
-    if last not in calls:
-        return None
-    if all(max(own) < calls[last].start and _leads(flow, max(own), calls[last]) for name, own in groups.items() if name != last):
-        return calls[last]
     roles = {name: role for name, call in calls.items() if (role := plays(call)) is not None}
     if len(roles) == 1 and (name := next(iter(roles))) and (roles[name] != "experts" or name == last):
         return calls[name]
-    return None
+    if last not in calls or all(flow.ops[i].name == "convolution" for i in groups[last]):
+        return None
+    leading = all(max(own) < calls[last].start and _leads(flow, max(own), calls[last]) for name, own in groups.items() if name != last)
+    return calls[last] if leading else None
 
 
 def _leads(flow: Flow, product: int, call: Call) -> bool:

@@ -27,7 +27,7 @@ def path_of(root: torch.nn.Module, wanted: torch.nn.Module | None) -> str | None
     return next((name for name, module in root.named_modules() if module is wanted), None)
 
 
-def frame(root: torch.nn.Module, ran: Callable[[torch.nn.Module, Sequence[str]], list[str]]) -> Frame:
+def frame(root: torch.nn.Module, ran: Callable[[torch.nn.Module, Sequence[str]], list[str]] = lambda root, paths: list(paths)) -> Frame:
     """Find the frame of ``root``, a transformers causal language model.
 
     The block list is the module list with the most parameters whose entries hold further modules; of several
@@ -69,10 +69,10 @@ class _Handing(torch.nn.Module):
         return self.__dict__["handed"]
 
 
-def after_blocks(root: torch.nn.Module, path: str, returns: int | None, hidden: torch.Tensor) -> torch.Tensor:
+def after_blocks(root: torch.nn.Module, path: str, returns: int | None, hidden: torch.Tensor, **options: object) -> torch.Tensor:
     """The logits [… vocab_size] of a stream [… hidden_size] by the model's own forward, its blocks at ``path`` put aside.
 
-    returns: how many things a block returns, None where it is the stream alone.
+    returns: how many things a block returns, None where it is the stream alone. options: the forward's own.
     """
     owner, _, name = path.rpartition(".")
     holder, blocks = root.get_submodule(owner), root.get_submodule(path)
@@ -80,7 +80,7 @@ def after_blocks(root: torch.nn.Module, path: str, returns: int | None, hidden: 
     setattr(holder, name, torch.nn.ModuleList([_Handing(block, stream, returns) for block in blocks]))
     try:
         ids = torch.ones(1, stream.shape[1], dtype=torch.long, device=hidden.device)
-        return root(input_ids=ids, use_cache=False).logits.reshape(*hidden.shape[:-1], -1)
+        return root(input_ids=ids, **options).logits.reshape(*hidden.shape[:-1], -1)
     finally:
         setattr(holder, name, blocks)
 
