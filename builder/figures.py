@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from explorer.words import ranges, size_in_bytes
+
 Record = Mapping[str, Any]
 
 
@@ -36,23 +38,12 @@ def thousands(value: float) -> str:
 
 def size(value: float) -> str:
     """Bytes for reading, in powers of 1024."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            return f"{value:.0f} {unit}" if unit == "B" or value == int(value) else f"{value:.1f} {unit}"
-        value /= 1024
-    raise AssertionError("unreachable")
+    return size_in_bytes(value, binary=True)
 
 
-def layer_ranges(layers: Iterable[int], most: int = 6) -> str:
-    """Block numbers in words: ``0–2, 4–6, 8``; after ``most`` runs an ellipsis."""
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and runs[-1][1] == layer - 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    words = [str(a) if a == b else f"{a}–{b}" for a, b in runs[:most]]
-    return ", ".join(words) + (", …" if len(runs) > most else "")
+def layer_ranges(layers: Iterable[int]) -> str:
+    """Block numbers in words: ``0–2, 4–6, 8``; after six runs an ellipsis."""
+    return ranges(layers, most=6)
 
 
 def figures(record: Record) -> list[Figure]:

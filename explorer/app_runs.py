@@ -22,7 +22,7 @@ from explorer.support import telling
 from explorer.widgets import views_next
 from explorer.widgets.drawing import Refusal
 from explorer.widgets.snippets import Origin
-from explorer.widgets.text import size_in_bytes
+from explorer.words import size_in_bytes
 
 #: What one run may hold, in bytes. Patterns of many blocks over a long prompt would
 #: be far above it; those are then recorded one block at a time, when looked at.

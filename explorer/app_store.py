@@ -24,8 +24,8 @@ from explorer.widgets import views_next, views_state
 from explorer.widgets.drawing import Refusal
 from explorer.widgets.selection import recurrence_of
 from explorer.widgets.snippets import Intervention, Origin
-from explorer.widgets.text import size_in_bytes
 from explorer.widgets.views_part import value_of
+from explorer.words import size_in_bytes
 
 #: For a model nobody gave a prompt for.
 ANY_PROMPT = "The Eiffel Tower is in the city of"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from explorer.vocabulary import HOSTS
 from explorer.widgets import snippets, views_attention, views_next, views_part, views_router, views_stream
 from explorer.widgets.drawing import Refusal
 from explorer.widgets.selection import Selection
-from explorer.widgets.text import number, shown_token, size_in_bytes
+from explorer.widgets.text import number, shown_token
+from explorer.words import ranges, size_in_bytes
 
 
 def run_words(model: Any, run: Run) -> dict[str, Any]:
@@ -156,15 +157,3 @@ def part_words(run: Run, chosen: Selection) -> dict[str, Any]:
         ["dtype", facts.dtype], ["minimum", number(facts.least)], ["mean", number(facts.mean)],
         ["maximum", number(facts.most)], *([] if facts.finite else [["masked", "left out of the three"]]),
     ]}
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """``0–2, 5`` for 0, 1, 2, 5."""
-    runs: list[list[int]] = []
-    for one in numbers:
-        if runs and one == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], one]
-        else:
-            runs.append([one, one])
-    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in runs)
-

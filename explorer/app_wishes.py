@@ -11,6 +11,7 @@ from explorer.vocabulary import UnknownValue
 from explorer.widgets import views_part, views_router, views_state
 from explorer.widgets.selection import Selection, attends, mixer_words, recurrence_of
 from explorer.widgets.snippets import Intervention
+from explorer.words import numbered
 
 log = logging.getLogger(__name__)
 
@@ -44,20 +45,20 @@ def impossible(run: Run | None, one: Intervention) -> str | None:
     if run is None:
         return "Run a prompt first: an intervention changes a run."
     if one.kind not in ("expert", "head") or not 0 <= one.layer < run.num_layers:
-        return f"There is no block {one.layer}: this model has blocks 0 to {run.num_layers - 1}."
+        return f"There is no block {one.layer}: this model has {numbered('block', run.num_layers)}."
     if one.kind == "expert":
         if (reason := views_router.refusal(run, one.layer)) is not None:
             return f"Block {one.layer} has no expert to ablate: {reason.reason}"
-        count, what = views_router.num_experts(run, one.layer), "experts"
+        count, what = views_router.num_experts(run, one.layer), "expert"
     else:
         first, *others = run.heads[one.layer] or [""]
         if one.host not in ("", *others):
             return f"Block {one.layer} has no second mixer called {one.host}."
-        count, what = run.heads[one.layer].get(one.host or first, 0), "heads"
+        count, what = run.heads[one.layer].get(one.host or first, 0), "head"
         if not count:
             return f"Block {one.layer} has no head to zero: {mixer_words(run, one.layer)}."
     if not 0 <= one.index < count:
-        return f"Block {one.layer} has {what} 0 to {count - 1}, not {one.index}."
+        return f"Block {one.layer} has {numbered(what, count)}, not {one.index}."
     return None
 
 

@@ -16,6 +16,7 @@ from explorer.places import put, take
 from explorer.support import telling
 from explorer.replay import Replay
 from explorer.taps import REPLAY, HostTaps, Reach, Whole, plainly, replay_of
+from explorer.words import numbered
 
 if TYPE_CHECKING:
     from explorer.model import LanguageModel
@@ -102,11 +103,11 @@ class Recording:
         meant = vocabulary.lookup(name)
         if (key := self.key(name, layer)) in self.missing:
             return self.missing[key]
-        blocks = f"0 to {self.num_layers - 1}"
+        blocks = numbered("block", self.num_layers)
         if layer is None and all(value.host != "model" for value in meant):
-            return f"{name} is a value of a block: ask for it with one of the blocks {blocks}."
+            return f"{name} is a value of a block: say which, of {blocks}."
         if layer is not None and not -self.num_layers <= layer < self.num_layers:
-            return f"There is no block {layer}: this recording has blocks {blocks}."
+            return f"There is no block {layer}: this recording has {blocks}."
         if layer is not None and all(value.host == "model" for value in meant):
             return f"{name} is a value of the whole model: ask for it without a block."
         host = name.rpartition(".")[0]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from explorer import vocabulary
 from explorer.finding.discover import Anatomy, Host
+from explorer.words import ranges
 
 #: What a value needs of the way the model is loaded. A recurrent kernel's values need nothing:
 #: they are read where it is called, whichever it is.
@@ -70,7 +71,7 @@ class Support:
         for row in (row for row in self.rows if row.host in there or row.host in ("model", "layers")):
             where = f"{vocabulary.HOSTS[row.host].path}.{row.name}"
             if row.available:
-                scope = "" if row.host == "model" else f"  blocks {_ranges(row.layers)}"
+                scope = "" if row.host == "model" else f"  blocks {ranges(row.layers, dash='-')}"
                 lines.append(f"  yes  {where:<52} {row.value.typed}{scope}")
             else:
                 lines.append(f"  no   {where:<52} {telling(row.reasons.values())}")
@@ -80,17 +81,6 @@ class Support:
 def telling(reasons: Iterable[str]) -> str:
     """Of the blocks' reasons the one that says most: not merely that a block is of another kind."""
     return min(reasons, key=lambda reason: reason.startswith("this block"), default="it is not on the blocks asked for")
-
-
-def _ranges(layers: tuple[int, ...]) -> str:
-    """``0-2, 4`` for (0, 1, 2, 4)."""
-    parts: list[list[int]] = []
-    for layer in layers:
-        if parts and layer == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], layer]
-        else:
-            parts.append([layer, layer])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
 def support(anatomy: Anatomy, top: Host, layer: int | None = None) -> Support:

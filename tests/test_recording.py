@@ -159,7 +159,7 @@ def test_keys_are_names_blocks_and_hosts(rec):
 
 
 @pytest.mark.parametrize(("key", "says"), [
-    ("router_logits", "value of a block: ask for it with one of the blocks 0 to 3"),
+    ("router_logits", "value of a block: say which, of blocks 0 to 3"),
     (("logits", 1), "value of the whole model"),
     (("router_logits", 9), "no block 9: this recording has blocks 0 to 3"),
     (("head_gate", 0), "recurrent mixer"),

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from explorer.app_figures import colours
-from explorer.app_texts import ranges
 from explorer.widgets import views_attention, views_next, views_part, views_router, views_state, views_stream
 from explorer.widgets.drawing import Heatmap, Mosaic, Refusal, marks_in, mosaic_picture, picture
 from explorer.widgets.reduction import (
@@ -110,7 +109,6 @@ def test_unused_experts_are_those_nobody_chose():
     rec = synthetic(2, HYBRID, experts=16, top_k=2)
     unused = views_router.unused(rec, 0)
     assert set(unused) == set(range(16)) - set(rec["expert_indices", 0].flatten().tolist())
-    assert ranges([0, 1, 2, 5, 7, 8]) == "0–2, 5, 7–8"
 
 
 def test_outlines_come_with_zooming_in():

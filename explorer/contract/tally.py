@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from explorer.vocabulary import Value
+from explorer.words import ranges
 
 #: Where a comparison was made: a block, words, or words about a block (None for the model itself).
 Where = int | str | tuple[int | None, str] | None
@@ -102,14 +103,7 @@ class Tally:
 
 def blocks(layers: set[int]) -> str:
     """``block 3``, ``blocks 0-2, 5``."""
-    runs: list[list[int]] = []
-    for layer in sorted(layers):
-        if runs and layer == runs[-1][1] + 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-    return f"block{'' if len(layers) == 1 else 's'} {text}"
+    return f"block{'' if len(layers) == 1 else 's'} {ranges(sorted(layers), dash='-')}"
 
 
 def difference(got: torch.Tensor, want: torch.Tensor) -> float:

@@ -76,11 +76,3 @@ def number(value: float, digits: int = 3) -> str:
     if value in (float("inf"), float("-inf")):
         return "∞" if value > 0 else "−∞"
     return f"{value:.{digits}g}".replace("-", "−") if value else "0"
-
-
-def size_in_bytes(count: float) -> str:
-    """A number of bytes for people: 812 B, 4.1 MB."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.3g} {unit}"
-    return f"{int(count)} B"

@@ -18,8 +18,8 @@ from explorer.widgets.reduction import MINIMUM, causal
 from explorer.widgets.selection import (
     Recorded, Replayed, Selection, array, attends, missing, mixer_words, numbered_axis, plain, recurrence_of, token_axis,
 )
-from explorer.widgets.text import size_in_bytes
 from explorer.widgets.views_attention import bounds, mosaic_columns
+from explorer.words import size_in_bytes
 
 #: What the reader of an implied attention must know.
 IMPLIED_NOTE = (

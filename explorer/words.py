@@ -1,0 +1,39 @@
+"""Numbers in words, the same everywhere: sizes in bytes, runs of block numbers, how many of something there are.
+
+Imports nothing of this package, so that every part of it can use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_DECIMAL, _BINARY = ("B", "kB", "MB", "GB", "TB"), ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def size_in_bytes(count: float, binary: bool = False) -> str:
+    """A number of bytes for people, to three digits: 812 B, 4.1 MB; with ``binary`` in powers of 1024: 2.25 MiB."""
+    base, units = (1024, _BINARY) if binary else (1000, _DECIMAL)
+    unit, *larger = units
+    # What would be written as a whole thousand of one unit is one of the next.
+    while larger and round(count) >= base:
+        count, (unit, *larger) = count / base, larger
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 999.5 else f"{count:.3g} {unit}"
+
+
+def ranges(numbers: Iterable[int], most: int | None = None, dash: str = "–") -> str:
+    """Ascending numbers in runs: ``0–2, 5`` for 0, 1, 2, 5; after ``most`` runs an ellipsis."""
+    runs: list[list[int]] = []
+    for one in numbers:
+        if runs and one == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], one]
+        else:
+            runs.append([one, one])
+    words = [str(first) if first == last else f"{first}{dash}{last}" for first, last in runs[:most]]
+    return ", ".join(words) + (", …" if most is not None and len(runs) > most else "")
+
+
+def numbered(what: str, count: int) -> str:
+    """Which there are, counted from 0: ``blocks 0 to 3``, ``block 0 alone``, ``no blocks``."""
+    if count < 2:
+        return f"{what} 0 alone" if count else f"no {what}s"
+    return f"{what}s 0 to {count - 1}"
