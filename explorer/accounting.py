@@ -34,23 +34,26 @@ _RUNS: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
 
 def build_meta(
     config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16, attn_implementation: str = "eager",
-    experts_implementation: str | None = None,
+    experts_implementation: str | None = None, model_class: type[PreTrainedModel] | None = None,
 ) -> PreTrainedModel:
     """The causal language model of a configuration at its full size on the meta device, in eval mode.
+
+    model_class: the class to build, where it is known; else the one transformers has for the configuration.
 
     Raises ValueError where transformers has no causal language model for the configuration.
     """
     from explorer import engine  # noqa: F401  before any modeling module
     from transformers import AutoModelForCausalLM
 
-    if type(config) not in AutoModelForCausalLM._model_mapping:
+    if model_class is None and type(config) not in AutoModelForCausalLM._model_mapping:
         name = config.model_type or type(config).__name__
         raise ValueError(f"transformers has no causal language model for a {name} configuration")
     chosen: dict[str, Any] = {"dtype": dtype, "attn_implementation": attn_implementation}
     if experts_implementation is not None:
         chosen["experts_implementation"] = experts_implementation
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(copy.deepcopy(config), **chosen).eval()
+        make = AutoModelForCausalLM.from_config if model_class is None else model_class._from_config
+        return make(copy.deepcopy(config), **chosen).eval()
 
 
 def parameters(model: Any) -> dict[str, Any]:

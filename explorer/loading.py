@@ -100,7 +100,8 @@ def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> An
     """
     itself = module.device.type == "meta" and module.dtype == torch.bfloat16 and experts is None
     try:
-        twin = module if itself else build_meta(module.config, attn_implementation=attention, experts_implementation=experts)
+        twin = module if itself else build_meta(module.config, attn_implementation=attention, experts_implementation=experts,
+                                               model_class=type(module))
         try:
             return discover(twin)
         except (NotImplementedError, RuntimeError):

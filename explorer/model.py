@@ -64,16 +64,11 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         self.lock = threading.RLock()
         blocks = anatomy.frame.blocks
         envoys = {blocks: BlocksEnvoy, **_host_envoys(module.get_submodule(blocks), blocks, anatomy)}
-        rename: dict[str, str | list[str]] = {
-            anatomy.frame.embedding: "embed_tokens", blocks: "layers",
-        }
-        if anatomy.norm is not None:
-            rename[anatomy.norm] = "norm"
-        if anatomy.frame.head != "lm_head":
-            rename[anatomy.frame.head] = "lm_head"
         super().__init__(  # the device is said, or the pipeline would move the model to one it likes
-            module, tokenizer=tokenizer, task="text-generation", device=module.device, rename=rename, envoys=envoys
+            module, tokenizer=tokenizer, task="text-generation", device=module.device, envoys=envoys
         )
+        for alias, path in anatomy.names.items():
+            _alias(self, alias, path)
         config = module.config.get_text_config()
         self.top = _top(anatomy, config)
         self.taps = Taps(module, anatomy, self.path, self.top)
@@ -93,14 +88,14 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         if host.part:
             object.__setattr__(envoy, vocabulary.HOSTS[host.name].attribute, PART_CLASSES[host.name](envoy.path, standard))
         else:
-            found = envoy.get(host.module) if host.module else envoy
+            found = at(envoy, host.module)
             object.__setattr__(found, "_standard", standard)
             if host.module and host.name != "shared_experts":
                 _alias(envoy, vocabulary.HOSTS[host.name].attribute, host.module)
         for trait, alias in (("router", "router"), ("experts", "experts"), ("shared", "shared_experts")):
             if path := host.traits.get(trait):
                 within = path.removeprefix(host.module).lstrip(".") if host.module else path
-                _alias(envoy.get(host.module) if host.module else getattr(envoy, "mlp"), alias, within, envoy if host.part else None)
+                _alias(at(envoy, host.module) if host.module else envoy.mlp, alias, within, envoy if host.part else None)
 
     def _sizes(self, config: Any) -> dict[str, int]:
         """Sizes of the whole model: of its first attention and MLP where blocks have them."""
@@ -346,9 +341,16 @@ def _host_envoys(blocks: torch.nn.ModuleList, path: str, anatomy: Anatomy) -> di
     return envoys
 
 
+def at(envoy: Any, path: str) -> Any:
+    """The envoy of a module below another, whatever name the engine gave one whose own name it needs."""
+    for part in path.split(".") if path else ():
+        envoy = envoy.__dict__[part if part in envoy.__dict__ else f"E_{part}"] if not part.isdigit() else envoy[int(part)]
+    return envoy
+
+
 def _alias(envoy: Any, alias: str, path: str, root: Any = None) -> None:
     """Give a module below ``root`` (``envoy`` itself, where that is not said) its standard name on ``envoy``, on this block alone."""
-    target = (root or envoy).get(path)
+    target = at(root or envoy, path)
     if envoy.__dict__.get(alias) is target:
         return
     if alias in envoy.__dict__:

@@ -150,7 +150,7 @@ class Taps:
         self._bodies: dict[str, tuple] = {}
         self._sink: Sink | None = None
         self._thread = 0
-        self.modules = dict(root.named_modules())
+        self.modules = dict(root.named_modules(remove_duplicate=False))
         self.hosts["model", None] = HostTaps(prefix, top)
         for layer in range(anatomy.frame.num_layers):
             path = f"{prefix}.{anatomy.frame.blocks}.{layer}"

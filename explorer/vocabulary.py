@@ -145,6 +145,7 @@ HOSTS: dict[str, Host] = {
         Host("mixer", "model.layers[i].mixer", "a mixer whose inside is not followed", True),
         Host("self_attn", "model.layers[i].self_attn", "softmax attention", True),
         Host("mlp", "model.layers[i].mlp", "the MLP, dense or a mixture of experts"),
+        Host("extra", "model.layers[i].extra", "a further part of the block, beside its mixer and its MLP"),
         Host("shared_experts", "model.layers[i].mlp.shared_experts", "the expert every token runs through"),
     )
 }
@@ -317,6 +318,10 @@ VALUES: tuple[Value, ...] = (
         ("routed_output", "Residual", "the sum of the routed experts"),
         ("shared_expert_output", "Residual", "what the shared expert adds, its gate included"),
         ("mlp_output", "Residual", "the addend: what the MLP adds to the stream"),
+    ),
+    *_values(
+        "extra",
+        ("extra_output", "Residual", "the addend: what the part adds to the stream"),
     ),
     *_values(
         "shared_experts",

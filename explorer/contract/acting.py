@@ -38,7 +38,7 @@ def _passed_over(s: Subject, start: int, end: int, stream: torch.Tensor | None) 
 
     def leaves(module, args, output):
         kept = entering[0] if stream is None else stream
-        return (kept, *output[1:]) if isinstance(output, tuple) else kept
+        return (kept, *output[1:]) if isinstance(output, tuple | list) else kept
 
     blocks = [s.module(layer, "") for layer in range(start, end + 1)]
     handles = [blocks[0].register_forward_pre_hook(enters, with_kwargs=True)]
@@ -102,7 +102,7 @@ def _added(s: Subject, vector: torch.Tensor) -> Iterator[None]:
     """The model with ``vector`` added to what each block returns, by hooks of torch's own."""
 
     def leaves(module, args, output):
-        return (output[0] + vector, *output[1:]) if isinstance(output, tuple) else output + vector
+        return (output[0] + vector, *output[1:]) if isinstance(output, tuple | list) else output + vector
 
     handles = [s.module(layer, "").register_forward_hook(leaves) for layer in range(s.model.num_layers)]
     try:

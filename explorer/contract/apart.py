@@ -56,7 +56,7 @@ def apart(s: Subject, host: str, t: Tally) -> None:
 @law(
     "invokes apart",
     "Two texts traced together each see their own rows of every value, and an edit made for one leaves the other as it is.",
-    "model", float32=1e-5,
+    "model", float32=1e-5, when=lambda s: s.rows_apart,
 )
 def invokes(s: Subject, host: str, t: Tally) -> None:
     keys = s.order(derived=True)

@@ -10,6 +10,7 @@ from explorer.contract.subject import Subject
 from explorer.contract.tails import added, followed
 from explorer.contract.tally import Tally
 from explorer.edits import Edit, ablate_expert
+from explorer.finding.flow import tensors
 
 HOST = "mlp"
 
@@ -44,7 +45,7 @@ def margin(s: Subject, host: str, t: Tally) -> None:
 @law(
     "weights as scored",
     "router_scores are the family's own function of router_logits, plus one number per expert where it has a selection bias, struck out outside the best "
-    "groups; expert_weights are the function's values for the chosen, renormalised where the family does, times the factor its forward multiplies with.",
+    "groups; expert_weights are the function's values for the chosen, renormalised where the family does, times the factor its forward multiplies with (one per expert where that is learned).",
     HOST, needs=("router_logits", "router_scores", "expert_indices", "expert_weights"), float32=1e-6, bfloat16=1e-2,
 )
 def weights(s: Subject, host: str, t: Tally) -> None:
@@ -61,11 +62,18 @@ def weights(s: Subject, host: str, t: Tally) -> None:
         if scoring.renormalised:
             want = want / want.sum(-1, keepdim=True)
         found = s.get(HOST, "expert_weights", layer).float()
-        learned = (want * found).sum() / (want * want).sum()  # least squares
-        t.near(layer, found, (learned if scoring.factor is None else scoring.factor) * want)
+        factor = _learned(found, want, chosen, scores.shape[-1]) if scoring.factor is None else scoring.factor
+        t.near(layer, found, factor * want)
 
 
 _FUNCTIONS = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid, "none": lambda x: x}
+
+
+def _learned(found: torch.Tensor, want: torch.Tensor, chosen: torch.Tensor, experts: int) -> torch.Tensor:
+    """One factor per expert, fitted, for each slot [batch seq top_k]."""
+    index = chosen.flatten()
+    products, squares = (torch.zeros(experts, dtype=torch.float64).index_add(0, index, x.double().flatten()) for x in (want * found, want * want))
+    return (products / squares.clamp(min=1e-30))[chosen].to(want)
 
 
 def _bias(rest: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
@@ -88,7 +96,8 @@ def slots(s: Subject, host: str, t: Tally) -> None:
 @law(
     "routed plus shared",
     "routed_output, plus shared_expert_output where there is a shared expert, is mlp_output, through the norm and scale after it where the family has them.",
-    HOST, needs=("routed_output",), float32=1e-6, bfloat16=1e-2,
+    HOST, needs=("routed_output",), float32=3e-5, bfloat16=1e-2,
+    when=lambda s: any(followed(s, HOST, layer) for layer in s.layers(HOST, "routed_output")),
 )
 def parts(s: Subject, host: str, t: Tally) -> None:
     for layer in s.layers(HOST, "routed_output"):
@@ -133,6 +142,18 @@ def _linear(experts: torch.nn.Module, x: torch.Tensor, weight: torch.Tensor, bia
     return F.linear(x, weight, getattr(experts, bias)[expert] if experts.has_bias else None)
 
 
+def _entering(s: Subject, layer: int) -> torch.Tensor:
+    """What the experts are called with [tokens hidden_size], by a hook of torch's own."""
+    seen: list[torch.Tensor] = []
+    experts = s.module(layer, s.traits(HOST, layer)["experts"])
+    hook = experts.register_forward_pre_hook(lambda module, args, kwargs: seen.append(next(tensors((args, kwargs))).detach().clone()), with_kwargs=True)
+    try:
+        s.forward(s.ids)
+    finally:
+        hook.remove()
+    return seen[0].flatten(0, -2)
+
+
 def _by_hand(s: Subject, layer: int, x: torch.Tensor, chosen: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Each slot's weighted output [tokens top_k hidden_size] for tokens x [tokens hidden_size]."""
     experts = s.module(layer, s.traits(HOST, layer)["experts"])
@@ -151,7 +172,7 @@ def _by_hand(s: Subject, layer: int, x: torch.Tensor, chosen: torch.Tensor, weig
 )
 def rerouted(s: Subject, host: str, t: Tally) -> None:
     for layer in s.layers(HOST, "expert_outputs", "expert_indices", "expert_weights"):
-        x = s.get("layers", "mlp_input", layer).flatten(0, 1)
+        x = _entering(s, layer)
         chosen, weight = (s.get(HOST, name, layer).flatten(0, 1) for name in ("expert_indices", "expert_weights"))
         t.near(layer, s.get(HOST, "expert_outputs", layer).flatten(0, 1), _by_hand(s, layer, x, chosen, weight))
 

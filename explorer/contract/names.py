@@ -125,6 +125,8 @@ def adds(s: Subject, host: str, t: Tally) -> None:
 def _adders(s: Subject, layer: int) -> list[torch.nn.Module]:
     """The modules that return what a block adds; empty where an addend is made by no module."""
     places = [s.model.anatomy.block(layer).hosts[sub.host].places.get(sub.output, [None])[0] for sub in s.model.anatomy.block(layer).sublayers]
+    if any(step.kind != "add" for step in s.model.anatomy.block(layer).steps):
+        return []
     if any(place is None or place.operation or place.side == "input" or place.element not in (None, 0) for place in places):
         return []
     return [s.module(layer, place.module) for place in places]

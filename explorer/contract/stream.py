@@ -2,38 +2,59 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 
 from explorer.contract.laws import law
 from explorer.contract.subject import Subject
 from explorer.contract.tally import Tally
 from explorer.finding.block import Sublayer
+from explorer.finding.stream import Step
 
 #: Rounding steps of the model's own number format that the identity may be off by.
 _ULPS = 2
 
 
-def _addends(s: Subject, layer: int) -> list[torch.Tensor]:
-    """What the block adds, in the order it adds it."""
-    return [s.get(sub.host, sub.output, layer) for sub in s.model.anatomy.block(layer).sublayers]
-
-
 @law(
     "addends",
-    "layer_input plus what the sublayers add is layer_output, within a few rounding steps, on every block; layer_mid stands between them.",
+    "layer_input plus what the sublayers add is layer_output, within a few rounding steps, on every block, where the block scales or norms the stream itself "
+    "that done too; layer_mid stands between them.",
     "layers", bfloat16=0.0,
 )
 def addends(s: Subject, host: str, t: Tally) -> None:
-    allowed = _ULPS * torch.finfo(s.dtype).eps
     for layer in s.layers("layers"):
-        stream = s.get("layers", "layer_input", layer)
-        added = _addends(s, layer)
-        t.holds(layer, added, "an addend of the block has no value")
-        for index, addend in enumerate(added):
-            stream = stream + addend
-            if index + 1 == s.model.anatomy.block(layer).mid:
-                t.near(layer, s.get("layers", "layer_mid", layer), stream, allowed)
-        t.near(layer, stream, s.get("layers", "layer_output", layer), allowed)
+        block = s.model.anatomy.block(layer)
+        allowed = _ULPS * torch.finfo(s.dtype).eps * (1 + sum(step.kind != "add" for step in block.steps))
+        streams = _stepped(s, layer)
+        if block.mid is not None:
+            t.near(layer, s.get("layers", "layer_mid", layer), streams[block.mid], allowed)
+        t.near(layer, streams[-1], s.get("layers", "layer_output", layer), allowed)
+
+
+def _stepped(s: Subject, layer: int) -> list[torch.Tensor]:
+    """The stream before and after each of the block's steps, made from its addends."""
+    block = s.model.anatomy.block(layer)
+    streams, turn = [s.get("layers", "layer_input", layer)], 0
+    for step in block.steps:
+        stream = streams[-1]
+        if step.kind == "add":
+            turn += 1
+            for sub in (sub for sub in block.sublayers if sub.turn == turn):
+                stream = stream + s.get(sub.host, sub.output, layer)
+        else:
+            stream = _changed(s, layer, step, stream)
+        streams.append(stream)
+    return streams
+
+
+def _changed(s: Subject, layer: int, step: Step, stream: torch.Tensor) -> torch.Tensor:
+    """The stream after the block scaled, shifted or normed it."""
+    with torch.no_grad():
+        if step.kind == "norm":
+            return s.module(layer, step.by)(stream)
+        by = step.by if isinstance(step.by, float | int) else operator.attrgetter(step.by)(s.module(layer, "")).detach()
+        return stream * by if step.kind == "scale" else stream + by
 
 
 @law(
@@ -68,11 +89,25 @@ def norms(s: Subject, host: str, t: Tally) -> None:
             t.same(layer, s.get("layers", "mlp_norm_output", layer), s.get("layers", "mlp_input", layer).view(s.batch, s.seq, -1))
     for layer in s.layers("layers"):
         for name, sub in _normed(s, layer):
-            stream = "layer_input" if sub.stage == 0 else "layer_mid"
-            if layer in s.layers("layers", stream):
-                with torch.no_grad():
-                    made = s.module(layer, _path(s, layer, sub.norm))(s.get("layers", stream, layer))
-                t.near(layer, s.get("layers", name, layer), made, _ULPS * torch.finfo(s.dtype).eps)
+            path = _path(s, layer, sub.norm)
+            with torch.no_grad():
+                made = s.module(layer, path)(_stream(s, layer, sub.stage)) if sub.stage is not None and not _on_stream(s, layer, path) else None
+            if made is not None:
+                t.near(layer, s.get("layers", name, layer), made, 4 * _ULPS * torch.finfo(s.dtype).eps)
+
+
+def _on_stream(s: Subject, layer: int, path: str) -> bool:
+    """Whether a norm is one the stream itself goes through."""
+    return any(step.kind == "norm" and step.by == path for step in s.model.anatomy.block(layer).steps)
+
+
+def _stream(s: Subject, layer: int, stage: int) -> torch.Tensor:
+    """The stream with so many of the block's steps behind it."""
+    if stage == 0:
+        return s.get("layers", "layer_input", layer)
+    if stage == s.model.anatomy.block(layer).mid:
+        return s.get("layers", "layer_mid", layer)
+    return _stepped(s, layer)[stage]
 
 
 def _normed(s: Subject, layer: int) -> list[tuple[str, Sublayer]]:

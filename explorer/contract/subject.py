@@ -192,6 +192,18 @@ class Subject:
         return not torch.equal(self.forward(self.ids, attention_mask=mask).logits, self.plain)
 
     @cached_property
+    def causal(self) -> bool:
+        """Whether the transformers model itself reads no later token: some choose, from the whole text, what may be looked at."""
+        ids = self.ids.clone()
+        ids[:, -1] = (ids[:, -1] + 1) % self.model.vocab_size
+        return torch.allclose(self.forward(ids).logits[:, :-1], self.plain[:, :-1], rtol=1e-4, atol=1e-5)
+
+    @cached_property
+    def rows_apart(self) -> bool:
+        """Whether the transformers model itself gives a row of a batch what it gives the row alone."""
+        return torch.allclose(self.forward(self.ids[:1]).logits, self.plain[:1], rtol=1e-3, atol=1e-4)
+
+    @cached_property
     def differentiable(self) -> bool:
         """Whether autograd goes through the transformers model: some forwards write over what it needs."""
         try:

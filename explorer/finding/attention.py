@@ -105,7 +105,7 @@ def find_attention(flow: Flow, module: Call, part: Part) -> Finds:
         lengths = tuple(flow.tensors[flow.ops[softmax[0]].reads[0]].shape[-2:])
     batch = next(tensors((module.args, module.kwargs))).shape[0]
     _heads(finds, heads, lengths, batch)
-    _pattern(finds, flow, call or module, softmax)
+    _pattern(finds, flow, call or module, softmax, module.start)
     if mixed is None:
         finds.missing["attention_head_outputs"] = "no call returns the heads' outputs"
     else:
@@ -190,7 +190,7 @@ def _split(flow: Flow, inside: list[Call], chain: list[int], length: int, batch:
     return found
 
 
-def _pattern(finds: Finds, flow: Flow, call: Call, softmax: list[int]) -> None:
+def _pattern(finds: Finds, flow: Flow, call: Call, softmax: list[int], start: int) -> None:
     """The softmax is the operation; scores are what the innermost call around it takes, and the
     probabilities are what the product with the values takes."""
     names = ("attention_scores", "attention_probabilities")
@@ -211,7 +211,7 @@ def _pattern(finds: Finds, flow: Flow, call: Call, softmax: list[int]) -> None:
             finds.missing[name] = "the modeling code passes this tensor to no call of its own"
         else:
             finds.spots[name] = spot
-    finds.traits |= _score_traits(flow, call, index)
+    finds.traits |= _score_traits(flow, call, index, start)
     if sinks is None:
         finds.missing["attention_sinks"] = "this attention has no sink logits"
     elif (spot := next((s for k in reversed(flow.back(sinks, at)) if (s := maker_spot([c for c in inside if c.fn], k))), None)) is not None:
@@ -243,9 +243,9 @@ def _unshifted(flow: Flow, key: int, before: int) -> tuple[int, int]:
     return key, before
 
 
-def _score_traits(flow: Flow, call: Call, softmax: int) -> dict:
+def _score_traits(flow: Flow, call: Call, softmax: int, start: int) -> dict:
     """What happens to the product on its way into the softmax: the cap, where a tanh is on it, whether the
-    positions add a bias, and whether it is the sum of several products."""
+    positions add a bias, and whether it is the sum of several products or has a bias that the text decides."""
     todo, seen = [(flow.ops[softmax].reads[0], softmax)], set()
     while todo:
         key, before = todo.pop()
@@ -261,7 +261,18 @@ def _score_traits(flow: Flow, call: Call, softmax: int) -> dict:
         cap = next((number for i in scaled for number in flow.ops[i].numbers), 1.0)
     adds = [i for i in seen if flow.ops[i].name in ("add", "add_", "baddbmm")]
     both = any(len(flow.ops[i].reads) == 2 and all(_made_of_product(flow, key, i) for key in flow.ops[i].reads) for i in adds)
-    return {"cap": cap, "biased": any(_heads_differ(flow, i) for i in adds), "summed": both}
+    biased = [i for i in adds if _heads_differ(flow, i)]
+    # A bias made in the attention is made of what the text says, not of its positions alone.
+    own = any(_made_after(flow, key, i, start) and not _made_of_product(flow, key, i) for i in biased
+              for key in (flow.ops[i].reads[:1] if flow.ops[i].name == "baddbmm" else flow.ops[i].reads))
+    return {"cap": cap, "biased": bool(biased), "summed": both or own}
+
+
+def _made_after(flow: Flow, key: int, before: int, start: int) -> bool:
+    """Whether a tensor, whatever it is a view of, was made after an operation."""
+    chain = flow.back(key, before)
+    index = flow.maker(chain[-1], before)
+    return index is not None and index >= start
 
 
 def _heads_differ(flow: Flow, add: int) -> bool:
@@ -283,7 +294,7 @@ def _made_of_product(flow: Flow, key: int, before: int) -> bool:
         seen.add(index)
         if flow.ops[index].name in _PRODUCTS:
             return True
-        if flow.ops[index].name in _BETWEEN:
+        if flow.ops[index].name in _BETWEEN | {"gather", "index", "index_select", "sum"}:
             todo += [(k, index) for k in flow.ops[index].reads]
     return False
 

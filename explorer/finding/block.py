@@ -11,18 +11,18 @@ from explorer.finding.flow import Call, Flow, tensors
 from explorer.finding.mlp import DENSE, ROUTED, experts_call, find_dense, find_mixture
 from explorer.finding.recurrent import find_convolution, find_recurrent, gates_a_convolution, kernel
 from explorer.finding.spots import Finds, Spot, argument, is_norm, result
-from explorer.finding.stream import CannotFollow, Part, addend_spot, addends, contracts, halves, home, parts, stream, tail, weighted
+from explorer.finding.stream import CannotFollow, Part, Step, addend_spot, contracts, halves, home, parts, steps, stream, tail, weighted
 
 
 @dataclass
 class Sublayer:
     """One part of a block whose result the block adds to the stream.
 
-    role is ``"attention"``, ``"recurrent"``, ``"convolution"``, ``"mixer"``, ``"experts"`` or ``"mlp"``; ``host`` is
+    role is ``"attention"``, ``"recurrent"``, ``"convolution"``, ``"mixer"``, ``"experts"``, ``"mlp"`` or ``"extra"``; ``host`` is
     the standard name of the part and ``module`` the path of its module, the block's own where it has
     none; ``norm`` is the path of the norm it reads, or None. ``turn`` numbers the adds that make the
-    stream, from 1, and is the one that adds this part; ``stage`` is the last that had been made when
-    the part read the stream, None where it read it at several points.
+    stream, from 1, and is the one that adds this part; ``stage`` is how many steps the stream had behind
+    it when the part read it, None where it read it at several points.
     """
 
     role: str
@@ -36,19 +36,20 @@ class Sublayer:
     @property
     def output(self) -> str:
         """The value that is the addend."""
-        return "mlp_output" if self.host == "mlp" else "attention_output"
+        return {"mlp": "mlp_output", "extra": "extra_output"}.get(self.host, "attention_output")
 
 
 @dataclass
 class BlockFinds:
     """Everything found on one block, by host, and every call its forward made.
 
-    ``mid`` is how many addends ``layer_mid`` holds, None where there is none.
+    ``steps`` is what it does to its stream; ``mid`` is how many of them ``layer_mid`` has behind it, None where there is none.
     """
 
     path: str
     hosts: dict[str, Finds] = field(default_factory=dict)
     sublayers: list[Sublayer] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     mid: int | None = None
     calls: dict[str, Call] = field(default_factory=dict)
     visited: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
@@ -65,7 +66,7 @@ def first_and_second(sublayers: Sequence[Sublayer]) -> tuple[Sublayer, Sublayer 
 
 
 #: Operations that mix positions: what has them is no MLP, whatever its modules look like.
-_MIXING = frozenset("convolution cumsum cumprod _softmax softmax roll flip".split())
+_MIXING = frozenset("convolution constant_pad_nd cumsum cumprod _softmax softmax roll flip".split())
 _CHOOSING = frozenset("topk sort argmax max".split())
 
 
@@ -86,6 +87,7 @@ def find_block(flow: Flow, path: str) -> BlockFinds:
     own.spots["layer_output"] = result(block, {id(leaving)})
     own.sizes["hidden_size"] = leaving.shape[-1]
     own.traits["returns"] = len(block.output) if isinstance(block.output, (tuple, list)) else None
+    finds.steps = steps(flow, block)
     for turn, whole in enumerate(parts(flow, block), 1):
         pieces = halves(flow, block, whole)
         plays = partial(_role, flow)
@@ -123,11 +125,14 @@ def _host(flow: Flow, call: Call, part: Part) -> str:
 
 def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call, turn: int) -> None:
     host = _host(flow, call, part)
+    if host in ("mlp", "mixer") and host in finds.hosts:
+        host = "extra"
     if host in finds.hosts:
         raise CannotFollow(f"{finds.path} has two parts that play {host}")
     addend = addend_spot(flow, block, part)
-    output = "mlp_output" if host == "mlp" else "attention_output"
-    if host == "self_attn":
+    if host == "extra":
+        role, values = "extra", Finds(call.module)
+    elif host == "self_attn":
         role, values = "attention", find_attention(flow, call, part)
     elif host == "short_conv":
         role, values = "convolution", find_convolution(flow, call, part)
@@ -143,7 +148,6 @@ def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call
     else:
         role, values = "mlp", find_dense(flow, call, weighted(flow, part))
     values.traits["tail"] = tail(flow, block, part, values.made if values.made is not None else weighted(flow, part)[-1])
-    values.spots[output] = addend
     values.sizes["hidden_size"] = addend.tensor.shape[-1]
     finds.hosts[host] = values
     if shared := values.traits.get("shared"):
@@ -154,7 +158,9 @@ def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call
         inner.missing = {n: r for n, r in inner.missing.items() if n.startswith("mlp_")}
         finds.hosts["shared_experts"] = inner
     finds.calls[host] = call
-    finds.sublayers.append(Sublayer(role, host, call.module, addend, _norm_before(flow, block, call), turn, part.stage))
+    sublayer = Sublayer(role, host, call.module, addend, _norm_before(flow, block, call), turn, part.stage)
+    values.spots[sublayer.output] = addend
+    finds.sublayers.append(sublayer)
 
 
 def _told(call: Call) -> str:
@@ -187,6 +193,9 @@ def _between(finds: BlockFinds, flow: Flow, block: Call) -> None:
         own.spots["mlp_input"] = _entering(flow, finds.calls[mlp.host])
     if second is None:
         own.missing["layer_mid"] = "this block has one sublayer"
+    elif second.stage is None or not second.stage:
+        own.missing["layer_mid"] = ("this block is parallel: its sublayers read the same stream" if second.stage == first.stage else
+                                    "the second sublayer of this block does not read the stream at one point")
     elif second.stage is None:
         own.missing["layer_mid"] = "the second sublayer of this block does not read the stream at one point"
     elif second.stage == first.stage:
@@ -206,13 +215,13 @@ def _entering(flow: Flow, call: Call) -> Spot:
 def _mid(finds: BlockFinds, flow: Flow, block: Call, second: Sublayer) -> None:
     """The stream as the second sublayer reads it, as the argument of the first call that takes it."""
     own = finds.hosts["layers"]
-    add = addends(flow, block)[second.stage - 1][1]
-    keys = flow.onward(flow.ops[add].makes[0])
-    made = [spot for c in flow.inside(block) if c.start <= add < c.stop and (spot := result(c, keys)) is not None and c.fn is not None]
-    taken = [spot for c in flow.inside(block) if not c.labels and c.start > add and (spot := argument(c, keys)) is not None]
+    step = finds.steps[second.stage - 1]
+    keys = flow.onward(step.made)
+    made = [spot for c in flow.inside(block) if c.start <= step.ops[-1] < c.stop and (spot := result(c, keys)) is not None and c.fn is not None]
+    taken = [spot for c in flow.inside(block) if not c.labels and c.start > step.ops[-1] and (spot := argument(c, keys)) is not None]
     if taken or made:
         own.spots["layer_mid"] = (taken or made)[0]
-        finds.mid = sum(sublayer.turn <= second.stage for sublayer in finds.sublayers)
+        finds.mid = second.stage
     else:
         own.missing["layer_mid"] = "no call takes or makes the stream between this block's sublayers"
 

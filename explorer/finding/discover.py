@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,8 +12,8 @@ from explorer import vocabulary
 from explorer.finding.block import BlockFinds, CannotFollow, Sublayer, find_block, first_and_second
 from explorer.finding.flow import recorded, tensors
 from explorer.finding.spots import Finds
-from explorer.finding.stream import Tail, stream
-from explorer.finding.structure import Frame, after_blocks, frame, kinds
+from explorer.finding.stream import Step, Tail, stream
+from explorer.finding.structure import Frame, Handing, frame, kinds
 from explorer.places import Place
 
 #: Lengths tried for the probe's batch and sequence, so that no size of the model equals one of them.
@@ -22,6 +22,7 @@ _LENGTHS = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 ABSENT = {
     "shared_experts": "this block's MLP has no shared expert",
     "mlp": "this block has no MLP",
+    "extra": "this block has no part beside its mixer and its MLP",
 }
 
 
@@ -62,13 +63,14 @@ class Host:
 class Block:
     """One kind of block: the blocks that are so, their hosts, what they add, and the order of reading, which a decoding step may have of its own.
 
-    ``mid`` is how many addends ``layer_mid`` holds, None where it is not there.
+    ``steps`` is what the block does to its stream, and ``mid`` how many of them ``layer_mid`` has behind it, None where it is not there.
     """
 
     layers: tuple[int, ...]
     hosts: dict[str, Host]
     sublayers: tuple[Sublayer, ...]
     order: tuple[tuple[str, str], ...]
+    steps: tuple[Step, ...] = ()
     mid: int | None = None
     step_order: tuple[tuple[str, str], ...] = ()
 
@@ -100,6 +102,12 @@ class Anatomy:
     passable: bool = True
 
     @property
+    def names(self) -> dict[str, str]:
+        """The standard names of what is around the blocks, and of the blocks, with their paths."""
+        found = {"embed_tokens": self.frame.embedding, "layers": self.frame.blocks, "lm_head": self.frame.head}
+        return found if self.norm is None else {**found, "norm": self.norm}
+
+    @property
     def width(self) -> int:
         """How wide the stream is."""
         return self.blocks[0].hosts["layers"].sizes["hidden_size"]
@@ -108,9 +116,11 @@ class Anatomy:
         return next(block for block in self.blocks if layer in block.layers)
 
 
-def discover(twin: torch.nn.Module) -> Anatomy:
+def discover(twin: torch.nn.Module, alike: bool = True) -> Anatomy:
     """Find the standard values of ``twin``, a model that no engine has wrapped yet: on the meta device in bfloat16, or a small one.
 
+    alike: whether blocks of equal modules are taken for equal; where the forward multiplies with numbers, which may be a
+    block's own, they are not.
     It runs shortened to the blocks that differ and is left as it was found, unless its experts
     run in a loop: such a twin must not be used for anything else.
 
@@ -119,7 +129,7 @@ def discover(twin: torch.nn.Module) -> Anatomy:
     """
     base = frame(twin, _ran)
     blocks = twin.get_submodule(base.blocks)
-    groups = kinds(blocks)
+    groups = kinds(blocks) if alike else [(layer,) for layer in range(len(blocks))]
     depth = max(group[0] for group in groups) + 1
     if getattr(twin.config.get_text_config(), "_experts_implementation", None) == "eager":
         _choose_no_expert(twin)
@@ -140,8 +150,11 @@ def discover(twin: torch.nn.Module) -> Anatomy:
             with recorded(twin, paths) as step:
                 twin(ids[:, :1], cache=out.cache, use_cache=True)
             second = [find_block(step, path) for path in paths]
+    if alike and any(step.kind == "scale" and not isinstance(step.by, str) for finds in first for step in finds.steps):
+        return discover(twin, alike=False)
     sizes = {"batch": batch, "seq": seq, "step": 1}
-    found = [_block(group, path, a, b, sizes) for group, path, a, b in zip(groups, paths, first, second)]
+    shared = _shared(twin)
+    found = [_block(group, path, a, b, sizes, shared) for group, path, a, b in zip(groups, paths, first, second)]
     width = first[0].hosts["layers"].sizes["hidden_size"]
     fits = twin.get_input_embeddings().weight.shape[1] == width
     reason = "" if norm is not None else tail.lacks_norm()
@@ -152,13 +165,19 @@ def discover(twin: torch.nn.Module) -> Anatomy:
 
 def _passable(twin: torch.nn.Module, base: Frame, found: list[Block], depth: int) -> bool:
     """Whether the forward goes on where a block hands on the stream alone, and nothing of what else it returns."""
-    counts = [block.hosts["layers"].traits["returns"] for block in found]
-    if all(count is None or count == 1 for count in counts):
+    if all(block.hosts["layers"].traits["returns"] in (None, 1) for block in found):
         return True
+    holder, blocks = twin.get_submodule(base.blocks.rpartition(".")[0]), twin.get_submodule(base.blocks)
+    ids = torch.zeros(1, 3, dtype=torch.long, device=twin.device)
     stream = torch.zeros(1, 3, found[0].hosts["layers"].sizes["hidden_size"], dtype=twin.dtype, device=twin.device)
+    returned = {layer: block.hosts["layers"].traits["returns"] for block in found for layer in block.layers}
+    name = base.blocks.rpartition(".")[2]
     try:
         with torch.no_grad(), unpadded(twin), _shortened(twin, base.blocks, depth):
-            after_blocks(twin, base.blocks, counts[0], stream)
+            for left in range(depth):
+                others = [Handing(block, stream, returned[layer]) if layer == left else block for layer, block in enumerate(blocks[:depth])]
+                setattr(holder, name, torch.nn.ModuleList(others))
+                twin(ids)
     except Exception:  # noqa: BLE001  whatever it misses
         return False
     return True
@@ -170,7 +189,8 @@ def unpadded(model: torch.nn.Module) -> Iterator[None]:
     configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
     before = [(config, config.pad_token_id) for config in configs if hasattr(config, "pad_token_id")]
     for config, _ in before:
-        config.pad_token_id = None
+        with suppress(Exception):  # some refuse to have none
+            config.pad_token_id = None
     try:
         yield
     finally:
@@ -290,9 +310,21 @@ def _tail(twin: torch.nn.Module, base: Frame) -> Iterator[_Tail]:
             hook.remove()
 
 
-def _block(layers: tuple[int, ...], path: str, prompt: BlockFinds, step: BlockFinds | None, call: dict[str, int]) -> Block:
+def _shared(twin: torch.nn.Module) -> set[str]:
+    """Paths of modules that stand in the model more than once, so that what passes in one passes in all."""
+    paths: dict[int, list[str]] = {}
+    for name, module in twin.named_modules(remove_duplicate=False):
+        paths.setdefault(id(module), []).append(name)
+    return {name for names in paths.values() if len(names) > 1 for name in names}
+
+
+def _block(layers: tuple[int, ...], path: str, prompt: BlockFinds, step: BlockFinds | None, call: dict[str, int], shared: set[str]) -> Block:
     hosts = {}
     for name, finds in prompt.hosts.items():
+        for value, spot in list(finds.spots.items()):
+            if any(spot.call.module == other or spot.call.module.startswith(f"{other}.") for other in shared):
+                finds.missing[value] = "it is handed over in a module that other blocks share"
+                del finds.spots[value]
         again = step.hosts.get(name) if step is not None else None
         hosts[name] = _host(name, path, finds, again, call, prompt.visited)
     order, stepped = _order(prompt, hosts), _order(step, hosts) if step is not None else ()
@@ -300,7 +332,7 @@ def _block(layers: tuple[int, ...], path: str, prompt: BlockFinds, step: BlockFi
         if name != "model" and name not in hosts:
             missing = dict.fromkeys(vocabulary.BY_HOST[name], absent(name, prompt.hosts))
             hosts[name] = Host(name, "", {}, {}, missing, {})
-    return Block(layers, hosts, tuple(prompt.sublayers), order, prompt.mid, stepped)
+    return Block(layers, hosts, tuple(prompt.sublayers), order, tuple(prompt.steps), prompt.mid, stepped)
 
 
 def _order(finds: BlockFinds, hosts: dict[str, Host]) -> tuple[tuple[str, str], ...]:

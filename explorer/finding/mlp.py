@@ -83,6 +83,9 @@ def find_mixture(flow: Flow, module: Call, experts: Call) -> Finds:
     finds.spots["routed_output"] = Spot(experts.output, experts, "output", None)
     finds.sizes["top_k"] = indices[1].shape[-1]
     finds.traits["experts"] = experts.module
+    stacked = next((p.shape[0] for p in experts.fn.parameters() if p.dim() == 3), None)
+    if stacked is not None:
+        finds.sizes["num_experts"] = stacked
     inner = [c for c in flow.inside(experts) if not c.labels and isinstance(c.output, torch.Tensor)]
     if inner:
         finds.sizes["intermediate_size"] = inner[0].output.shape[-1]
@@ -183,7 +186,7 @@ def _scoring(flow: Flow, module: Call, logits: int | None, choice: int, weights:
     return Scoring(
         function, bool(adds), any("masked_fill" in n or n == "where" for n in names),
         next((f for f in _FUNCTIONS if any(f in n for n in late)), "none"),
-        any(n == "sum" for n in late) and any(n.startswith("div") for n in late), _factor(flow, [i for i in after if i > choice]), choice_only=not set(flow.ops[choice].makes) & _made(flow, chosen)
+        any(n in ("sum", "linalg_vector_norm") for n in late) and any(n.startswith("div") for n in late), _factor(flow, [i for i in after if i > choice]), choice_only=not set(flow.ops[choice].makes) & _made(flow, chosen)
         and flow.ops[choice].reads[0] not in _read(flow, chosen),
     )
 

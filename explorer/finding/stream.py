@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
-from explorer.finding.flow import PASSING, Call, Flow, tensors
-from explorer.finding.spots import Spot, argument, innermost, result
+from explorer.finding.flow import PASSING, Call, Flow, Op, tensors
+from explorer.finding.spots import Spot, argument, innermost, is_norm, result
 
 #: Operations that multiply with weights.
 _PRODUCTS = frozenset("mm addmm bmm baddbmm matmul linear _grouped_mm convolution mv addmv dot".split())
 _ADDS = ("add", "add_")
+_PICKS = frozenset("index index_select gather select split split_with_sizes unbind chunk narrow mul add".split())
+_SCALES = ("mul", "mul_", "div", "div_")
 
 
 class CannotFollow(ValueError):
@@ -39,39 +41,84 @@ def stream(block: Call) -> torch.Tensor:
     return next(tensors((block.args, block.kwargs)))
 
 
-def addends(flow: Flow, block: Call) -> list[tuple[int, int]]:
-    """What the block adds, first to last: (tensor, the add that adds it).
+@dataclass(frozen=True)
+class Step:
+    """One thing a block does to its stream, in order.
 
-    Walks back from the block's output along the adds to its input; the other
-    operand of each add is an addend. Raises CannotFollow when no such path exists.
+    kind: ``"add"`` (an addend), ``"scale"`` or ``"shift"`` (times or plus ``by``: a number, or the path of
+    a parameter or buffer from the block), ``"norm"`` (through the module at path ``by``).
+    key: of an add, the tensor added. ops: the operations it is done with.
+    """
+
+    kind: str
+    ops: tuple[int, ...]
+    made: int
+    key: int = 0
+    by: float | str = ""
+
+
+def steps(flow: Flow, block: Call) -> list[Step]:
+    """What the block does to its stream, first to last.
+
+    Walks back from the block's output to its input along adds, whose other operand is an addend,
+    and where the stream itself is scaled, shifted or normed along that.
+    Raises CannotFollow when no such path exists.
     """
     entering, leaving = id(stream(block)), next(tensors(block.output))
+    constants = {id(tensor): name for name, tensor in (*block.fn.named_parameters(), *block.fn.named_buffers())}
 
-    def walk(key: int, before: int | None) -> list[tuple[int, int]] | None:
+    def constant(key: int, before: int) -> str | None:
+        return next((constants[k] for k in flow.back(key, before) if k in constants), None)
+
+    def walk(key: int, before: int | None) -> list[Step] | None:
         while (index := flow.maker(key, before)) is not None and index >= block.start:
-            op = flow.ops[index]
+            op, owner = flow.ops[index], flow.owners[index]
+            if owner is not None and owner is not block and is_norm(owner) and result(owner, {key}) is not None:
+                rest = walk(id(owner.args[0]), owner.start) if owner.args else None
+                return None if rest is None else [*rest, Step("norm", tuple(range(owner.start, owner.stop)), key, by=_within(owner.module, block))]
             if op.name in PASSING:
                 key, before = op.reads[0], index
                 continue
-            if op.name in _ADDS and len(op.reads) == 2:
-                for main, other in (op.reads, op.reads[::-1]):
-                    if (rest := walk(main, index)) is not None:
-                        return [*rest, (other, index)]
-            return None
+            return min(filter(None, taken(op, index)), key=lambda path: sum(step.kind != "add" for step in path), default=None)
         # Nothing in the block made it or changed it in place: it is the stream as it came, or no part of it.
         return [] if key == entering else None
 
+    def taken(op: Op, index: int) -> Iterator[list[Step] | None]:
+        made = op.makes[0]
+        if op.name in _ADDS and len(op.reads) == 2:
+            for main, other in (op.reads, op.reads[::-1]):
+                if (rest := walk(main, index)) is not None:
+                    by = constant(other, index)
+                    yield [*rest, Step("add", (index,), made, key=other) if by is None else Step("shift", (index,), made, by=by)]
+        elif op.name in _SCALES and len(op.reads) == 1 and len(op.numbers) == 1:
+            rest = walk(op.reads[0], index)
+            factor = 1 / op.numbers[0] if op.name.startswith("div") else op.numbers[0]
+            yield None if rest is None else [*rest, Step("scale", (index,), made, by=factor)]
+        elif op.name in ("mul", "mul_") and len(op.reads) == 2:
+            for main, other in (op.reads, op.reads[::-1]):
+                if (by := constant(other, index)) is not None and (rest := walk(main, index)) is not None:
+                    yield [*rest, Step("scale", (index,), made, by=by)]
+
     found = walk(id(leaving), None)
-    if found is None:
-        raise CannotFollow(f"the output of {block.module} is not its input plus a sum of addends")
+    if not found:
+        raise CannotFollow(f"the output of {block.module} is not its input plus a sum of addends, scaled or normed")
     return found
+
+
+def _within(path: str, block: Call) -> str:
+    return path.removeprefix(f"{block.module}.")
+
+
+def _stages(found: list[Step]) -> dict[int, int]:
+    """For each operation on the stream itself, how many steps are done with it."""
+    return {index: number for number, step in enumerate(found, 1) for index in step.ops}
 
 
 def parts(flow: Flow, block: Call) -> list[Part]:
     """The block's addends, first to last. A sum of two that the block itself adds up is left whole; see `halves`."""
-    found = addends(flow, block)
-    stages = {add: number for number, (_, add) in enumerate(found, 1)}
-    return [_part(flow, block, key, add, stages) for key, add in found]
+    found = steps(flow, block)
+    stages = _stages(found)
+    return [_part(flow, block, step.key, step.ops[0], stages) for step in found if step.kind == "add"]
 
 
 def halves(flow: Flow, block: Call, part: Part) -> list[Part]:
@@ -85,7 +132,7 @@ def halves(flow: Flow, block: Call, part: Part) -> list[Part]:
     shape = flow.tensors[last].shape
     if any(flow.tensors[key].shape != shape for key in flow.ops[index].reads):
         return [part]
-    stages = {add: number for number, (_, add) in enumerate(addends(flow, block), 1)}
+    stages = _stages(steps(flow, block))
     pair = [_part(flow, block, key, index, stages) for key in flow.ops[index].reads]
     pair.sort(key=lambda one: max(one.ops, default=0))
     weights = [set(weighted(flow, one)) for one in pair]
@@ -93,7 +140,7 @@ def halves(flow: Flow, block: Call, part: Part) -> list[Part]:
 
 
 def _part(flow: Flow, block: Call, key: int, add: int, stages: dict[int, int]) -> Part:
-    """Walks back from an addend to the stream; ``stages`` numbers the adds that make the stream."""
+    """Walks back from an addend to the stream; ``stages`` numbers the operations that make the stream."""
     entering = id(stream(block))
     ops: set[int] = set()
     read: set[int] = set()
@@ -114,20 +161,23 @@ def _part(flow: Flow, block: Call, key: int, add: int, stages: dict[int, int]) -
 
 def weighted(flow: Flow, part: Part) -> list[int]:
     """The operations of a part that multiply with a parameter, in order."""
-    return [i for i in sorted(part.ops) if flow.ops[i].name in _PRODUCTS
-            and any(isinstance(flow.tensors[k], torch.nn.Parameter) for read in flow.ops[i].reads for k in flow.back(read, i))]
+    return [i for i in sorted(part.ops) if flow.ops[i].name in _PRODUCTS and _with_weights(flow, i)]
+
+
+def _with_weights(flow: Flow, index: int) -> bool:
+    """Whether an operation reads a parameter, or what was picked from one."""
+    return any(isinstance(flow.tensors[k], torch.nn.Parameter) for read in flow.ops[index].reads for k in _origins(flow, read, index))
 
 
 def contracts(flow: Flow, part: Part) -> bool:
     """Whether a part multiplies matrices that are both made of the stream, as what mixes positions does and an MLP does not."""
-    return any(flow.ops[i].name in ("bmm", "baddbmm", "mm", "matmul") and not any(
-        isinstance(flow.tensors[k], torch.nn.Parameter) for read in flow.ops[i].reads for k in _origins(flow, read, i)) for i in part.ops)
+    return any(flow.ops[i].name in ("bmm", "baddbmm", "mm", "matmul") and not _with_weights(flow, i) for i in part.ops)
 
 
 def _origins(flow: Flow, key: int, before: int) -> list[int]:
     """A tensor and what it was picked from: copies and views, and choices of rows, as an expert's matrix is chosen."""
     chain = flow.back(key, before)
-    while (index := flow.maker(chain[-1], before)) is not None and flow.ops[index].name in ("index", "index_select", "gather", "select", "mul", "add"):
+    while (index := flow.maker(chain[-1], before)) is not None and flow.ops[index].name in _PICKS:
         before = index
         chain += flow.back(flow.ops[index].reads[0], index)
     return chain

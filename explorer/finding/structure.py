@@ -54,7 +54,7 @@ def frame(root: torch.nn.Module, ran: Callable[[torch.nn.Module, Sequence[str]],
     return Frame(outer[0], embedding, head, len(root.get_submodule(outer[0])))
 
 
-class _Handing(torch.nn.Module):
+class Handing(torch.nn.Module):
     """Stands in for a block: hands a stream on, whatever it is called with, and is otherwise the block to whoever looks."""
 
     def __init__(self, block: torch.nn.Module, stream: torch.Tensor, returns: int | None) -> None:
@@ -77,7 +77,7 @@ def after_blocks(root: torch.nn.Module, path: str, returns: int | None, hidden: 
     owner, _, name = path.rpartition(".")
     holder, blocks = root.get_submodule(owner), root.get_submodule(path)
     stream = hidden.reshape(1, -1, hidden.shape[-1])
-    setattr(holder, name, torch.nn.ModuleList([_Handing(block, stream, returns) for block in blocks]))
+    setattr(holder, name, torch.nn.ModuleList([Handing(block, stream, returns) for block in blocks]))
     try:
         ids = torch.ones(1, stream.shape[1], dtype=torch.long, device=hidden.device)
         return root(input_ids=ids, **options).logits.reshape(*hidden.shape[:-1], -1)
