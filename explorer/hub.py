@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from explorer import cards
@@ -25,6 +27,23 @@ def brief(error: BaseException) -> str:
     return sentence if len(sentence) <= 200 else sentence[:199] + "…"
 
 
+#: What a mistake in a program raises, as opposed to one in what it is given.
+_MISTAKES = (AssertionError, AttributeError, LookupError, NameError, TypeError)
+_HERE = Path(__file__).parent
+
+
+def ours(error: BaseException) -> bool:
+    """Whether an error is a mistake in this package's own code: raised there, and of a kind that nothing here raises on purpose."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, _MISTAKES) and bool(frames) and Path(frames[-1].filename).is_relative_to(_HERE)
+
+
+def shown(name: object, most: int = 120) -> str:
+    """A path or an id in a sentence; of a very long one both ends."""
+    text = str(name)
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 2 + 1 :]}"
+
+
 def read(source: str, fetch: Callable[[bool], T]) -> T:
     """What ``fetch(True)`` finds among the downloads, else what ``fetch(False)`` gets from the hub.
 
@@ -32,19 +51,23 @@ def read(source: str, fetch: Callable[[bool], T]) -> T:
     or misspelling an id is said at once. Raises UnknownCheckpoint for what is no
     hub id and LoadError, one sentence each, for the rest.
     """
-    if source.count("/") != 1:
+    if source.count("/") > 1:
         cards.card(source)  # raises, naming the nearest
     try:
         return fetch(True)
     except LoadError:
         raise
-    except Exception:  # not all there, or not there at all: the same question to the hub
+    except Exception as error:  # not all there, or not there at all: the same question to the hub
+        if ours(error):
+            raise
         _ask(source)
     try:
         return fetch(False)
     except LoadError:
         raise
     except Exception as error:
+        if ours(error):
+            raise
         if "trust_remote_code" in str(error):
             raise LoadError(f"{source} brings modeling code of its own; read it, then load with trust_remote_code=True.") from error
         raise LoadError(f"{source} cannot be loaded ({brief(error)}).") from error
@@ -60,7 +83,7 @@ def _ask(source: str) -> None:
     except GatedRepoError as error:
         raise LoadError(f"{source} is given out by its owners on request: ask for it there and log in to the hub.") from error
     except (RepositoryNotFoundError, HFValidationError) as error:
-        raise LoadError(f"The hub has no checkpoint {source!r}{_near(source)}") from error
+        raise LoadError(f"The hub has no checkpoint {shown(source)!r}{_near(source)}") from error
     except Exception as error:  # offline, refused, too slow
         raise LoadError(_unreachable(source)) from error
 
@@ -71,7 +94,7 @@ def _unreachable(source: str) -> str:
             f"The weights of {source} are not here and the hub cannot be reached; "
             "load it with weights=False for its shapes, or give the folder they are in."
         )
-    return f"There is no checkpoint {source!r} here and the hub cannot be reached{_near(source)}"
+    return f"There is no checkpoint {shown(source)!r} here and the hub cannot be reached{_near(source)}"
 
 
 def _near(source: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import os
 import tempfile
 import threading
@@ -13,10 +12,10 @@ from typing import Any
 
 import torch
 
-from explorer import cards, engine, hub, specimens  # noqa: F401  the engine before any modeling code
+from explorer import cards, engine, files, hub, specimens  # noqa: F401  the engine before any modeling code
 from explorer.accounting import build_meta
 from explorer.finding.discover import discover
-from explorer.hub import LoadError, brief
+from explorer.hub import LoadError, brief, ours, shown
 from explorer.model import LanguageModel
 from explorer.specimens import bpe
 from explorer.specimens.recipes import recipe
@@ -30,11 +29,11 @@ DEFAULT = "default:"
 #: transformers sets torch's default dtype while it builds a model: two at once would build each other's.
 _BUILDING = threading.RLock()
 
+#: Characters of a name that may be an id, or a path worth saying in a sentence.
+_LONGEST = 500
+
 #: Parameters of a model that may be copied to be run once.
 _SMALL = 50_000_000
-
-#: Files that hold weights as pickles, which can run code when they are read.
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def load(source: str | os.PathLike, *, weights: bool = True, attn_implementation: str = "eager",
@@ -65,7 +64,7 @@ def load(source: str | os.PathLike, *, weights: bool = True, attn_implementation
         elif source.startswith(DEFAULT):
             found = _default(source.removeprefix(DEFAULT), dtype, weights, attn_implementation)
         elif _is_path(source):
-            path = Path(source).expanduser()
+            path = Path(_expanded(source))
             if path.suffix.lower() == ".gguf":
                 found = _gguf(path, dtype, weights, attn_implementation)
             else:
@@ -86,7 +85,10 @@ def _named(source: Any) -> str:
     if not isinstance(source, (str, os.PathLike)) or not os.fspath(source).strip():
         raise LoadError("Say what to load: 'specimen:<family>', the id of a checkpoint, a checkpoint folder or a .gguf file.")
     source = os.fspath(source)
-    if source in specimens.FAMILIES and not Path(source).exists():
+    there = os.path.exists(_expanded(source))
+    if len(source) > _LONGEST and not there:
+        raise LoadError(f"What to load has {len(source):,} characters, more than an id or a path that is there: it begins {source[:40]!r}.")
+    if source in specimens.FAMILIES and not there:
         ids = cards.family_checkpoints(source)
         other = f" or a checkpoint such as {ids[0]!r} with weights=False" if ids else ""
         raise LoadError(f"{source!r} is a family: load its small model as 'specimen:{source}'{other}.")
@@ -109,6 +111,8 @@ def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> An
                 raise
             return discover(copy.deepcopy(module).eval())
     except Exception as error:  # whatever a forward of another kind trips over, this model is not one of ours
+        if ours(error):
+            raise
         raise LoadError(
             f"{label} is of the class {type(module).__name__}, whose forward does not go the way the standard values are found ({brief(error)})."
         ) from error
@@ -116,18 +120,27 @@ def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> An
 
 def _is_path(source: str) -> bool:
     return (
-        Path(source).expanduser().exists()
+        os.path.exists(_expanded(source))
         or source.startswith(("/", "./", "../", "~"))
-        or source.lower().endswith((".gguf", ".safetensors", *PICKLES))
+        or source.lower().endswith(files.KNOWN)
     )
+
+
+def _expanded(source: str) -> str:
+    """A path with its ``~`` resolved; LoadError for somebody's folder whom this machine does not know."""
+    path = os.path.expanduser(source)
+    if path.startswith("~") and not os.path.exists(path):
+        user = path[1:].split("/")[0]
+        raise LoadError(f"There is no user {user!r} on this machine, whose folder {shown(path)} names; write the path out.")
+    return path
 
 
 def _specimen(family: str, dtype: torch.dtype | None, weights: bool, attention: str) -> tuple:
     if not weights:
         config = specimens.config_of(family)
         return build_meta(config, dtype or torch.bfloat16, attention), _specimen_tokenizer(), f"{SPECIMEN}{family}", "none: shapes only"
-    specimen = specimens.build(family, dtype=dtype or torch.float32)
     with _broken(f"{SPECIMEN}{family}"):
+        specimen = specimens.build(family, dtype=dtype or torch.float32)
         specimen.model.set_attn_implementation(attention)
     return specimen.model, specimen.tokenizer, f"{SPECIMEN}{family}", specimen.weights
 
@@ -179,22 +192,23 @@ def _weighted(source: Any, label: str, dtype: torch.dtype | None, attention: str
     if missing := sorted(report["missing_keys"]):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise LoadError(f"{label} lacks the weights {missing[0]}{more}, which its configuration calls for; fetch it again.")
+    files.check_surplus(label, report["unexpected_keys"], model)
     return model
 
 
 def _folder(path: Path, dtype: torch.dtype | None, weights: bool, attention: str, trust: bool) -> tuple:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    if path.suffix.lower() in PICKLES:
-        raise LoadError(f"{path} is a pickle, which can run code when read; convert it to safetensors and give its folder.")
-    if not path.exists():
-        raise LoadError(f"There is nothing at {path}; give a checkpoint folder or a .gguf file.")
+    if not os.path.isdir(path):
+        files.refuse_kind(path)
+    if not os.path.exists(path):
+        raise LoadError(f"There is nothing at {shown(path)}; give a checkpoint folder or a .gguf file.")
     if path.is_file():
         raise LoadError(f"{path} is a single file; give the checkpoint folder it is in, with its config.json.")
     if not (path / "config.json").exists():
         raise LoadError(f"{path} has no config.json; give the folder of a transformers checkpoint.")
     if weights:
-        _check_weights(path)
+        files.check_weights(path)
     with _broken(path):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust, local_files_only=True)
         if type(config) not in AutoModelForCausalLM._model_mapping and not hasattr(config, "auto_map"):
@@ -216,9 +230,11 @@ def _broken(path: Path | str):
     """Turn what the libraries say of files they cannot read into one sentence."""
     try:
         yield
-    except LoadError:
+    except (LoadError, specimens.SpecimenError, specimens.UnknownFamily):
         raise
     except Exception as error:
+        if ours(error):
+            raise
         if "trust_remote_code" in str(error):
             raise LoadError(f"{path} brings modeling code of its own; read it, then load with trust_remote_code=True.") from error
         if "ignore_mismatched_sizes" in str(error):
@@ -226,54 +242,23 @@ def _broken(path: Path | str):
         raise LoadError(f"{path} cannot be loaded ({brief(error)}).") from error
 
 
-def _check_weights(path: Path) -> None:
-    """Safetensors, all there and whole, or one sentence."""
-    from safetensors import SafetensorError, safe_open
-
-    index = path / "model.safetensors.index.json"
-    files = sorted(file for file in path.glob("*.safetensors") if file.is_file())
-    if index.exists():
-        try:
-            named = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            if not all(isinstance(name, str) and name.endswith(".safetensors") for name in named):
-                raise TypeError
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise LoadError(f"{index} is not an index of weights; fetch it again.") from error
-        missing = [name for name in named if not (path / name).is_file()]
-        if missing:
-            raise LoadError(f"{path} lacks {', '.join(missing)}, which its index names; fetch what is missing.")
-        files = [path / name for name in named]
-    if not files:
-        pickled = [p.name for p in sorted(path.iterdir()) if p.suffix.lower() in PICKLES]
-        if pickled:
-            raise LoadError(
-                f"{path} holds its weights as pickles ({', '.join(pickled)}), which can run code when read; "
-                "convert them to safetensors."
-            )
-        raise LoadError(f"{path} has no weights; add its .safetensors files or load with weights=False.")
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as opened:
-                opened.keys()
-        except SafetensorError as error:
-            raise LoadError(f"{file} is truncated or damaged ({error}); fetch it again.") from error
-
-
 def _gguf(path: Path, dtype: torch.dtype | None, weights: bool, attention: str) -> tuple:
-    if not path.is_file():
-        raise LoadError(f"There is no file {path}; give the path of a .gguf file.")
+    if not os.path.isfile(path):
+        raise LoadError(f"There is no file {shown(path)}; give the path of a .gguf file.")
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise LoadError(f"{path} is not a GGUF file; fetch it again.")
     try:
         import accelerate  # noqa: F401
-        import gguf  # noqa: F401
+        from gguf import GGUFReader
     except ImportError as error:
         raise LoadError("Reading a GGUF file needs two more packages: pip install gguf accelerate.") from error
     from transformers import AutoConfig, AutoTokenizer
 
     options = {"gguf_file": path.name, "local_files_only": True}
     try:
+        reader = GGUFReader(path)
+        files.check_gguf_blocks(path.name, reader)
         with tempfile.TemporaryDirectory() as alone:  # what lies beside the file belongs to other models
             (Path(alone) / path.name).symlink_to(path.resolve())
             tokenizer = AutoTokenizer.from_pretrained(alone, **options)
@@ -284,18 +269,9 @@ def _gguf(path: Path, dtype: torch.dtype | None, weights: bool, attention: str) 
     except LoadError:
         raise
     except Exception as error:  # the reader trips over a damaged file in ways of its own
+        if ours(error):
+            raise
         if "not supported" in str(error):
             raise LoadError(f"{path} cannot be read as a model ({brief(error)}).") from error
         raise LoadError(f"{path} cannot be read ({brief(error)}); if it is truncated or damaged, fetch it again.") from error
-    return model, tokenizer, path.name, f"as found in the file, {_precision(path)}"
-
-
-def _precision(path: Path) -> str:
-    """What a GGUF file says of how its numbers are kept: ``"dequantised from Q4_1"``."""
-    from gguf import GGUFReader, LlamaFileType
-
-    field = GGUFReader(path).fields.get("general.file_type")
-    if field is None:
-        return "its precision not stated"
-    kind = LlamaFileType(int(field.parts[-1][0])).name.removeprefix("MOSTLY_").removeprefix("ALL_")
-    return f"in {kind}" if kind in ("F32", "F16", "BF16") else f"dequantised from {kind}"
+    return model, tokenizer, path.name, f"as found in the file, {files.gguf_precision(reader)}"

@@ -117,3 +117,13 @@ def test_a_tokenizer_beside_the_file_is_not_its_own(tmp_path, smollm2):
     specimen("llama").tokenizer.save_pretrained(tmp_path)
     found = load(tmp_path / smollm2.name, weights=False)
     assert len(found.tokenizer) == 49152
+
+
+def test_a_file_with_more_blocks_than_it_says_is_refused(tmp_path, smollm2):
+    from gguf import GGUFReader
+
+    file = tmp_path / "model.gguf"
+    file.write_bytes(smollm2.read_bytes())
+    field = GGUFReader(file, "r+").fields["llama.block_count"]
+    field.parts[field.data[0]][0] = 28
+    refused(file, r"model.gguf holds weights of blocks 28–29, and its configuration has blocks 0 to 27; fetch both again")

@@ -13,11 +13,13 @@ import pytest
 import torch
 from huggingface_hub import HfApi
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from explorer import cards, hub, load
+from explorer import cards, hub, load, loading
 from explorer.hub import LoadError
 from explorer.specimens.errors import UnknownFamily
+from explorer.words import ranges
 from tests.models import FAMILIES, PROMPT, specimen
 
 
@@ -138,15 +140,16 @@ def test_a_folder_called_like_a_family_is_a_folder(saved, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(("source", "says", "error"), [
-    ("specimen:nothing", "no specimen of the family 'nothing'; there are llama", UnknownFamily),
+    ("specimen:nothing", "no specimen of the family 'nothing'; ", UnknownFamily),
     ("specimen:qwen3next", "did you mean 'qwen3_next'?", UnknownFamily),
     ("specimen:", "no specimen", UnknownFamily),
     ("llama", "'llama' is a family: load its small model as 'specimen:llama'", LoadError),
     ("", "Say what to load", LoadError), ("  ", "Say what to load", LoadError),
     (None, "Say what to load", LoadError), (3, "Say what to load", LoadError),
-    ("Qwen3-30B-A3B", "did you mean Qwen/Qwen3-30B-A3B?", cards.UnknownCheckpoint),
-    ("qwen3-next-80b", "did you mean Qwen/Qwen3-Next-80B-A3B-Instruct", cards.UnknownCheckpoint),
     ("a/b/c", "No checkpoint card is called", cards.UnknownCheckpoint),
+    ("~nobody-of-that-name/x", "There is no user 'nobody-of-that-name' on this machine", LoadError),
+    ("x" * 5000, "What to load has 5,000 characters", LoadError), ("a/" + "x" * 5000, "has 5,002 characters", LoadError),
+    ("/" + "x" * 300, "There is nothing at /xxx", LoadError), ("x" * 300 + ".gguf", "There is no file xxx", LoadError),
 ])
 def test_a_name_that_is_none_is_answered_with_the_nearest(source, says, error, no_network):
     refused(source, re.escape(says), error)
@@ -159,6 +162,18 @@ def test_a_misspelt_checkpoint_is_answered_at_once_without_a_network(no_network)
     for options in ({}, {"weights": False}):
         refused("Qwen/Qwen3-Nxt-80B-A3B-Instruct", "hub cannot be reached; did you mean Qwen/Qwen3-Next-80B-A3B-Instruct", **options)
     refused("somebody/nothing-like-it", r"no checkpoint 'somebody/nothing-like-it' here and the hub cannot be reached\.$")
+
+
+@pytest.mark.parametrize(("name", "near"), [
+    ("Qwen3-30B-A3B", "; did you mean Qwen/Qwen3-30B-A3B?"), ("qwen3-next-80b", "; did you mean Qwen/Qwen3-Next-80B-A3B-Instruct?"),
+    ("nothing-like-it", "."),
+])
+def test_the_hub_has_ids_without_a_slash(name, near, hub_that_answers, no_network):
+    """The first checkpoints on it have no owner in their names."""
+    asked = hub_that_answers(RepositoryNotFoundError)
+    for options in ({}, {"weights": False}):
+        refused(name, re.escape(f"The hub has no checkpoint '{name}'{near}") + "$", **options)
+    assert [source for source, _ in asked] == [name, name] and not no_network
 
 
 def test_a_card_asked_for_with_weights_says_how_to_have_it_without(no_network):
@@ -211,6 +226,17 @@ def test_what_a_library_says_is_cut_to_its_first_sentence():
     assert hub.brief(ValueError(long)) == "The file is wrong because of `this`"
     assert len(hub.brief(ValueError("word " * 200))) == 200 and hub.brief(KeyError()) == "KeyError"
     assert hub.brief(ValueError("version 5.24.0 of config.json is meant")) == "version 5.24.0 of config.json is meant"
+
+
+def test_a_mistake_of_our_own_is_not_taken_for_one_of_the_model(monkeypatch):
+    """What the model trips over is one sentence, with its cause; what this package gets wrong is not hidden behind it."""
+    monkeypatch.setattr(loading, "discover", lambda twin: torch.nn.Linear(2, 2)(None))
+    with pytest.raises(LoadError, match="does not go the way the standard values are found") as caught:
+        load("specimen:llama")
+    assert isinstance(caught.value.__cause__, TypeError)
+    monkeypatch.setattr(loading, "discover", lambda twin: ranges("ab"))
+    with pytest.raises(TypeError):
+        load("specimen:llama")
 
 
 # -- files ---------------------------------------------------------------------------------
@@ -272,10 +298,48 @@ def test_a_pickle_is_refused_and_not_opened(broken):
     (broken / "model.safetensors").unlink()
     torch.save({"weights": Bomb()}, broken / "pytorch_model.bin")
     refused(broken, r"weights as pickles \(pytorch_model.bin\), which can run code when read; convert them")
-    for name in ("pytorch_model.bin", "model.pt", "model.ckpt"):
+    for name in ("pytorch_model.bin", "model.pt", "model.ckpt", "model.th", "model.pickle", "model.joblib"):
         (broken / name).exists() or shutil.copy(broken / "pytorch_model.bin", broken / name)
         refused(broken / name, "is a pickle, which can run code when read")
     assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", ["model.pickle", "model.joblib", "model.th", "pytorch_model.BIN"])
+def test_a_folder_of_pickles_is_said_to_be_one(broken, name):
+    (broken / "model.safetensors").rename(broken / name)
+    refused(broken, rf"holds its weights as pickles \({name}\)")
+
+
+@pytest.mark.parametrize(("name", "what"), [
+    ("model.npy", "a NumPy array"), ("model.npz", "an archive of NumPy arrays"), ("tf_model.h5", "an HDF5 file"),
+    ("flax_model.msgpack", "a msgpack file"), ("model.onnx", "an ONNX graph"),
+])
+def test_weights_of_another_kind_are_named_and_what_is_wanted(broken, name, what):
+    (broken / "model.safetensors").rename(broken / name)
+    refused(broken, rf"in a form that is not read here \({name}\); convert them to safetensors")
+    refused(broken / name, f"{name} is {what}.*; convert it to safetensors and give its folder")
+    refused(f"/nowhere/{name}", f"is {what}")
+
+
+def test_a_folder_with_a_gguf_file_points_to_it(broken):
+    (broken / "model.safetensors").rename(broken / "model.gguf")
+    refused(broken, "holds its weights in model.gguf; give the path of that file")
+
+
+def add_weights(folder: Path, *names: str) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {name: torch.zeros(2) for name in names}, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_weights_without_a_place_are_said_to_be_left_out(broken):
+    add_weights(broken, "model.extra.weight", "another.weight", "model.layers.0.more.weight")
+    with pytest.warns(UserWarning, match=r"has no place for and that are left out: another\.weight and 2 more\.$"):
+        assert load(broken).record("a word", ["logits"])["logits"].isfinite().all()
+
+
+def test_weights_of_blocks_that_the_configuration_does_not_have_are_refused(broken):
+    add_weights(broken, "model.layers.3.mlp.up_proj.weight", "model.layers.4.mlp.up_proj.weight")
+    refused(broken, r"holds weights of model\.layers 3–4, and its configuration has blocks 0 to 2; fetch both again")
 
 
 def test_a_pickle_beside_whole_weights_is_left_alone(broken):
