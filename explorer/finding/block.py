@@ -11,7 +11,7 @@ from explorer.finding.flow import Call, Flow, tensors
 from explorer.finding.mlp import DENSE, ROUTED, experts_call, find_dense, find_mixture
 from explorer.finding.recurrent import find_convolution, find_recurrent, gates_a_convolution, kernel
 from explorer.finding.spots import Finds, Spot, argument, is_norm, result
-from explorer.finding.stream import CannotFollow, Part, Step, addend_spot, contracts, halves, home, parts, steps, stream, tail, weighted
+from explorer.finding.stream import SCALES, CannotFollow, Part, Step, addend_spot, contracts, halves, home, parts, steps, stream, tail, weighted
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Sublayer:
 
     role is ``"attention"``, ``"recurrent"``, ``"convolution"``, ``"mixer"``, ``"experts"``, ``"mlp"`` or ``"extra"``; ``host`` is
     the standard name of the part and ``module`` the path of its module, the block's own where it has
-    none; ``norm`` is the path of the norm it reads, or None. ``turn`` numbers the adds that make the
+    none; ``norm`` is the path of the norm it reads, or None; ``behind`` that of one whose result it reads scaled. ``turn`` numbers the adds that make the
     stream, from 1, and is the one that adds this part; ``stage`` is how many steps the stream had behind
     it when the part read it, None where it read it at several points.
     """
@@ -32,6 +32,7 @@ class Sublayer:
     norm: str | None
     turn: int
     stage: int | None
+    behind: str | None = None
 
     @property
     def output(self) -> str:
@@ -158,7 +159,9 @@ def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call
         inner.missing = {n: r for n, r in inner.missing.items() if n.startswith("mlp_")}
         finds.hosts["shared_experts"] = inner
     finds.calls[host] = call
-    sublayer = Sublayer(role, host, call.module, addend, _norm_before(flow, block, call), turn, part.stage)
+    norm = _norm_before(flow, block, call)
+    behind = _norm_before(flow, block, call, scaled=True) if norm is None else None
+    sublayer = Sublayer(role, host, call.module, addend, norm, turn, part.stage, behind)
     values.spots[sublayer.output] = addend
     finds.sublayers.append(sublayer)
 
@@ -167,9 +170,14 @@ def _told(call: Call) -> str:
     return f"a part of {call.module} that is no module" if call.part_of is not None else call.module
 
 
-def _norm_before(flow: Flow, block: Call, call: Call) -> str | None:
-    """The module whose result a part is called with, if that is a norm: a module that multiplies with no matrix."""
+def _norm_before(flow: Flow, block: Call, call: Call, scaled: bool = False) -> str | None:
+    """The module whose result a part is called with, if that is a norm: a module that multiplies with no matrix.
+
+    scaled: also where what it is called with is that result times numbers.
+    """
     entering = flow.back(id(next(tensors((call.args, call.kwargs)))), call.start)
+    while scaled and (index := flow.maker(entering[-1], call.start)) is not None and flow.ops[index].name in SCALES and len(flow.ops[index].reads) == 1:
+        entering += flow.back(flow.ops[index].reads[0], index)
     makers = [c for c in flow.inside(block) if is_norm(c) and result(c, entering) is not None and c.ended <= call.began]
     return makers[-1].module if makers else None
 

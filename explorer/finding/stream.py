@@ -14,7 +14,7 @@ from explorer.finding.spots import Spot, argument, innermost, is_norm, result
 _PRODUCTS = frozenset("mm addmm bmm baddbmm matmul linear _grouped_mm convolution mv addmv dot".split())
 _ADDS = ("add", "add_")
 _PICKS = frozenset("index index_select gather select split split_with_sizes unbind chunk narrow mul add".split())
-_SCALES = ("mul", "mul_", "div", "div_")
+SCALES = ("mul", "mul_", "div", "div_")
 
 
 class CannotFollow(ValueError):
@@ -90,7 +90,7 @@ def steps(flow: Flow, block: Call) -> list[Step]:
                 if (rest := walk(main, index)) is not None:
                     by = constant(other, index)
                     yield [*rest, Step("add", (index,), made, key=other) if by is None else Step("shift", (index,), made, by=by)]
-        elif op.name in _SCALES and len(op.reads) == 1 and len(op.numbers) == 1:
+        elif op.name in SCALES and len(op.reads) == 1 and len(op.numbers) == 1:
             rest = walk(op.reads[0], index)
             factor = 1 / op.numbers[0] if op.name.startswith("div") else op.numbers[0]
             yield None if rest is None else [*rest, Step("scale", (index,), made, by=factor)]
