@@ -5,10 +5,12 @@ from __future__ import annotations
 from importlib.metadata import files
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch.testing import assert_close
 
+from explorer import files as files_of
 from explorer import load, zero_head
 from tests.test_loading import refused
 
@@ -85,7 +87,6 @@ def test_a_gguf_file_cut_short_in_its_header(tmp_path, smollm2, length):
 def tiny_gguf(path: Path) -> bytes:
     """A GGUF file of the smallest kind, one tensor in it, to be cut."""
     import gguf
-    import numpy
 
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model("gpt2")
@@ -127,3 +128,24 @@ def test_a_file_with_more_blocks_than_it_says_is_refused(tmp_path, smollm2):
     field = GGUFReader(file, "r+").fields["llama.block_count"]
     field.parts[field.data[0]][0] = 28
     refused(file, r"model.gguf holds weights of blocks 28–29, and its configuration has blocks 0 to 27; fetch both again")
+
+
+@pytest.mark.parametrize("said, words", [(None, "its precision not stated"), (9999, "its precision not stated"), (1, "in F16"), (2, "dequantised from Q4_0")])
+def test_what_a_file_says_of_its_precision(tmp_path, said, words):
+    from gguf import GGUFReader, GGUFWriter
+
+    writer = GGUFWriter(tmp_path / "x.gguf", "llama")
+    if said is not None:
+        writer.add_file_type(said)
+    writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.close()
+    assert files_of.gguf_precision(GGUFReader(tmp_path / "x.gguf")) == words
+
+
+def test_a_file_that_says_nothing_of_its_model_is_one_sentence(tmp_path):
+    import gguf
+
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    writer.kv_data[0].clear()
+    writer.add_tensor("blk.0.attn_q.weight", numpy.zeros((4, 4), dtype=numpy.float32))
+    writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.write_tensors_to_file(), writer.close()
+    refused(tmp_path / "x.gguf", "cannot be read")
