@@ -47,6 +47,8 @@ class Visit:
         """The copy of one value; the same object however often it is read at this moment."""
         key = self._key(name, reach)
         if key not in self.views:
+            if not self.native and name not in self.raw:
+                raise Unavailable(f"{name} is unavailable: a decoding step's kernel does not hold it as a tensor of its own; trace the whole sequence at once.")
             tensor = take(self.raw, reach.place) if self.native else plainly(self.raw[name])
             copied = tensor.clone() if isinstance(tensor, torch.Tensor) else tensor
             self.views[key] = (name, copied, getattr(copied, "_version", 0), reach)
@@ -132,7 +134,7 @@ class Standard:
             return f"{here} has no {name}: {next(iter(reason.values()))}."
         there = [value.host for value in vocabulary.VALUES if value.name == name]
         if there:
-            return f"{here} has no {name}; it is a value of {' and '.join(dict.fromkeys(vocabulary.HOSTS[h].path for h in there))}."
+            return f"{here} has no {name}; it is a value of {' and '.join(f'{vocabulary.HOSTS[h].path} ({h})' for h in there)}."
         names = [*vocabulary.BY_HOST[self.name], *self.sizes]
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
         return f"{here} has no {name}" + (f"; the nearest names are {', '.join(near)}." if near else ".")
@@ -190,7 +192,10 @@ class Standard:
             mediator = self._mediator(value)
             if value.name == "state":
                 location = self.taps.state_location
-                return self._wait(mediator, location, value, None).clone()
+                found = self._wait(mediator, location, value, None)
+                if isinstance(found, str):
+                    raise Unavailable(self._not_held(value, found))
+                return found.clone()
             replay = replay_of(self.name, self._visit(value, self.taps.reach["state_output"]).raw[REPLAY])
             self._complete(value, replay)
             return replay.states() if value.name == "states" else implied(replay, self.expression(value.name))
@@ -201,11 +206,12 @@ class Standard:
 
     def _complete(self, value: vocabulary.Value, replay: Replay) -> None:
         """Raise Unavailable where the call was of a kind that does not hold all its recurrence is run again from."""
-        lacks = [name for name in vocabulary.REPLAYS[self.name] if replay.given.get(name) is None and name not in (*self.missing, "state_input")]
-        if lacks:
-            raise Unavailable(
-                f"{self.expression(value.name)} is unavailable: a decoding step's kernel does not hold {lacks[0]}; trace the whole sequence at once."
-            )
+        if (lacks := replay.lacks(self.missing)) is not None:
+            raise Unavailable(self._not_held(value, lacks))
+
+    def _not_held(self, value: vocabulary.Value, name: str) -> str:
+        return (f"{self.expression(value.name)} is unavailable: a decoding step's kernel does not hold {name} as a tensor of its own; "
+                "trace the whole sequence at once.")
 
     def _mediator(self, value: vocabulary.Value) -> Mediator:
         expression = self.expression(value.name)
@@ -232,6 +238,8 @@ class Standard:
         except OutOfOrderError:
             # Under tracer.iter the engine only warns when the run ends early; a step that ran
             # and left this value out is an error there too.
+            if self.taps is not None and value.name in self.taps.host.prompt_only and self.model.taps.call.get("seq") == 1:
+                raise Unavailable(self._not_held(value, value.name)) from None
             if mediator.iteration == 0 or mediator.occurrence(location) > wanted:
                 raise PassedBy(
                     f"{self.expression(value.name)} was never reached: the forward ran without the part it is in, "

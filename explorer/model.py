@@ -105,7 +105,8 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
                 if name in block.hosts["self_attn"].sizes:
                     sizes.setdefault(name, block.hosts["self_attn"].sizes[name])
         widths = [block.hosts["mlp"].sizes["intermediate_size"] for block in self.anatomy.blocks if "mlp_neurons" in block.hosts["mlp"].places]
-        dense = widths[0] if widths else getattr(config, "intermediate_size", None)
+        mlps = any(block.hosts["mlp"].places for block in self.anatomy.blocks)
+        dense = widths[0] if widths else getattr(config, "intermediate_size", None) if mlps else None
         if isinstance(dense, int):
             sizes["intermediate_size"] = dense
         return sizes
@@ -156,7 +157,7 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
 
     def reading_order(self, layer: int) -> list[str]:
         """The values of a block in the order the forward now running, or else one over a prompt, passes them."""
-        step = self.taps.step > 0 and self.taps.call.get("seq") == 1
+        step = self.taps.call.get("seq") == 1
         return [f"{host}.{value}" if host != "layers" else value for host, value in self.anatomy.block(layer).passes(step)]
 
     def writable(self, name: str, layer: int | None) -> tuple[vocabulary.Value, HostTaps]:

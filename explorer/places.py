@@ -33,6 +33,7 @@ class Place:
     says: the place in words, for pages and errors.
     repeat: an axis that the code after the place repeats, and how often; the
         value is served repeated already, which that code takes as well.
+    written_over: whether the code after the place writes into the very tensor, which is then changed in place.
     """
 
     module: str
@@ -42,6 +43,7 @@ class Place:
     says: str
     operation: tuple[str, ...] = ()
     repeat: tuple[str, int] | None = None
+    written_over: bool = False
 
     @property
     def point(self) -> tuple[str, tuple[str, ...], str]:

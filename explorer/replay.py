@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +27,11 @@ class Replay:
     @property
     def state_input(self) -> torch.Tensor | None:
         return self.given.get("state_input")
+
+    def lacks(self, missing: Collection[str]) -> str | None:
+        """A value it cannot do without and was not given, beside those the model has not (``missing``); None where it is complete."""
+        needed = [name for name in REPLAYS[self.host] if name != "state_input" and name not in missing]
+        return next((name for name in needed if self.given.get(name) is None), None)
 
     @property
     def fresh(self) -> bool:

@@ -363,16 +363,24 @@ class Taps:
             place = moment.members[name]
             value = plainly(changed[name])
             axes = moment.host.values[name].axes
-            container = put(container, place, value if value is None else from_layout(value, place.arrangement, axes))
+            native = value if value is None else from_layout(value, place.arrangement, axes)
+            if place.written_over and native is not None:
+                with torch.no_grad():
+                    take(container, place).copy_(native)
+            else:
+                container = put(container, place, native)
             if name in moment.host.kept:
                 moment.host.kept[name] = changed[name]
         return container
 
     def _states(self, taps: HostTaps) -> None:
-        """After the kernel: the state after each token, made as far as somebody asks for it."""
+        """After the kernel: the state after each token, made as far as somebody asks for it; or what is lacking to make it."""
         states: list[Iterator] = []
+        lacks = self._replay(taps).lacks(taps.host.missing)
 
-        def at(token: int) -> torch.Tensor:
+        def at(token: int) -> torch.Tensor | str:
+            if lacks:
+                return lacks
             if not states:
                 states.append(enumerate(self._replay(taps).steps()))
             return next(state for index, (_, state) in states[0] if index == token)

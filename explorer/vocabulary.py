@@ -213,7 +213,7 @@ VALUES: tuple[Value, ...] = (
     ),
     *_values(
         "kda",
-        ("conv_input", "Channels", "what the short convolution of the queries reads"),
+        ("conv_input", "Channels", "what the short convolution reads: queries, keys and values side by side"),
         ("attention_queries", "LinearQK", "the kernel's queries: after convolution and activation, before its l2 norm and scale"),
         ("attention_keys", "LinearQK", "the kernel's keys: after convolution and activation, before its l2 norm"),
         ("attention_values", "LinearV", "the kernel's values"),

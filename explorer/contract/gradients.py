@@ -32,6 +32,8 @@ def flow(s: Subject, host: str, t: Tally) -> None:
         if key[0].name == "router_scores" and s.traits("mlp", key[1])["scoring"].choice_only:
             t.holds(where, grad is None, "a gradient reaches scores that only decide the choice")
             continue
+        if key[0].host == "gated_recurrence" and key[0].name == "state_input":
+            continue  # a text's first token forgets it
         t.holds(where, grad is not None, "no gradient reaches it")
         t.holds(where, grad is None or (bool(torch.isfinite(grad).all()) and bool(grad.any())), "its gradient is zero or not finite")
 

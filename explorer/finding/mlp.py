@@ -250,7 +250,10 @@ def _shared(finds: Finds, flow: Flow, module: Call, experts: Call) -> None:
     adds = [i for name in ("add", "add_") for i in flow.indices(module, name)
             if i >= experts.stop and summed & set(flow.ops[i].reads) and len(flow.ops[i].reads) == 2]
     if not adds:
-        finds.missing["shared_expert_output"] = "this mixture has no shared expert"
+        later = [i for name in ("add", "add_") for i in flow.indices(module, name) if i >= experts.stop
+                 and len(flow.ops[i].reads) == 2 and all(flow.tensors[k].shape == experts.output.shape for k in flow.ops[i].reads)]
+        finds.missing["shared_expert_output"] = (
+            "what is added after the experts is added to something else than their sum" if later else "this mixture has no shared expert")
         return
     finds.traits["routed_scaled"] = bool(scaled) and not routed & set(flow.ops[adds[0]].reads)
     routed = summed

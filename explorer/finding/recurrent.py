@@ -101,7 +101,7 @@ def _ssd(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
         "attention_queries": replace(bound(call, "C"), axes=narrow, repeat=repeat),
         "attention_keys": replace(keys, axes=narrow, repeat=repeat),
         "skip": bound(call, "D"),
-        "state_input": _with(bound(call, "state" if step else "initial_states"), axes=state),
+        "state_input": _with(bound(call, "state" if step else "initial_states"), axes=state, written_over=step),
     }
     _results(finds, flow, call, step, state)
     _steps(finds, flow, call)
@@ -122,7 +122,7 @@ def _selective(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
         "attention_keys": replace(keys, axes=shared),
         "skip": bound(call, "D"),
         # The kernel of several tokens takes no state: what is looked for there is None.
-        "state_input": bound(call, "state") if step else Spot(None, call, "input", "initial_states"),
+        "state_input": _with(bound(call, "state"), written_over=True) if step else Spot(None, call, "input", "initial_states"),
     }
     _results(finds, flow, call, step, ("batch", "channels", "key_dim"))
     _steps(finds, flow, call)

@@ -19,7 +19,7 @@ class Spot:
     """One tensor, and where in the run it is handed over.
 
     ``repeat`` names an axis that what comes after repeats, and how often; ``axes`` the order
-    of the tensor's axes, where what hands it over fixes it.
+    of the tensor's axes, where what hands it over fixes it; ``written_over`` whether what comes after writes into the very tensor.
     """
 
     tensor: torch.Tensor | None
@@ -28,6 +28,7 @@ class Spot:
     element: int | str | None
     repeat: tuple[str, int] | None = None
     axes: tuple[str, ...] | None = None
+    written_over: bool = False
 
     @property
     def when(self) -> int:
@@ -74,7 +75,7 @@ class Spot:
         says = self.says
         if self.repeat is not None:
             says += f", each of its heads repeated {self.repeat[1]} times as it does next"
-        return Place(self.call.module, self.side, self.element, arrangement, says, self.call.labels, self.repeat)
+        return Place(self.call.module, self.side, self.element, arrangement, says, self.call.labels, self.repeat, self.written_over)
 
 
 def _parameters(fn: Any) -> list[str]:

@@ -17,7 +17,13 @@ from explorer.specimens.errors import UnknownFamily
 FOLDER = Path(__file__).parent
 
 #: The families that have a page.
-FAMILIES = ("llama", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
+
+#: The families that have notes and a page of their own; every other decoder of transformers is built by rules alone.
+FAMILIES = (
+    "llama", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text",
+    "gpt2", "gpt_neox", "gptj", "bloom", "opt", "gemma2", "olmo2", "cohere", "granite", "mixtral", "gpt_oss", "deepseek_v3",
+    "mamba", "mamba2", "jamba", "nemotron_h", "falcon_h1", "recurrent_gemma", "lfm2", "kimi_linear",
+)
 
 #: What a family's own file may leave unsaid.
 STD = 0.1
