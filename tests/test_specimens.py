@@ -16,7 +16,14 @@ from explorer.specimens.recipes import FAMILIES, recipe
 from explorer.specimens.small import small_config
 
 TRAINED = "qwen3_next"
-RANDOM = tuple(family for family in FAMILIES if family != TRAINED)
+ALL_TRAINED = ("qwen3_next", "gpt_oss")
+RANDOM = tuple(family for family in FAMILIES if family not in ALL_TRAINED)
+
+#: Whose sizes were chosen by hand, all of them apart; the others' are made by rules and told apart by what finding knows.
+BY_HAND = ("llama", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
+
+#: Whose forward, called as it is, counts padding among the positions, or lets it into its state.
+PADDING_COUNTS = ("gpt2", "recurrent_gemma")
 MOST_BYTES = 4_000_000
 MOST_ENTRIES = 2048
 SENTENCE = "And the king said unto his servants, Go ye into the city, and bring the man unto me."
@@ -58,18 +65,18 @@ def test_building_leaves_the_random_state_alone():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_specimen_says_what_it_is(built, family):
     specimen = built[family]
-    assert specimen.weights == ("trained" if family == TRAINED else "random, seed 0")
-    assert bool(specimen.measured) == (family == TRAINED)
+    assert specimen.weights == ("trained" if family in ALL_TRAINED else "random, seed 0")
+    assert bool(specimen.measured) == (family in ALL_TRAINED)
     assert specimen.config.model_type == family
     assert type(specimen.model).__name__ == recipe(family).architecture
     assert specimen.config._attn_implementation == "eager"
     assert not specimen.model.training
     assert specimen.config.num_hidden_layers <= 4
-    assert specimen.config.max_position_embeddings >= 2048
+    assert getattr(specimen.config, "max_position_embeddings", 2048) >= 2048
     assert all(p.dtype == torch.float32 for p in specimen.model.parameters())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in PADDING_COUNTS])
 def test_a_prompt_runs_and_padding_goes_left(built, family):
     specimen = built[family]
     batch = specimen.tokenizer([specimen.prompt, "Let there be light"], return_tensors="pt", padding=True)
@@ -85,11 +92,13 @@ def test_bfloat16_is_the_same_model_rounded(built, family):
     rounded = specimens.build(family, dtype=torch.bfloat16)
     exact = dict(built[family].model.named_parameters())
     assert all(torch.equal(p, exact[name].bfloat16()) for name, p in rounded.model.named_parameters())
-    frequencies = rounded.model.model.rotary_emb.inv_freq
-    assert torch.equal(frequencies, built[family].model.model.rotary_emb.inv_freq)
+    for name, buffer in rounded.model.named_buffers():
+        if name.endswith("inv_freq"):
+            assert torch.equal(buffer, built[family].model.get_buffer(name))
     with torch.no_grad():
         ids = rounded.tokenizer(rounded.prompt, return_tensors="pt")["input_ids"]
-        assert rounded.model(ids).logits.dtype == torch.bfloat16
+        logits = rounded.model(ids).logits  # some return them in float32, and have rounded them before
+        assert torch.equal(logits.bfloat16().to(logits.dtype), logits)
 
 
 def tensor_sizes(config) -> dict[str, int]:
@@ -104,7 +113,7 @@ def tensor_sizes(config) -> dict[str, int]:
     return {name: getattr(config, name) for name in names}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BY_HAND)
 def test_sizes_tell_the_axes_apart(family):
     sizes = tensor_sizes(specimens.config_of(family))
     twice = [size for size, times in Counter(sizes.values()).items() if times > 1]
@@ -339,6 +348,6 @@ def test_the_starting_point_lets_a_query_meet_the_key_after_its_own_token():
 
 
 def test_recipes_are_plain_files_with_a_prompt():
-    for family in FAMILIES:
+    for family in BY_HAND:
         data = json.loads((recipes.FOLDER / f"{family}.json").read_text(encoding="utf-8"))
         assert data["prompt"] and data["config"]["model_type"] == family

@@ -16,8 +16,6 @@ from explorer.specimens.errors import UnknownFamily
 
 FOLDER = Path(__file__).parent
 
-#: The families that have a page.
-
 #: The families that have notes and a page of their own; every other decoder of transformers is built by rules alone.
 FAMILIES = (
     "llama", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text",
