@@ -6,7 +6,7 @@ import pytest
 
 from builder.weights import gguf_path
 from tests.explorer_server import running
-from tests.test_app_browser import DRAWN, Seen
+from tests.app_seen import DRAWN, Seen
 
 PROMPT = "The Eiffel Tower is in the city of"
 #: About 1,200 tokens: seconds of work for this model.
