@@ -64,10 +64,6 @@ class Support:
     def __repr__(self) -> str:
         lines = []
         there = {row.host for row in self.rows if row.available}
-        for host in dict.fromkeys(row.host for row in self.rows):
-            if host not in there and host not in ("model", "layers"):
-                reason = telling(reason for row in self.rows if row.host == host for reason in row.reasons.values())
-                lines.append(f"  no   {vocabulary.HOSTS[host].path + '.*':<52} {host}: {reason}")
         for row in (row for row in self.rows if row.host in there or row.host in ("model", "layers")):
             where = f"{vocabulary.HOSTS[row.host].path}.{row.name}"
             if row.available:
@@ -75,6 +71,10 @@ class Support:
                 lines.append(f"  yes  {where:<52} {row.value.typed}{scope}")
             else:
                 lines.append(f"  no   {where:<52} {telling(row.reasons.values())}")
+        for host in dict.fromkeys(row.host for row in self.rows):
+            if host not in there and host not in ("model", "layers"):
+                reason = telling(reason for row in self.rows if row.host == host for reason in row.reasons.values())
+                lines.append(f"  no   {vocabulary.HOSTS[host].path + '.*':<52} {host}: {reason}")
         return "\n".join(lines)
 
 

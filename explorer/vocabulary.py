@@ -126,6 +126,11 @@ class Host:
     recurrent: bool = False
 
     @property
+    def short(self) -> str:
+        """The meaning without what follows a colon or stands in brackets."""
+        return self.meaning.partition(":")[0].partition(" (")[0]
+
+    @property
     def attribute(self) -> str:
         """What the host is called on the block that has it."""
         return self.path.rpartition(".")[2]

@@ -33,7 +33,7 @@ def absent(host: str, there: Collection[str]) -> str:
     mixers = [name for name in there if vocabulary.HOSTS[name].mixer]
     if not mixers:
         return "this block has no mixer: nothing in it reads another position"
-    return f"this block's mixer is {' and '.join(f'{name} ({vocabulary.HOSTS[name].meaning})' for name in mixers)}"
+    return f"this block's mixer is {' and '.join(mixers)}: {' and '.join(vocabulary.HOSTS[name].short for name in mixers)}"
 
 
 @dataclass(frozen=True)
