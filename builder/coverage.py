@@ -77,8 +77,8 @@ def prove(family: str) -> Outcome:
             model = load(f"specimen:{family}")
         except LoadError as error:
             return named | _bare("refused", brief(error.__cause__) if error.__cause__ else str(error))
-        except Exception as error:
-            return named | _bare("refused", f"{type(error).__name__}: {brief(error)}")
+        except Exception as error:  # a refusal is a sentence; anything else is a mistake of ours
+            return named | _bare("failed", f"it cannot be loaded: {type(error).__name__}: {brief(error)}")
         try:
             return named | outcome(model, check(model, built.prompt))
         except Exception as error:  # the contract could not even be begun
