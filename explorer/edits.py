@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,8 +32,10 @@ class JointEdit(Edit):
 def ablate_expert(layer: int, expert: int) -> Edit:
     """Zero the weight of every routing slot of block ``layer`` that goes to ``expert``.
 
-    The token's other weights stay as they are: they are not renormalised.
+    The token's other weights stay as they are: they are not renormalised. Raises ValueError for what is no number.
     """
+
+    expert = _number("expert", expert)
 
     def change(weights: torch.Tensor, others: dict[str, torch.Tensor]) -> torch.Tensor:
         return weights.masked_fill(others["expert_indices"] == expert, 0)
@@ -48,8 +51,10 @@ def zero_head(layer: int, head: int, host: str | None = None) -> Edit:
     """Zero what one head of block ``layer`` hands to the rest of its mixer; ``host`` says which, where the block has two.
 
     Works on softmax attention and on recurrent heads: ``attention_head_outputs``
-    is [batch seq heads width] on both.
+    is [batch seq heads width] on both. Raises ValueError for what is no number.
     """
+
+    head = _number("head", head)
 
     def change(outputs: torch.Tensor) -> torch.Tensor:
         if not 0 <= head < outputs.shape[2]:
@@ -60,3 +65,10 @@ def zero_head(layer: int, head: int, host: str | None = None) -> Edit:
 
     name = "attention_head_outputs" if host is None else f"{host}.attention_head_outputs"
     return Edit(name, layer, change, f"head {head} of block {layer} zeroed")
+
+
+def _number(what: str, number: int) -> int:
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise ValueError(f"The {what} to edit is given by its number; {number!r} is not one.") from None

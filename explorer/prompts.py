@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +35,8 @@ def token_ids(model: "LanguageModel", prompt: Any) -> torch.Tensor:
         ids = model.tokenizer(prompt, return_tensors="pt")["input_ids"]
     else:
         ids = _matrix(prompt)
+        if ids.device.type == "meta" and model.hf.device.type != "meta":
+            raise PromptError("The prompt's token ids are on the meta device, which keeps no numbers; give them on another.")
     return checked(model, ids)
 
 
@@ -62,10 +65,14 @@ def checked(model: "LanguageModel", ids: torch.Tensor) -> torch.Tensor:
 
 def _matrix(prompt: Any) -> torch.Tensor:
     """Token ids given as numbers, as one matrix."""
+    if isinstance(prompt, Mapping) and "input_ids" in prompt:
+        raise PromptError('A prompt is a text or token ids: of what a tokenizer returns, give its ["input_ids"].')
     try:
         ids = torch.as_tensor(prompt)
     except (TypeError, ValueError, RuntimeError):
         ids = None
+    if ids is not None and ids.layout != torch.strided:
+        raise PromptError("The token ids of a prompt are a dense tensor; give ids.to_dense().")
     if ids is not None and ids.dim() in (1, 2) and not ids.numel():
         return ids.long().reshape(1, 0)
     if ids is None or ids.dim() not in (1, 2) or ids.dtype not in _INTEGERS:

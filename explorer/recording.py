@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -59,13 +60,19 @@ class Recording:
         return f"Recording({self.label!r}, weights {self.weights!r}, {len(self.tokens)} tokens, {self.bytes} bytes: {', '.join(self.names)})"
 
     def __getitem__(self, key: str | Key) -> Any:
-        asked = key if isinstance(key, tuple) else (key, None)
+        if (asked := _asked(key)) is None:
+            raise NotRecorded(f'A recording is asked by value name, with a block for a value of one: rec["decays", 0]. {_said(key)} is no such thing.')
         if (found := self.key(*asked)) not in self.values:
             raise NotRecorded(self.why(*asked))
         return self.values[found]
 
     def __contains__(self, key: str | Key) -> bool:
-        return self.key(*(key if isinstance(key, tuple) else (key, None))) in self.values
+        asked = _asked(key)
+        return asked is not None and self.key(*asked) in self.values
+
+    def __iter__(self) -> Iterator[Key]:
+        """The name and block of every value, as they were met."""
+        return iter(self.values)
 
     def key(self, name: str, layer: int | None) -> Key:
         """The key a value is kept under: with ``"mlp.router_logits"`` its bare name, and blocks counted from 0."""
@@ -83,7 +90,8 @@ class Recording:
         return bare, layer
 
     def layers(self, name: str) -> tuple[int, ...]:
-        """The blocks this value was recorded on."""
+        """The blocks this value was recorded on. Raises UnknownValue for a name the vocabulary does not have."""
+        vocabulary.lookup(name)
         return tuple(layer for layer in range(self.num_layers) if (name, layer) in self)
 
     @property
@@ -101,7 +109,9 @@ class Recording:
     def why(self, name: str, layer: int | None = None) -> str:
         """Why a value is not in the recording."""
         meant = vocabulary.lookup(name)
-        if (key := self.key(name, layer)) in self.missing:
+        if (key := self.key(name, layer)) in self.values:
+            return f"{name} was recorded."
+        if key in self.missing:
             return self.missing[key]
         blocks = numbered("block", self.num_layers)
         if layer is None and all(value.host != "model" for value in meant):
@@ -122,16 +132,25 @@ class Recording:
 
     def recurrent(self, layer: int) -> str | None:
         """The host of a block's recurrence, None where it has none."""
-        return next((mixer for mixer in self.mixers[layer] if mixer in vocabulary.RECURRENT), None)
+        return next((mixer for mixer in self.mixers[self._block(layer)] if mixer in vocabulary.RECURRENT), None)
+
+    def _block(self, layer: int) -> int:
+        """A block by its number from 0; raises NotRecorded where there is no such block."""
+        number = whole(layer)
+        if number is None or not -self.num_layers <= number < self.num_layers:
+            raise NotRecorded(f"There is no block {_said(layer)}: this recording has {numbered('block', self.num_layers)}.")
+        return number % self.num_layers
 
     def addends(self, layer: int) -> tuple[str, ...]:
         """The names of what a block adds to the stream, as recorded: its mixers', then its MLP's."""
+        layer = self._block(layer)
         values = [vocabulary.BY_HOST[mixer]["attention_output"] for mixer in self.mixers[layer]] + [vocabulary.BY_HOST["mlp"]["mlp_output"]]
         names = [key_of(value, self.mixers[layer]) for value in values]
         return tuple(name for name in names if (name, layer) in self.values)
 
     def replay(self, layer: int) -> Replay:
         """The recurrent kernel's arguments on one block, to run again; raises NotRecorded where one is not there."""
+        layer = self._block(layer)
         host = self.recurrent(layer)
         if host is None:
             raise NotRecorded(f"block {layer} has no recurrence to run again: its mixer is {self.kinds[layer]}.")
@@ -142,16 +161,46 @@ class Recording:
 
     def states(self, layer: int, head: int) -> Iterator[torch.Tensor]:
         """State [batch key_dim value_dim] of one head (or channel) after each token, by replay; memory for one at a time."""
-        for _, state in self.replay(layer).steps([head]):
+        for _, state in self.replay(layer).steps([_number("head", head)]):
             yield state[:, 0]
 
     def state(self, layer: int, head: int, token: int) -> torch.Tensor:
-        """State [batch key_dim value_dim] of one head (or channel) after one token, by replay."""
-        return self.replay(layer).state_at(token, [head])[:, 0]
+        """State [batch key_dim value_dim] of one head (or channel) after one token, by replay.
+
+        Raises NotRecorded where there is no such block, or nothing to replay on it, and ValueError for a head or token there is not.
+        """
+        return self.replay(layer).state_at(_number("token", token), [_number("head", head)])[:, 0]
 
     def state_norms(self, layer: int) -> torch.Tensor:
         """Frobenius norm of every head's (or channel's) state after every token [batch seq heads], by replay."""
         return self.replay(layer).norms()
+
+
+def whole(number: Any) -> int | None:
+    """A whole number of any kind (numpy's and torch's too) as Python's, None for what is not one."""
+    try:
+        return None if isinstance(number, bool) else operator.index(number)
+    except TypeError:
+        return None
+
+
+def _number(what: str, number: Any) -> int:
+    if (found := whole(number)) is None:
+        raise ValueError(f"A {what} is given by its number, counted from 0; {_said(number)} is not one.")
+    return found
+
+
+def _said(thing: Any) -> str:
+    """Something that was given, in a sentence."""
+    return text if len(text := repr(thing)) <= 80 else f"{text[:79]}…"
+
+
+def _asked(key: Any) -> Key | None:
+    """The name and block somebody asks a recording for, None where it is neither."""
+    name, layer, *more = key if isinstance(key, tuple) and key else (key, None)
+    if more or not isinstance(name, str) or layer is not None and whole(layer) is None:
+        return None
+    return name, None if layer is None else whole(layer)
 
 
 def key_of(value: vocabulary.Value, mixers: tuple[str, ...]) -> str:
@@ -207,13 +256,10 @@ def kept(value: Any) -> Any:
 def choose(model: "LanguageModel", values: Iterable[str] | None, layers: Iterable[int] | None) -> tuple[list, dict[Key, str]]:
     """The values to record as (value, layer, taps) rows, and why the others are not there.
 
-    Raises UnknownValue for a name the vocabulary does not have, ValueError for a
-    layer out of range, Unavailable when a named value is on none of the layers.
+    Raises UnknownValue for a name the vocabulary does not have, ValueError for what is no
+    list of names or of blocks, Unavailable when a named value is on none of the layers.
     """
-    if isinstance(values, str):
-        values = [values]
-    layers = [layers] if isinstance(layers, int) else layers
-    chosen = None if layers is None else [model.layer_index(layer) for layer in layers]
+    values, chosen = _names(values), None if layers is None else _blocks(model, layers)
     named = None if values is None else [value for name in values for value in vocabulary.lookup(name)]
     rows, missing, asked = [], {}, {}
     for support in model.support():
@@ -238,6 +284,45 @@ def choose(model: "LanguageModel", values: Iterable[str] | None, layers: Iterabl
     return rows, {key: reason for key, reason in missing.items() if key not in there}
 
 
+def _names(values: Any) -> list[str] | None:
+    """What ``values`` asks for, as a list."""
+    names = [values] if isinstance(values, str) else values
+    try:
+        names = None if names is None else list(names)
+    except TypeError:
+        names = [values]
+    for name in names or ():
+        if not isinstance(name, str):
+            raise ValueError(f'values is a list of value names, such as ["decays", "logits"]; {_said(name)} is not one.')
+    return names
+
+
+def _blocks(model: "LanguageModel", layers: Any) -> list[int]:
+    """What ``layers`` asks for, as block numbers."""
+    one = whole(layers)
+    try:
+        given = [layers] if one is not None else list(layers)
+    except TypeError:
+        given = [layers]
+    if not given:
+        raise ValueError("layers is empty: name a block, or leave it out for all.")
+    for layer in given:
+        if whole(layer) is None:
+            raise ValueError(f"layers is a list of block numbers ({numbered('block', model.num_layers)}); {_said(layer)} is not one.")
+    return [model.layer_index(whole(layer)) for layer in given]
+
+
+def _check_edits(edits: Any) -> None:
+    """Raise ValueError for what is no list of edits."""
+    if not isinstance(edits, list | tuple):
+        raise ValueError(f"edits is a list of edits, such as [zero_head(0, 3)]; {_said(edits)} is not one.")
+    for edit in edits:
+        if not isinstance(edit, Edit) or not callable(edit.change):
+            raise ValueError(f"An edit is an Edit, as zero_head(0, 3) makes one, with a function that changes its value; {_said(edit)} is not one.")
+        if edit.layer is not None and whole(edit.layer) is None:
+            raise ValueError(f"The edit of {edit.value} is on a block given by its number, or on None for the model; {_said(edit.layer)} is neither.")
+
+
 def record(model: "LanguageModel", inputs: dict[str, torch.Tensor], rows: list[tuple], edits: Iterable[Edit],
            progress: Callable[[int, int], None] | None, cancel: Callable[[], bool] | None) -> dict[Key, Any]:
     """Run the model once on ``inputs`` and return copies of the values in ``rows``."""
@@ -259,6 +344,7 @@ def record(model: "LanguageModel", inputs: dict[str, torch.Tensor], rows: list[t
         else:
             reach = taps.reach[value.name]
             wanted.setdefault(reach.location, []).append((key, value.name, reach))
+    _check_edits(edits)
     changes: dict[str, list] = {}
     for edit in edits:
         value, taps = model.writable(edit.value, edit.layer)
