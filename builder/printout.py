@@ -11,7 +11,7 @@ from explorer.widgets.palette import role_of
 
 _MODULE = re.compile(r"^(?P<indent> *)\((?P<name>[^()]+)\): (?P<rest>.*)$")
 _RUN = re.compile(r"^(?P<indent> *)\((?P<name>\d+(?:-\d+)?)\): (?:\d+ x )?(?P<class>\w+)\($")
-_VALUE = re.compile(r"^(?P<indent> *)\((?P<name>\w+)\)(?P<arrow> -> )(?P<layout>[^:]*)(?P<rest>: .*)?$")
+_VALUE = re.compile(r"^(?P<indent> *)\((?P<name>[\w.]+)\)(?P<arrow> -> )(?P<layout>[^:]*)(?P<rest>: .*)?$")
 
 
 def printout_html(text: str) -> Markup:
@@ -73,8 +73,9 @@ def _opened(line: str, host: str) -> str | None:
 def _line(line: str, host: str) -> Markup:
     value = _VALUE.match(line)
     if value:
+        part, _, bare = value["name"].rpartition(".")  # of a part that is no module, its values stand on the block
         return Markup('{}(<b class="role-{}">{}</b>){}<i>{}</i>{}').format(
-            value["indent"], role_of(host, value["name"]), value["name"], value["arrow"], value["layout"], value["rest"] or "",
+            value["indent"], role_of(part or host, bare), value["name"], value["arrow"], value["layout"], value["rest"] or "",
         )
     module = _MODULE.match(line)
     if module:

@@ -6,7 +6,8 @@ on the meta device; what is *proven* comes from the contract, run on the specime
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from datetime import date
 from importlib.metadata import version
 from typing import Any
@@ -15,10 +16,13 @@ import torch
 
 from explorer import __version__, accounting, cards, vocabulary
 from explorer.contract import verified
-from explorer.finding.discover import Block, Host, probe_lengths
-from explorer.loading import load
+from explorer.finding.block import Sublayer
+from explorer.finding.discover import Block, Host, _shortened, probe_lengths
+from explorer.finding.stream import Tail
+from explorer.loading import DEFAULT, load
 from explorer.model import LanguageModel
-from explorer.support import Row
+from explorer.specimens import small
+from explorer.support import Row, telling
 from explorer.traits import traits
 
 SCHEMA = 1
@@ -26,7 +30,7 @@ SCHEMA = 1
 #: How each recurrence moves its state by one token, as diagrams write it.
 _RULES = {
     "linear_attn": {"title": "delta rule", "lines": ["Sₜ = eᵍ Sₜ₋₁ + k uᵀ", "oₜ = Sₜᵀ q"]},
-    "kda": {"title": "delta rule per channel", "lines": ["Sₜ = diag(eᵍ) Sₜ₋₁ + k uᵀ", "oₜ = Sₜᵀ q"]},
+    "kda": {"title": "delta rule", "lines": ["Sₜ = diag(eᵍ) Sₜ₋₁ + k uᵀ", "oₜ = Sₜᵀ q"]},
     "ssd": {"title": "state-space dual", "lines": ["Sₜ = eᵍ Sₜ₋₁ + β k vᵀ", "yₜ = Sₜᵀ q + D v"]},
     "selective_scan": {"title": "selective scan", "lines": ["hₜ = eᵍ hₜ₋₁ + β k v", "yₜ = q·hₜ + D v"]},
     "gated_recurrence": {"title": "gated recurrence", "lines": ["hₜ = a hₜ₋₁ + v", "yₜ = hₜ"]},
@@ -35,33 +39,37 @@ _RULES = {
 #: What pages call the mixer of each host.
 _MIXERS = {
     "linear_attn": "Gated DeltaNet", "kda": "Kimi Delta Attention", "ssd": "Mamba-2 mixer", "selective_scan": "Mamba mixer",
-    "gated_recurrence": "RG-LRU", "short_conv": "Gated short convolution", "mixer": "Mixer, not followed",
+    "gated_recurrence": "RG-LRU", "short_conv": "Gated short convolution", "mixer": "Mixer", "extra": "Further part",
 }
 
 
 def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any] | None = None,
           specimen: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The record of ``family``'s ``checkpoint`` (its first card where none is named).
+    """The record of ``family``'s ``checkpoint`` (the first of `checkpoints` where none is named).
 
     contract: the contract's report as JSON; specimen: what its numbers were run on.
-    Raises UnknownCheckpoint, or ValueError when the checkpoint is of another family.
+    Raises UnknownCheckpoint, LoadError where the model's forward is not followed, or ValueError when the checkpoint
+    is of another family.
     """
-    checkpoint = checkpoint or cards.family_checkpoints(family)[0]
-    card = cards.card(checkpoint)
-    if card.family != family:
-        raise ValueError(f"{checkpoint} is of the family {card.family}, not {family}.")
+    checkpoint = checkpoint or checkpoints(family)[0]
+    released = checkpoint != f"{DEFAULT}{family}"
+    if released and cards.card(checkpoint).family != family:
+        raise ValueError(f"{checkpoint} is of the family {cards.card(checkpoint).family}, not {family}.")
     model = load(checkpoint, weights=False)
     report = dict(contract) if contract is not None else {"checks": [], "passed": 0, "failed": 0}
+    blocks = [_block(model, block) for block in model.anatomy.blocks]
     return {
         "schema": SCHEMA,
         "family": family,
         "checkpoint": checkpoint,
+        "released": released,
         "architecture": type(model.hf).__name__,
-        "title": card.title,
+        "title": cards.card(checkpoint).title if released else _name(type(model.hf).__name__),
+        "summary": summary(blocks, model.num_layers),
         "versions": {"bestiary": __version__, **{name: version(name).partition("+")[0] for name in ("transformers", "torch", "nnsight")}},
         "parameters": {**accounting.parameters(model), "convention": accounting.ACTIVE_CONVENTION},
         "size_notes": model.size_notes,
-        "caches": accounting.cache_sizes(model.config),
+        **_caches(model),
         "config": config_of(model),
         **anatomy(model, verified(report["checks"])),
         "printout": repr(model),
@@ -72,13 +80,42 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
             "generated": date.today().isoformat(),
             "specimen": dict(specimen or {}),
             "sources": {
-                "config": "the checkpoint's card, a file of configuration figures",
-                "shapes, places, printout, counts": "the model at its released size on the meta device, run once",
+                "config": _CARD if released else _default(family),
+                "shapes, places, printout, counts": f"the model at {'its released' if released else 'that'} size on the meta device, run once",
                 "contract": "a small model of the family, run",
                 "meanings and notes": "authored; the notes' code is executed at every build",
             },
         },
     }
+
+
+#: Where a checkpoint's figures come from.
+_CARD = "the checkpoint's card, a file of configuration figures"
+
+
+def checkpoints(family: str) -> list[str]:
+    """What records there are of a family: one for each card, or of its type's default configuration where it has none."""
+    return cards.family_checkpoints(family) or [f"{DEFAULT}{family}"]
+
+
+def _default(family: str) -> str:
+    """Where the figures of a family without a card come from."""
+    mended = small.rules()["defaults"].get(family, {})
+    but = f", with {', '.join(mended)} set so that it builds" if mended else ""
+    return f"the default of transformers' configuration class{but}; it is no released checkpoint"
+
+
+def _name(architecture: str) -> str:
+    """What a class's name says of its family: ``"ApertusForCausalLM"`` is Apertus."""
+    return re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", architecture) or architecture
+
+
+def _caches(model: LanguageModel) -> dict[str, Any]:
+    """What a call keeps between tokens, or in one sentence why that is not known."""
+    try:
+        return {"caches": accounting.cache_sizes(model)}
+    except ValueError as error:
+        return {"caches": [], "caches_unknown": str(error)}
 
 
 def anatomy(model: LanguageModel, proven: Collection[str] = ()) -> dict[str, Any]:
@@ -97,12 +134,14 @@ def anatomy(model: LanguageModel, proven: Collection[str] = ()) -> dict[str, Any
 
 
 def _shapes(model: LanguageModel) -> dict[tuple[str, str], torch.Tensor]:
-    """One forward: a tensor for each host's value, on the first block that has it."""
+    """One forward, through no more blocks than it takes: a tensor for each host's value, on the first block that has it."""
     batch, seq = probe_lengths(model.hf)
     ids = torch.zeros(batch, seq, dtype=torch.long, device=model.hf.device)
     layers = sorted({block.layers[0] for block in model.anatomy.blocks})
     names = [row.value.key for row in model.support() if row.available and not row.value.derived]
-    recording = model.record(ids, names, layers=layers)
+    # Every kind of block is among the first so many; the others add nothing but time.
+    with model.lock, _shortened(model.hf, model.anatomy.frame.blocks, layers[-1] + 1):
+        recording = model.record(ids, names, layers=layers)
     found: dict[tuple[str, str], torch.Tensor] = {}
     for row in model.support():
         for layer in (None,) if row.host == "model" else [i for i in layers if i in row.layers]:
@@ -172,7 +211,7 @@ def config_of(model: LanguageModel) -> dict[str, Any]:
         "architectures": type(model.hf).__name__,
         "model_type": config.model_type,
         **written,
-        "tie_word_embeddings": config.tie_word_embeddings,
+        "tie_word_embeddings": getattr(config, "tie_word_embeddings", getattr(model.config, "tie_word_embeddings", False)),
         "dtype": str(model.hf.dtype).removeprefix("torch."),
     }
 
@@ -183,32 +222,71 @@ def _block(model: LanguageModel, block: Block) -> dict[str, Any]:
     for host in block.hosts.values():
         if host.places and host.name != "layers":
             hosts[host.name] = {"path": host.module, "class": type(_envoy(layer, host)._module).__name__, "sizes": host.sizes}
-    terms = [f"{vocabulary.HOSTS[sub.host].attribute}.{sub.output}" for sub in block.sublayers]
+    sublayers = [_sublayer(block, sub) for sub in block.sublayers]
     return {
         "layers": list(block.layers),
         "class": type(layer._module).__name__,
+        "title": _in_words(sublayers),
         "hosts": hosts,
-        "sublayers": [_sublayer(block, index) for index in range(len(block.sublayers))],
-        "identity": f"layers[i].input + {' + '.join(terms)} == layer_output",
+        "sublayers": sublayers,
+        # What the block does to its stream, in order, and after how much of that the stream is layer_mid.
+        "stream": [{"kind": step.kind} if step.kind == "add" else {"kind": step.kind, "by": step.by} for step in block.steps],
+        "mid": block.mid,
+        "identity": _identity(block),
     }
 
 
-def _sublayer(block: Block, index: int) -> dict[str, Any]:
-    sub = block.sublayers[index]
+def _identity(block: Block) -> str:
+    """What the block adds, as code; in words where not all of it is served."""
+    lacking = [sub.host for sub in block.sublayers if sub.output not in block.hosts[sub.host].places]
+    if lacking:
+        return f"not stated: what {' and '.join(vocabulary.HOSTS[host].attribute for host in lacking)} adds is not served"
+    stream, turn = "layers[i].input", 0
+    for step in block.steps:
+        if step.kind == "add":
+            turn += 1
+            added = [f"{vocabulary.HOSTS[sub.host].attribute}.{sub.output}" for sub in block.sublayers if sub.turn == turn]
+            stream = " + ".join([stream, *added])
+        elif step.kind == "norm":
+            stream = f"layers[i].{step.by}({stream})"
+        else:
+            by = f"layers[i].{step.by}" if isinstance(step.by, str) else f"{step.by:g}"
+            stream = f"({stream}) * {by}" if step.kind == "scale" else f"{stream} + {by}"
+    return f"{stream} == layer_output"
+
+
+def _in_words(sublayers: Sequence[Mapping[str, Any]]) -> str:
+    """The sublayers' titles: beside each other where they read the same stream, else one after the other."""
+    stages: dict[int | None, list[str]] = {}
+    for sub in sublayers:
+        stages.setdefault(sub["stage"], []).append(sub["title"])
+    return ", then ".join(" beside ".join(titles) for titles in stages.values())
+
+
+def summary(blocks: Sequence[Mapping[str, Any]], count: int) -> str:
+    """A model's blocks in a sentence."""
+    kinds: dict[str, int] = {}
+    for block in blocks:
+        kinds[block["title"]] = kinds.get(block["title"], 0) + len(block["layers"])
+    if len(kinds) == 1:
+        return f"{count} blocks, each {next(iter(kinds))}."
+    return f"{count} blocks: {'; '.join(f'{number} of {title}' for title, number in kinds.items())}."
+
+
+def _sublayer(block: Block, sub: Sublayer) -> dict[str, Any]:
     host = block.hosts[sub.host]
     record: dict[str, Any] = {
         "role": sub.role,
         "title": _title(sub.role, host),
         "host": sub.host,
-        "norm": None if sub.norm is None else {
-            "module": sub.norm.rsplit(".", 1)[-1],
-            "value": "attention_norm_output" if sub is block.normed[0] else "mlp_norm_output",
-        },
+        "norm": _norm(block, sub),
         "summary": _summary(sub.role, host),
         "values": _values(block, host),
         "output": sub.output,
         "stage": sub.stage,
+        "turn": sub.turn,
         "steps": _steps(host),
+        "note": _note(sub, host),
         "router": None, "experts": None, "shared": None,
     }
     if sub.role == "recurrent":
@@ -229,6 +307,25 @@ def _sublayer(block: Block, index: int) -> dict[str, Any]:
     return record
 
 
+def _norm(block: Block, sub: Sublayer) -> dict[str, Any] | None:
+    """The norm a sublayer reads, and the value that is what it hands on to this one."""
+    if sub.norm is None:
+        return {"module": sub.behind.rsplit(".", 1)[-1], "value": None, "on_stream": False, "scaled": True} if sub.behind else None
+    first, second = block.normed
+    value = "attention_norm_output" if sub is first else "mlp_norm_output" if sub is second else None
+    name = sub.norm.rsplit(".", 1)[-1]
+    # Where the stream itself goes through the norm just before, the sublayer reads the stream.
+    behind = block.steps[sub.stage - 1] if sub.stage else None
+    return {"module": name, "value": value, "on_stream": behind is not None and behind.kind == "norm" and behind.by == name, "scaled": False}
+
+
+def _note(sub: Sublayer, host: Host) -> str | None:
+    """What is not known of a sublayer whose inside is not followed, or which does not read the stream at one point."""
+    if sub.stage is None:
+        return "reads the stream at several points"
+    return telling(host.missing.values()) if set(host.places) <= {sub.output} and host.missing else None
+
+
 def _title(role: str, host: Host) -> str:
     if host.name in _MIXERS:
         return _MIXERS[host.name]
@@ -240,14 +337,13 @@ def _title(role: str, host: Host) -> str:
 def _summary(role: str, host: Host) -> str:
     sizes = host.sizes
     if "value_dim" in sizes:
-        return f"{sizes['key_heads']} key heads × {sizes['key_dim']} · {sizes['heads']} value heads × {sizes['value_dim']}"
+        return f"{_counted(sizes['key_heads'], 'key head')} × {sizes['key_dim']} · {_counted(sizes['heads'], 'value head')} × {sizes['value_dim']}"
     if "channels" in sizes:
         state = f" · a state of {sizes['key_dim']} each" if "key_dim" in sizes else ""
         return f"{sizes['channels']} channels{state}"
     if role == "attention" and "num_heads" in sizes and "num_kv_heads" in sizes and "head_dim" in sizes:
-        heads = f"{sizes['num_heads']} query heads"
-        shared = sizes["num_kv_heads"]
-        return f"{heads} over {shared} key/value heads × {sizes['head_dim']}" if shared < sizes["num_heads"] else f"{heads} × {sizes['head_dim']}"
+        heads, shared = _counted(sizes["num_heads"], "query head"), sizes["num_kv_heads"]
+        return f"{heads} over {_counted(shared, 'key/value head')} × {sizes['head_dim']}" if shared < sizes["num_heads"] else f"{heads} × {sizes['head_dim']}"
     if role == "experts" and "scoring" in host.traits:
         scoring = host.traits["scoring"]
         words = [f"{scoring.words} → {sizes['top_k']} of {sizes['num_experts']}" + (", renormalised" if scoring.renormalised else "")]
@@ -257,12 +353,19 @@ def _summary(role: str, host: Host) -> str:
     return f"{sizes['intermediate_size']} wide" if "intermediate_size" in sizes else ""
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def _steps(host: Host) -> list[str]:
-    """The modules around the sublayer's core, by the names the model gives them."""
-    after = host.traits.get("after", [])
-    if not after:
-        return []
-    return [" → ".join(after)]
+    """What follows the sublayer's core until its result is added, by the names the model gives its modules."""
+    after = list(host.traits.get("after", []))
+    tail: Tail | None = host.traits.get("tail")
+    if tail is not None:
+        after += [path.rsplit(".", 1)[-1] for path in tail.modules]
+        after += ["× scale"] if tail.scaled else []
+        after += [] if tail.followed else ["…"]
+    return [" → ".join(after)] if after else []
 
 
 def _values(block: Block, host: Host) -> list[str]:

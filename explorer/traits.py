@@ -114,6 +114,7 @@ def _one_plus(norm: torch.nn.Module) -> bool:
     if not any(True for _ in norm.parameters()):
         return False
     tried = copy.deepcopy(norm).to_empty(device="cpu") if next(norm.parameters()).is_meta else copy.deepcopy(norm).cpu()
+    tried = tried.float()  # some norms want their input in the format of their weight
     with torch.no_grad():
         for parameter in tried.parameters():
             parameter.zero_()

@@ -28,7 +28,7 @@ def _made(family: str, checkpoint: str) -> dict[str, Any]:
 
 
 def records(family: str, count: int = 2) -> list[dict[str, Any]]:
-    """Records of the first ``count`` checkpoints of ``family``; copies, so that a test may change them."""
-    from explorer import cards
+    """Records of the first ``count`` checkpoints of ``family``, or of its default; copies, so that a test may change them."""
+    from explorer.facts import checkpoints
 
-    return [copy.deepcopy(_made(family, checkpoint)) for checkpoint in cards.family_checkpoints(family)[:count]]
+    return [copy.deepcopy(_made(family, checkpoint)) for checkpoint in checkpoints(family)[:count]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from html import unescape
 from xml.etree import ElementTree
 
@@ -18,7 +19,9 @@ from explorer.widgets.diagram_draw import grid
 from explorer.widgets.diagram_element import card_data
 from tests.facts_records import records
 
-FAMILIES = ("llama", "qwen3_moe", "qwen3_next")
+#: Between them every kind of sublayer and every way a block puts them together.
+FAMILIES = ("llama", "qwen3_moe", "qwen3_next", "cohere", "gpt_neox", "falcon_h1", "nemotron_h", "mamba", "recurrent_gemma", "lfm2", "kimi_linear",
+            "gemma2", "olmo2", "openai-gpt", "gpt_oss", "zamba")
 
 
 def parts(svg: str) -> list[tuple[str, str]]:
@@ -27,52 +30,122 @@ def parts(svg: str) -> list[tuple[str, str]]:
     return [(node.get("data-host"), node.get("data-value")) for node in tree.iter() if node.get("data-value")]
 
 
-def drawings():
-    return [(family, shape, layout) for family in FAMILIES for shape in range(2 if family == "qwen3_next" else 1) for layout in LAYOUTS]
-
-
-@pytest.mark.parametrize(("family", "shape", "layout"), drawings())
-def test_every_value_of_the_block_is_drawn_once(family: str, shape: int, layout: str) -> None:
+@cache
+def trees(family: str, layout: str) -> list:
+    """Every drawing of a family, parsed."""
     record = records(family, 1)[0]
-    block = shapes(record)[shape]
-    drawn = parts(block_svg(record, shape, layout))
-    expected = {key for key in block.rows if key[0] != "model"}
-    assert set(drawn) == expected
-    assert len(drawn) == len(set(drawn))
+    return [ElementTree.fromstring(block_svg(record, shape, layout)) for shape in range(len(record["blocks"]))]
 
 
-@pytest.mark.parametrize(("family", "shape", "layout"), drawings())
-def test_parts_can_be_reached_and_named(family: str, shape: int, layout: str) -> None:
-    tree = ElementTree.fromstring(block_svg(records(family, 1)[0], shape, layout))
-    assert tree.get("aria-label")
+def pills(tree) -> list[tuple[str, float, float, float, float]]:
+    """Name, left, top, width and height of everything that can be pointed at."""
+    found = []
     for node in tree.iter():
+        if node.get("data-value"):
+            rect = next(child for child in node if child.tag.endswith("rect"))
+            found.append((f"{node.get('data-host')}.{node.get('data-value')}", *(float(rect.get(key)) for key in ("x", "y", "width", "height"))))
+    return found
+
+
+families = pytest.mark.parametrize("family", FAMILIES)
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+@families
+@layouts
+def test_every_value_of_the_block_is_drawn_once(family: str, layout: str) -> None:
+    record = records(family, 1)[0]
+    for block, tree in zip(shapes(record), trees(family, layout), strict=True):
+        drawn = [name for name, *_ in pills(tree)]
+        assert set(drawn) == {f"{host}.{name}" for host, name in block.rows if host != "model"}
+        assert len(drawn) == len(set(drawn))
+
+
+@families
+@layouts
+def test_parts_can_be_reached_and_named(family: str, layout: str) -> None:
+    assert all(tree.get("aria-label") for tree in trees(family, layout))
+    for node in (node for tree in trees(family, layout) for node in tree.iter()):
         if node.get("data-value"):
             assert node.get("tabindex") == "0" and node.get("role") == "button"
             assert node.get("aria-label").startswith(node.get("data-value"))
             assert any(name.startswith("role-") for name in node.get("class").split())
 
 
-@pytest.mark.parametrize(("family", "shape", "layout"), drawings())
-def test_nothing_leaves_the_drawing(family: str, shape: int, layout: str) -> None:
-    tree = ElementTree.fromstring(block_svg(records(family, 1)[0], shape, layout))
-    _, _, width, height = map(float, tree.get("viewBox").split())
-    for node in tree.iter():
-        if node.tag.endswith("rect") and node.get("width"):
-            x, y, w, h = (float(node.get(key)) for key in ("x", "y", "width", "height"))
-            assert 0 <= x and x + w <= width and 0 <= y and y + h <= height, ElementTree.tostring(node)
+@families
+@layouts
+def test_nothing_leaves_the_drawing(family: str, layout: str) -> None:
+    for tree in trees(family, layout):
+        _, _, width, height = map(float, tree.get("viewBox").split())
+        for node in tree.iter():
+            if node.tag.endswith("rect") and node.get("width"):
+                x, y, w, h = (float(node.get(key)) for key in ("x", "y", "width", "height"))
+                assert 0 <= x and x + w <= width and 0 <= y and y + h <= height, ElementTree.tostring(node)
 
 
-@pytest.mark.parametrize(("family", "shape", "layout"), drawings())
-def test_pills_do_not_cover_each_other(family: str, shape: int, layout: str) -> None:
-    tree = ElementTree.fromstring(block_svg(records(family, 1)[0], shape, layout))
-    boxes = []
+@families
+@layouts
+def test_pills_do_not_cover_each_other(family: str, layout: str) -> None:
+    for tree in trees(family, layout):
+        boxes = pills(tree)
+        for index, (one, x, y, w, h) in enumerate(boxes):
+            for other, x2, y2, w2, h2 in boxes[index + 1 :]:
+                assert x + w <= x2 or x2 + w2 <= x or y + h <= y2 or y2 + h2 <= y, f"{one} covers {other}"
+
+
+def down_the_stream(family: str, layout: str) -> list[str]:
+    """What stands on the stream, top to bottom: ``>`` where something leaves it, ``+`` and its like, its named points."""
+    tree, found = trees(family, layout)[0], []
+    x = 24 if layout == "wide" else 13
     for node in tree.iter():
-        if node.get("data-value"):
-            rect = next(child for child in node if child.tag.endswith("rect"))
-            boxes.append((node.get("data-value"), *(float(rect.get(key)) for key in ("x", "y", "width", "height"))))
-    for index, (one, x, y, w, h) in enumerate(boxes):
-        for other, x2, y2, w2, h2 in boxes[index + 1 :]:
-            assert x + w <= x2 or x2 + w2 <= x or y + h <= y2 or y2 + h2 <= y, f"{one} covers {other}"
+        kind = (node.get("class") or "").split()
+        if kind[:1] == ["bd-edge"] and node.get("d").startswith(f"M{x} "):
+            found.append((float(node.get("d").split("L")[0].split()[1]), ">"))
+        elif kind[:1] == ["bd-addend"]:
+            found.append((float(node.get("d").split()[-1]), f"+{node.get('data-addend')}"))
+        elif kind[:1] == ["bd-onstream"]:
+            found.append((float(node.get("y")), "norm"))
+    found += [(y, name) for name, _, y, _, _ in pills(tree) if name in ("layers.layer_input", "layers.layer_mid", "layers.layer_output")]
+    return [what for _, what in sorted(found)]
+
+
+@layouts
+@pytest.mark.parametrize(("family", "stream"), [
+    ("llama", "layers.layer_input > +attention_output layers.layer_mid > +mlp_output layers.layer_output"),
+    ("gpt_neox", "layers.layer_input > > +mlp_output +attention_output layers.layer_output"),
+    # One norm is read by both.
+    ("cohere", "layers.layer_input > +attention_output +mlp_output layers.layer_output"),
+    ("falcon_h1", "layers.layer_input > +attention_output +mixer.attention_output layers.layer_mid > +mlp_output layers.layer_output"),
+    ("mamba", "layers.layer_input > +attention_output layers.layer_output"),
+    # Its stream itself is normed after each add, and what is normed is what the MLP reads.
+    ("openai-gpt", "layers.layer_input > +attention_output norm layers.layer_mid > +mlp_output norm layers.layer_output"),
+])
+def test_the_stream_is_read_and_added_to_in_the_order_of_the_forward(family: str, layout: str, stream: str) -> None:
+    assert down_the_stream(family, layout) == stream.split()
+
+
+def test_a_parallel_block_says_so_in_its_title() -> None:
+    assert shapes(records("gpt_neox", 1)[0])[0].title() == "Attention beside MLP"
+    assert shapes(records("falcon_h1", 1)[0])[0].title() == "Mamba-2 mixer beside Attention, then MLP"
+    assert shapes(records("llama", 1)[0])[0].title() == "Attention, then MLP"
+
+
+def test_a_norm_that_two_sublayers_read_stands_once() -> None:
+    for family, count in (("cohere", 1), ("falcon_h1", 2), ("gpt_neox", 2), ("olmo2", 0)):
+        assert block_svg(records(family, 1)[0]).count('class="bd-norm ') == count, family
+    assert "× scale" in block_svg(records("falcon_h1", 1)[0]), "attention reads the norm's result times a number"
+
+
+def test_what_is_not_followed_says_so() -> None:
+    for layout in LAYOUTS:
+        assert "What is inside is not followed" in block_svg(records("zamba", 1)[0], 0, layout)
+        assert "What is inside is not followed" not in block_svg(records("mamba", 1)[0], 0, layout)
+
+
+def test_a_norm_behind_a_sublayer_is_a_step_on_its_way_to_the_stream() -> None:
+    record = records("gemma2", 1)[0]
+    assert [sub["steps"] for sub in record["blocks"][0]["sublayers"]] == [["o_proj → post_attention_layernorm"], ["post_feedforward_layernorm"]]
+    assert "post_feedforward_layernorm" in block_svg(record)
 
 
 def test_a_hybrid_has_two_shapes_in_the_order_of_the_blocks() -> None:

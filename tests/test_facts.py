@@ -6,9 +6,13 @@ import json
 from functools import cache
 
 import pytest
+import torch
 
-from explorer import cards, vocabulary
+from explorer import cards, load, vocabulary
+from explorer import facts as facts_module
 from explorer.facts import facts
+from explorer.finding.discover import probe_lengths
+from explorer.hub import LoadError
 
 FAMILIES = ("llama", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
 
@@ -124,6 +128,87 @@ def test_a_value_is_verified_where_a_check_that_held_compared_it_and_none_that_f
     assert [row["name"] for row in found["values"] if row["verified"]] == ["mlp_output"]
     assert all("values" not in each for each in found["contract"]["checks"]) and len(found["contract"]["checks"]) == 2
     assert not any(row["verified"] for row in record("llama")["values"])
+
+
+def test_a_family_without_a_card_has_the_sizes_of_its_type_and_says_so():
+    found = facts("apertus")
+    assert found["checkpoint"] == "default:apertus" and not found["released"] and record("llama")["released"]
+    assert "no released checkpoint" in found["provenance"]["sources"]["config"]
+    assert found["title"] == "Apertus" and found["summary"] == "32 blocks, each Attention, then MLP."
+    # What the class's own default lacks is named where it is filled in.
+    assert "with num_experts_per_tok set" in facts_module._default("deepseek_v2")
+
+
+def test_the_shapes_are_those_of_a_forward_through_the_whole_model():
+    """The run goes through no more blocks than differ; through all of them it finds the same."""
+    model = load("Qwen/Qwen3-Next-80B-A3B-Instruct", weights=False)
+    short = facts_module._shapes(model)
+    names = [row.value.key for row in model.support() if row.available and not row.value.derived]
+    whole = model.record(torch.zeros(probe_lengths(model.hf), dtype=torch.long, device="meta"), names)
+    assert len(model.layers) == 48 and len(short) > 40
+
+    def told(value):
+        return None if value is None else (value.shape, value.dtype)
+
+    for row in model.support():
+        where = [whole[row.value.key, layer] for layer in (row.layers or (None,)) if (row.value.key, layer) in whole]
+        assert not where or {told(value) for value in where} == {told(short[row.host, row.name])}, row.name
+
+
+@pytest.mark.parametrize(("family", "block"), [
+    ("falcon_h1", {
+        "title": "Mamba-2 mixer beside Attention, then MLP", "hosts": {"ssd", "self_attn", "mlp"}, "stages": [0, 0, 1], "mid": 1,
+        "identity": "layers[i].input + mixer.attention_output + self_attn.attention_output + mlp.mlp_output == layer_output",
+        "norms": [("input_layernorm", False), ("input_layernorm", True), ("pre_ff_layernorm", False)],
+    }),
+    ("cohere", {
+        "title": "Attention beside MLP", "hosts": {"self_attn", "mlp"}, "stages": [0, 0], "mid": None,
+        "identity": "layers[i].input + self_attn.attention_output + mlp.mlp_output == layer_output",
+        "norms": [("input_layernorm", False), ("input_layernorm", False)],
+    }),
+    ("mamba", {
+        "title": "Mamba mixer", "hosts": {"selective_scan"}, "stages": [0], "mid": None,
+        "identity": "layers[i].input + mixer.attention_output == layer_output", "norms": [("norm", False)],
+    }),
+    ("opt", {  # its MLP is part of the block's own forward
+        "title": "Attention, then MLP", "hosts": {"self_attn", "mlp"}, "stages": [0, 1], "mid": 1,
+        "identity": "layers[i].input + self_attn.attention_output + mlp.mlp_output == layer_output",
+        "norms": [("self_attn_layer_norm", False), ("final_layer_norm", False)],
+    }),
+    ("zamba", {
+        "title": "Mixer", "hosts": {"mixer"}, "stages": [0], "mid": None,
+        "identity": "layers[i].input + mixer.attention_output == layer_output", "norms": [("input_layernorm", False)],
+    }),
+])
+def test_blocks_of_other_builds_are_told_as_they_are(family, block):
+    found = record(family)["blocks"][0]
+    assert found["title"] == block["title"] and found["identity"] == block["identity"] and found["mid"] == block["mid"]
+    assert set(found["hosts"]) == block["hosts"]
+    assert [sub["stage"] for sub in found["sublayers"]] == block["stages"]
+    assert [(sub["norm"]["module"], sub["norm"]["scaled"]) for sub in found["sublayers"]] == block["norms"]
+
+
+def test_a_block_that_norms_its_stream_says_so_in_its_identity():
+    found = record("openai-gpt")["blocks"][0]
+    assert found["identity"] == "layers[i].ln_2(layers[i].ln_1(layers[i].input + self_attn.attention_output) + mlp.mlp_output) == layer_output"
+    assert [step["kind"] for step in found["stream"]] == ["add", "norm", "add", "norm"]
+    assert found["sublayers"][1]["norm"]["on_stream"]
+
+
+def test_a_model_whose_caches_are_not_known_says_why(monkeypatch):
+    def unknown(model):
+        raise ValueError("what it keeps is not known: it was not asked")
+
+    monkeypatch.setattr("explorer.accounting.cache_sizes", unknown)
+    found = facts("gpt2")
+    assert found["caches"] == [] and found["caches_unknown"] == "what it keeps is not known: it was not asked"
+
+
+def test_default_sizes_come_without_weights():
+    with pytest.raises(LoadError, match="no released checkpoint, so it has no weights.*specimen:apertus"):
+        load("default:apertus")
+    with pytest.raises(ValueError, match="did you mean 'apertus'"):
+        load("default:apertu", weights=False)
 
 
 def test_a_checkpoint_of_another_family_is_refused():

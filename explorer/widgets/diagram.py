@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from explorer.widgets import diagram_element, diagram_narrow, diagram_wide
-from explorer.widgets.diagram_block import Block, Record, shapes
+from explorer.widgets.diagram_block import Block, Part, Record, shapes
 from explorer.widgets.diagram_draw import PILL, Box, Canvas, mono_width
 
 __all__ = ["ASSETS", "LAYOUTS", "block_svg", "element"]
@@ -49,25 +49,46 @@ def element(records: Sequence[Record], *, card: bool = True, strip: bool = True)
 
 STREAM = 24.0
 NORM_X, NORM_W = 48.0, 162.0
+#: Of several adds in a row, how far below each other they stand.
+ADDS = 44.0
 
 
 def _wide(canvas: Canvas, block: Block) -> tuple[float, float]:
-    top, join = 8.0, 0.0
+    width, top, bottom, entry, join = 864.0, 8.0, 0.0, 0.0, 0.0
+    leaves: dict[int, tuple[float, float]] = {}
+    crossed: list[float] = []
     _mark(canvas, block, _ENTERS, 16, with_type=True)
-    for index, sub in enumerate(block.sublayers):
-        draw = diagram_wide.DRAW.get(sub["role"], diagram_wide.draw_mlp)
-        bottom, leaves = draw(canvas, block, sub, top)
-        # Beside the first box the stream's label has two lines, so its norm hangs lower.
-        entry = _enter(canvas, block, sub, top + (56 if index == 0 else 42))
-        join = max(bottom + 22, entry + 26)
-        _join(canvas, block, sub, (leaves, bottom), join)
-        if index + 1 < len(block.sublayers):
+    for turn in block.turns():
+        norms: dict[str, Box] = {}
+        crossed = crossed if not turn.reads else []
+        if turn.after and turn.after == block.mid:
             _mark(canvas, block, _BETWEEN, join + 34)
-        top = bottom + 40
+        for sub in turn.reads:
+            draw = diagram_wide.DRAW.get(sub["role"], diagram_wide.draw_mlp)
+            # Beside the first box the stream's label has two lines, so its norm hangs lower.
+            lead = 42 if bottom or join else 56
+            if bottom and sub is not turn.reads[0]:
+                top = max(bottom + 30, entry + 20 - lead)
+            bottom, x = draw(canvas, block, sub, top)
+            entry = _enter(canvas, block, sub, top + lead, norms)
+            leaves[id(sub)] = (x, bottom)
+        if turn.kind != "add":
+            join = max(join or 16, entry) + ADDS
+            canvas.step(STREAM, join, turn)
+        # The last box's result goes straight down, those from above it around it, the nearest first.
+        for sub in sorted(turn.adds, key=lambda sub: -leaves[id(sub)][1]):
+            join = max(bottom + 22, entry + 26, join + ADDS)
+            start = leaves[id(sub)]
+            below = sum(other[1] > start[1] for other in leaves.values())
+            lane = diagram_wide.RIGHT + 2 + 10 * below if below else None
+            width = max(width, (lane or 0) + 12)
+            _join(canvas, block, sub, start, join, lane, crossed)
+            crossed += [join] if lane else []
+        top = join + 18
     end = join + 42
     _mark(canvas, block, _LEAVES, end - 8)
     canvas.under.insert(0, f'<path class="bd-stream role-stream" d="M{STREAM} 16V{end + 8:.1f}"/>')
-    return 864.0, end + 16
+    return width, end + 16
 
 
 def _mark(canvas: Canvas, block: Block, name: str, y: float, with_type: bool = False) -> None:
@@ -80,18 +101,31 @@ def _mark(canvas: Canvas, block: Block, name: str, y: float, with_type: bool = F
             canvas.type(STREAM + 17, y + 22, block.type(part, with_dtype=True))
 
 
-def _enter(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
-    """From the stream through the norm into the sublayer; returns the y below what was drawn."""
+def _enter(canvas: Canvas, block: Block, sub: Record, y: float, norms: dict[str, Box]) -> float:
+    """From the stream through the norm into the sublayer; returns the y below what was drawn.
+
+    ``norms`` are those drawn on this stretch of the stream, by module: a norm that several sublayers read stands once.
+    """
     norm, box = sub.get("norm"), Box(NORM_X, y, NORM_W, 52)
     into = diagram_wide.LEFT - 1
     called_with = block.part("layers", "mlp_input") if sub["host"] == "mlp" else None
     if not norm:
         canvas.edge((STREAM, box.cy), (into, box.cy))
-        return box.cy
+        if called_with:
+            canvas.pill(called_with, box.cx - 48, box.cy - PILL / 2, 96)
+            canvas.type(box.x + 4, box.cy + PILL / 2 + 12, block.type(called_with))
+        return box.cy + (PILL if called_with else 0)
+    part = block.part("layers", norm["value"]) if norm.get("value") else None
+    if norm["scaled"]:
+        canvas.text(into - 8, box.cy + 15, "× scale", "note", anchor="end")
+    if norm["on_stream"]:
+        return _branch(canvas, block, Box(STREAM, box.cy, 0, 0), box.cy, part, called_with, into)
+    shared = norms.setdefault(norm["module"], box)
+    if shared is not box:
+        return _branch(canvas, block, shared, box.cy, part, called_with, into)
     canvas.edge((STREAM, box.cy), (box.x - 1, box.cy))
     canvas.box(box, "norm", "norm", 10)
     canvas.text(box.cx, y + 18, norm["module"], "normname", "norm", anchor="middle")
-    part = block.part("layers", norm["value"]) if norm.get("value") else None
     if part:
         canvas.pill(part, box.x + 6, y + 25, box.w - 12, size=10.5)
     if not called_with:
@@ -99,20 +133,40 @@ def _enter(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
         if part:
             canvas.type(box.x + 4, box.bottom + 13, block.type(part))
         return box.bottom + 16
-    pill = canvas.pill(called_with, box.cx - 48, box.bottom + 30, 96)
-    canvas.type(box.cx + 8, box.bottom + 18, block.type(called_with))
-    canvas.edge((box.cx, box.bottom), (box.cx, pill.y - 1))
+    return _called(canvas, block, called_with, box, into)
+
+
+def _branch(canvas: Canvas, block: Block, norm: Box, y: float, part: Part | None, called_with: Part | None, into: float) -> float:
+    """From a norm drawn above, or one the stream has gone through, to a sublayer that reads it; returns the y below what was drawn."""
+    x = norm.right - 18
+    way = ((STREAM, y),) if not norm.w else ((x, norm.bottom), (x, y))
+    if not part:
+        canvas.edge(*way, (into, y))
+        return y
+    pill = canvas.pill(part, NORM_X + 6, y - PILL / 2, NORM_W - 12, size=10.5)
+    canvas.edge(*way[:1], (x, pill.y - 1) if norm.w else (pill.x - 1, y))
+    if called_with:
+        return _called(canvas, block, called_with, pill, into)
+    canvas.edge((pill.right, y), (into, y))
+    return pill.bottom
+
+
+def _called(canvas: Canvas, block: Block, part: Part, above: Box, into: float) -> float:
+    """What the sublayer is called with, between what it comes from and the sublayer."""
+    pill = canvas.pill(part, above.cx - 48, above.bottom + 30, 96)
+    canvas.type(above.cx + 8, above.bottom + 18, block.type(part))
+    canvas.edge((above.cx, above.bottom), (above.cx, pill.y - 1))
     canvas.edge((pill.right, pill.cy), (into, pill.cy))
     return pill.bottom
 
 
-def _join(canvas: Canvas, block: Block, sub: Record, start: tuple[float, float], y: float) -> None:
+def _join(canvas: Canvas, block: Block, sub: Record, start: tuple[float, float], y: float, lane: float | None,
+          crossed: Sequence[float]) -> None:
     """The addend on its way back to the stream, and the ⊕ where it is added."""
     part = block.part(sub["host"], sub["output"])
-    name = sub["output"]
-    canvas.edge(start, (start[0], y), (STREAM + 12, y), kind="addend", attrs=f' data-addend="{block.addend(sub)}"')
+    canvas.addend(start, (STREAM + 12, y), block.addend(sub), lane, crossed)
     if part:
-        width = mono_width(name, 12) + 14
-        canvas.pill(part, NORM_X + 6, y - PILL - 1, width, bare=True, size=12)
+        name = block.adds(sub)
+        canvas.pill(part, NORM_X + 6, y - PILL - 1, mono_width(name, 12) + 14, bare=True, size=12, text=name)
         canvas.type(NORM_X + 13, y + 14, block.type(part, with_dtype=True))
     canvas.node(STREAM, y, "+", 11)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -84,6 +84,26 @@ class Part:
         return f"{self.name}: {self.row['layout']} [{' '.join(self.row['dims'])}]"
 
 
+@dataclass(frozen=True)
+class Turn:
+    """A stretch of the stream: ``after`` so many steps, the sublayers that read it there, and the step at its end.
+
+    The step's ``kind`` is add (of ``adds``), scale or shift (by the number or the parameter ``by``) or norm (the module ``by``).
+    """
+
+    after: int
+    kind: str
+    by: float | str = ""
+    reads: list[Record] = field(default_factory=list)
+    adds: list[Record] = field(default_factory=list)
+
+    @property
+    def says(self) -> str:
+        """The step in a few signs, where it is no add."""
+        by = self.by.rpartition(".")[2] if isinstance(self.by, str) else f"{self.by:.4g}"
+        return {"scale": f"× {by}", "shift": f"+ {by}", "norm": by}[self.kind]
+
+
 class Block:
     """A distinct block shape of a record.
 
@@ -121,18 +141,46 @@ class Block:
         found = (self.part(host, name) for name in names)
         return [part for part in found if part]
 
+    def rest(self, sub: Record, drawn: Container[tuple[str, str]]) -> list[Part]:
+        """The sublayer's values, those of its shared expert included, that ``drawn`` lacks; its addend is not among them."""
+        found = self.parts(sub["host"], [name for name in sub["values"] if name != sub["output"]])
+        if sub["host"] == "mlp":
+            found += [Part(host, name, row) for (host, name), row in self.rows.items() if host == "shared_experts"]
+        return [part for part in found if (part.host, part.name) not in drawn]
+
     def addend(self, sub: Record) -> str:
         """The name that live marks know a sublayer's addend by: with its host where it stands beside attention."""
         beside = sum(other["output"] == sub["output"] for other in self.sublayers) > 1 and sub["host"] != "self_attn"
         return f"{attribute(sub['host'])}.{sub['output']}" if beside else sub["output"]
+
+    def adds(self, sub: Record) -> str:
+        """The name to write at a sublayer's addend: with its host where another's is called the same."""
+        same = sum(other["output"] == sub["output"] for other in self.sublayers) > 1
+        return f"{attribute(sub['host'])}.{sub['output']}" if same else sub["output"]
 
     def type(self, part: Part, with_dtype: bool = False) -> Type:
         """The part's type; its dtype is written when it is unusual, or when ``with_dtype``."""
         return type_of(part.row, None if with_dtype else self.usual_dtype)
 
     def title(self) -> str:
-        """The block in words: its sublayers' titles."""
-        return ", then ".join(sub["title"] for sub in self.sublayers)
+        """The block in words: its sublayers' titles, beside each other where they read the same stream."""
+        return self.facts["title"]
+
+    def turns(self) -> list[Turn]:
+        """The block down its stream: who reads it between two steps, and what the step that follows does to it."""
+        found = [Turn(number, step["kind"], step.get("by", "")) for number, step in enumerate(self.facts["stream"])]
+        adds = [turn for turn in found if turn.kind == "add"]
+        for sub in self.sublayers:
+            added = adds[sub["turn"] - 1]
+            # What reads the stream at several points is drawn where it last can.
+            (added if sub["stage"] is None else found[sub["stage"]]).reads.append(sub)
+            added.adds.append(sub)
+        return found
+
+    @property
+    def mid(self) -> int | None:
+        """After how many steps the stream is ``layer_mid``, None where the block has none."""
+        return self.facts["mid"]
 
 
 def shapes(record: Record) -> list[Block]:
@@ -155,8 +203,12 @@ def rule_of(sub: Record) -> tuple[str, tuple[str, ...]]:
 
 
 def types_line(block: Block, groups: Iterable[tuple[str, Part | None]]) -> list[tuple[str, Type]]:
-    """Captions with types, for one line under several pills: ``("q, k", type)``; parts that are missing are left out."""
-    return [(caption, block.type(part)) for caption, part in groups if part]
+    """Captions with types, for one line under several pills: ``("q, k", type)``, those of one type together; missing parts are left out."""
+    found: dict[Type, list[str]] = {}
+    for caption, part in groups:
+        if part:
+            found.setdefault(block.type(part), []).append(caption)
+    return [(", ".join(captions), kind) for kind, captions in found.items()]
 
 
 def lit_cells(count: int, chosen: int) -> list[int]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from explorer.widgets.diagram_block import Part, Type, lit_cells
+from explorer.widgets.diagram_block import Part, Turn, Type, lit_cells
 from explorer.widgets.palette import role_of
 
 PILL = 23.0
@@ -70,10 +70,11 @@ class Box:
 
 @dataclass
 class Canvas:
-    """SVG elements in drawing order. Edges go beneath, so that boxes and pills cover their ends."""
+    """SVG elements in drawing order. Edges go beneath, so that boxes and pills cover their ends. ``drawn``: the values that have a pill."""
 
     under: list[str] = field(default_factory=list)
     over: list[str] = field(default_factory=list)
+    drawn: set[tuple[str, str]] = field(default_factory=set)
 
     def svg(self, width: float, height: float, label: str, layout: str) -> str:
         """The whole drawing as one SVG element."""
@@ -123,9 +124,24 @@ class Canvas:
         place = "" if anchor == "start" else f' text-anchor="{anchor}"'
         self.over.append(f'<text class="bd-type" x="{number(x)}" y="{number(y)}"{place}>{"".join(spans)}</text>')
 
-    def pill(self, part: Part, x: float, y: float, w: float | None = None, *, bare: bool = False, size: float = NAME) -> Box:
-        """A readable value. ``bare`` leaves the outline away until it is pointed at or focused."""
-        width = w or mono_width(part.name, size) + 20
+    def types(self, x: float, y: float, types: Sequence[tuple[str, Type]], width: float, pitch: float = 14) -> float:
+        """Types with captions in lines that fit ``width``; returns the y of the last line."""
+        lines: list[list[tuple[str, Type]]] = [[]]
+        for pair in types:
+            letters = sum(len(caption) + kind.longest + 3 for caption, kind in (*lines[-1], pair))
+            if lines[-1] and letters * TYPE * MONO > width:
+                lines.append([])
+            lines[-1].append(pair)
+        for index, line in enumerate(lines):
+            self.type(x, y + pitch * index, *line)
+        return y + pitch * (len(lines) - 1)
+
+    def pill(self, part: Part, x: float, y: float, w: float | None = None, *, bare: bool = False, size: float = NAME,
+             text: str | None = None) -> Box:
+        """A readable value. ``bare`` leaves the outline away until it is pointed at or focused; ``text`` is its name unless given."""
+        text = text or part.name
+        width = w or mono_width(text, size) + 20
+        self.drawn.add((part.host, part.name))
         role = role_of(part.host, part.name)
         classes = f"bd-part role-{role}" + (" bd-bare" if bare else "") + (" bd-derived" if part.derived else "")
         small = f' font-size="{number(size)}"' if size != NAME else ""
@@ -133,7 +149,7 @@ class Canvas:
             f'<g class="{classes}" tabindex="0" role="button" data-value="{escape(part.name)}" data-host="{escape(part.host)}"'
             f' aria-label="{escape(part.label)}">'
             f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(PILL)}" rx="{number(PILL / 2)}"/>'
-            f'<text x="{number(x + width / 2)}" y="{number(y + 15.5)}"{small}>{escape(part.name)}</text></g>'
+            f'<text x="{number(x + width / 2)}" y="{number(y + 15.5)}"{small}>{escape(text)}</text></g>'
         )
         return Box(x, y, width, PILL)
 
@@ -157,6 +173,18 @@ class Canvas:
         self.path(rounded(points), kind, role, attrs)
         if arrow:
             self.head(points[-2], points[-1], role)
+
+    def addend(self, start: tuple[float, float], end: tuple[float, float], name: str, lane: float | None = None,
+               crossed: Sequence[float] = ()) -> None:
+        """A result on its way from ``start`` back to the stream at ``end``; live marks know it by ``name``.
+
+        It takes a ``lane`` past the boxes below its own; one without goes straight down, over the lines it has ``crossed``.
+        """
+        (x, top), (_, y) = start, end
+        around = ((x, y),) if lane is None else ((x, top + 12), (lane, top + 12), (lane, y))
+        for other in crossed if lane is None else ():
+            self.path(f"M{number(x)} {number(other - 6)}v12", "bridge")
+        self.edge(start, *around, end, kind="addend", attrs=f' data-addend="{name}"')
 
     def curve(self, start: tuple[float, float], end: tuple[float, float], arrow: bool = False) -> None:
         """A soft curve from left to right, or from top to bottom where that is the longer way."""
@@ -197,6 +225,16 @@ class Canvas:
         self.over.append(
             f'<g class="bd-node role-{role}"><circle cx="{number(x)}" cy="{number(y)}" r="{number(r)}"/><path d="{strokes}"/></g>'
         )
+
+    def step(self, x: float, y: float, turn: Turn) -> None:
+        """What is done to the stream itself at ``y``: a number it is multiplied with, a norm it goes through."""
+        if turn.kind == "norm":
+            width = mono_width(turn.says, 10.8) + 18
+            self.box(Box(4, y - 12, width, 24), "norm", "onstream", 10)
+            self.text(4 + width / 2, y + 4, turn.says, "normname", "norm", anchor="middle")
+            return
+        self.node(x, y, "×" if turn.kind == "scale" else "+", 9)
+        self.text(x + 16, y + 4, turn.says, "module", "stream")
 
     def dot(self, x: float, y: float, r: float = 4.5) -> None:
         self.over.append(f'<circle class="bd-dot role-stream" cx="{number(x)}" cy="{number(y)}" r="{number(r)}"/>')

@@ -111,7 +111,10 @@ def _card() -> str:
 
 def _legend(record: Record) -> str:
     roles = dict.fromkeys(sub["role"] for block in shapes(record) for sub in block.sublayers)
-    words = {"attention": ROLES["attention"].label, "recurrent": "recurrent mixer", "experts": "mixture of experts", "mlp": "dense MLP"}
+    words = {
+        "attention": ROLES["attention"].label, "recurrent": "recurrent mixer", "convolution": "short convolution", "mixer": "mixer, not followed",
+        "experts": "mixture of experts", "mlp": "dense MLP", "extra": "further part, not followed",
+    }
     items = [f'<span role="listitem"><i class="bd-tick bd-tick-{role}"></i>{words[role]}</span>' for role in roles if role in words]
     if "experts" in roles:
         items.append('<span role="listitem">lit cells stand for the chosen experts, which differ by token</span>')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from explorer.widgets.diagram_block import Block, Part, Record, rule_of
+from explorer.widgets.diagram_block import Block, Part, Record, attribute, rule_of
 from explorer.widgets.diagram_draw import PILL, Box, Canvas, mono_width, wrap
 from explorer.widgets.diagram_wide import funnel
 from explorer.widgets.palette import ROLE_OF_SUBLAYER
@@ -18,15 +18,33 @@ Point = tuple[float, float]
 
 def draw(canvas: Canvas, block: Block) -> tuple[float, float]:
     """The whole block; returns the drawing's size."""
-    y = mark(canvas, block, "layer_input", 14, with_type=True)
-    for index, sub in enumerate(block.sublayers):
-        y = enter(canvas, block, sub, y)
-        leaves, bottom = sublayer(canvas, block, sub, y)
-        y = join(canvas, block, sub, leaves, bottom)
-        last = index + 1 == len(block.sublayers)
-        y = mark(canvas, block, "layer_output" if last else "layer_mid", y)
+    width, y = WIDTH, mark(canvas, block, "layer_input", 14, with_type=True)
+    leaves: dict[int, Point] = {}
+    crossed: list[float] = []
+    for turn in block.turns():
+        norms: dict[str, Box] = {}
+        crossed = crossed if not turn.reads else []
+        if turn.after and turn.after == block.mid:
+            y = mark(canvas, block, "layer_mid", y)
+        for sub in turn.reads:
+            top = enter(canvas, block, sub, y, norms)
+            leaves[id(sub)] = sublayer(canvas, block, sub, top)
+            y = leaves[id(sub)][1] + 20
+        if turn.kind != "add":
+            canvas.step(STREAM, y + 4, turn)
+            y += 28
+        # The last box's result goes straight down, those from above it around it, the nearest first.
+        for number, sub in enumerate(sorted(turn.adds, key=lambda sub: -leaves[id(sub)][1])):
+            start = leaves[id(sub)]
+            below = sum(other[1] > start[1] for other in leaves.values())
+            lane = RIGHT + 8 * below if below else None
+            width = max(width, (lane or 0) + 8)
+            y -= 10 if number else 0
+            y = join(canvas, block, sub, start, y, lane, crossed)
+            crossed += [y - 50] if lane else []
+    y = mark(canvas, block, "layer_output", y)
     canvas.under.insert(0, f'<path class="bd-stream role-stream" d="M{STREAM} 14V{y:.1f}"/>')
-    return WIDTH, y + 4
+    return width, y + 4
 
 
 def mark(canvas: Canvas, block: Block, name: str, y: float, with_type: bool = False) -> float:
@@ -40,39 +58,79 @@ def mark(canvas: Canvas, block: Block, name: str, y: float, with_type: bool = Fa
     return y + 24
 
 
-def enter(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
-    """The norm, and the way into the sublayer's box; returns the box's top."""
+def enter(canvas: Canvas, block: Block, sub: Record, y: float, norms: dict[str, Box]) -> float:
+    """The norm, and the way into the sublayer's box; returns the box's top.
+
+    ``norms`` are those drawn on this stretch of the stream, by module: a norm that several sublayers read stands once.
+    """
     norm = sub.get("norm")
     called_with = block.part("layers", "mlp_input") if sub["host"] == "mlp" else None
+    part = block.part("layers", norm["value"]) if norm and norm.get("value") else None
+    if norm and norm["on_stream"]:
+        return branch(canvas, block, None, y, [part for part in (part, called_with) if part])
+    if norm and norm["module"] in norms:
+        return branch(canvas, block, norms[norm["module"]], y, [part for part in (part, called_with) if part], norm["scaled"])
     if not norm:
-        canvas.edge((STREAM, y + 8), (MIDDLE, y + 8), (MIDDLE, y + 25))
-        return y + 26
-    part = block.part("layers", norm["value"]) if norm.get("value") else None
-    box = canvas.box(Box(LEFT, y, RIGHT - LEFT, 36), "norm", "norm", 10)
+        if not called_with:
+            canvas.edge((STREAM, y + 8), (MIDDLE, y + 8), (MIDDLE, y + 25))
+            return y + 26
+        return called(canvas, block, called_with, (STREAM, y), y + 4)
+    box = norms[norm["module"]] = canvas.box(Box(LEFT, y, RIGHT - LEFT, 36), "norm", "norm", 10)
     canvas.edge((STREAM, box.cy), (box.x - 1, box.cy))
     canvas.text(X0, box.cy + 4, norm["module"], "normname", "norm")
     if part:
         canvas.pill(part, X1 - 150, box.cy - PILL / 2, 150, size=10.5)
     top = box.bottom
     if called_with:
-        pill = canvas.pill(called_with, X0 + 12, top + 18, 96)
-        canvas.edge((pill.cx, top), (pill.cx, pill.y - 1))
-        canvas.type(pill.right + 8, pill.cy + 3.5, block.type(called_with))
-        canvas.edge((pill.cx, pill.bottom), (pill.cx, pill.bottom + 17))
-        return pill.bottom + 18
+        return called(canvas, block, called_with, (X0 + 60, top), top + 18)
     canvas.edge((X0 + 60, top), (X0 + 60, top + 21))
+    if norm["scaled"]:
+        canvas.text(X0 + 72, top + 14, "× scale", "note")
     if part:
         canvas.type(X0 + 72, top + 14, block.type(part))
     return top + 22
 
 
-def join(canvas: Canvas, block: Block, sub: Record, leaves: float, bottom: float) -> float:
+def called(canvas: Canvas, block: Block, part: Part, start: Point, y: float) -> float:
+    """What the sublayer is called with, on the way from ``start`` into its box; returns the box's top."""
+    pill = canvas.pill(part, X0 + 12, y, 96)
+    if start[0] < pill.x:
+        canvas.edge((start[0], pill.cy), (pill.x - 1, pill.cy))
+    else:
+        canvas.edge(start, (pill.cx, pill.y - 1))
+    canvas.type(pill.right + 8, pill.cy + 3.5, block.type(part))
+    canvas.edge((pill.cx, pill.bottom), (pill.cx, pill.bottom + 17))
+    return pill.bottom + 18
+
+
+def branch(canvas: Canvas, block: Block, norm: Box | None, y: float, parts: Sequence[Part], scaled: bool = False) -> float:
+    """From a norm drawn above, past the box that reads it first, to the next; from the stream where that went through the norm.
+
+    Returns the box's top.
+    """
+    x = STREAM if norm is None else (STREAM + LEFT) / 2
+    way = () if norm is None else ((norm.x + 10, norm.bottom), (norm.x + 10, norm.bottom + 9), (x, norm.bottom + 9))
+    if scaled:
+        canvas.text(MIDDLE - 8, y + 21, "× scale", "note", anchor="end")
+    if not parts:
+        canvas.edge(*way, (x, y + 8), (MIDDLE, y + 8), (MIDDLE, y + 25))
+        return y + 26
+    pills = [canvas.pill(part, X0 + (170 * index), y, 150 if index == 0 else 96, size=10.5) for index, part in enumerate(parts)]
+    canvas.edge(*way, (x, pills[0].cy), (pills[0].x - 1, pills[0].cy))
+    for one, other in zip(pills, pills[1:]):
+        canvas.edge((one.right, one.cy), (other.x - 1, other.cy))
+    canvas.edge((pills[-1].cx, pills[-1].bottom), (pills[-1].cx, pills[-1].bottom + 21))
+    canvas.type(pills[-1].cx + 8, pills[-1].bottom + 14, block.type(parts[-1]))
+    return pills[-1].bottom + 22
+
+
+def join(canvas: Canvas, block: Block, sub: Record, start: Point, y: float, lane: float | None, crossed: Sequence[float]) -> float:
     """The addend, back to the stream; returns where the next mark stands."""
-    y, name = bottom + 20, sub["output"]
-    canvas.edge((leaves, bottom), (leaves, y), (STREAM + 11, y), kind="addend", attrs=f' data-addend="{block.addend(sub)}"')
-    part = block.part(sub["host"], name)
+    canvas.addend(start, (STREAM + 11, y), block.addend(sub), lane, crossed)
+    part = block.part(sub["host"], sub["output"])
     if part:
-        pill = canvas.pill(part, LEFT + 2, y + 4, mono_width(name, 12) + 14, bare=True, size=12)
+        name = block.adds(sub)
+        pill = canvas.pill(part, LEFT + 2, y + 4, mono_width(name, 12) + 14, bare=True, size=12, text=name)
         canvas.type(pill.right + 8, y + 19, block.type(part, with_dtype=True))
     canvas.node(STREAM, y, "+", 10)
     return y + 50
@@ -81,14 +139,32 @@ def join(canvas: Canvas, block: Block, sub: Record, leaves: float, bottom: float
 def sublayer(canvas: Canvas, block: Block, sub: Record, top: float) -> Point:
     """Title, content, steps and the box around them; returns where the result leaves the box."""
     role = ROLE_OF_SUBLAYER.get(sub["role"], "ink")
-    canvas.title(X0, top + 25, sub["title"], sub["host"], role)
+    canvas.title(X0, top + 25, sub["title"], attribute(sub["host"]), role)
     y = canvas.lines(X0, top + 44, wrap(sub.get("summary") or "", X1 - X0), "note")
     y, (x, start) = DRAW.get(sub["role"], draw_mlp)(canvas, block, sub, y - 4)
-    lines = wrap(" · ".join(sub.get("steps") or ()), X1 - x - 10)
-    bottom = max(canvas.lines(x + 10, start + 16, lines, "note") - 4, y + 8)
+    y = others(canvas, block, sub, y)
+    left = x > MIDDLE  # the text stands where there is room
+    lines = wrap(" · ".join(sub.get("steps") or ()), x - X0 - 10 if left else X1 - x - 10)
+    bottom = max(canvas.lines(x + (-10 if left else 10), start + (24 if left else 16), lines, "note", anchor="end" if left else "start") - 4, y + 8)
     canvas.edge((x, start), (x, bottom), arrow=False)
     under(canvas, Box(LEFT, top, RIGHT - LEFT, bottom - top), role, "box", 13)
     return x, bottom
+
+
+def others(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
+    """Rows of what the drawing of a sublayer has no place for; returns the y below."""
+    rest = block.rest(sub, canvas.drawn)
+    for index in range(0, len(rest), 2):
+        row(canvas, block, rest[index : index + 2], y + 4, w=X1 - X0 if len(rest) > index + 1 else 160)
+        y += PILL + 22
+    return y
+
+
+def draw_plain(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple[float, Point]:
+    """A sublayer whose inside is not followed: what is said of it."""
+    said = f"What is inside is not followed: {sub['note']}." if sub.get("note") else "What is inside is not followed."
+    y = canvas.lines(X0, y + 12, wrap(said, X1 - X0), "note")
+    return y, (X1 - 40, y)
 
 
 def row(canvas: Canvas, block: Block, parts: Sequence[Part], y: float, typed: bool = True, x: float = X0, w: float = X1 - X0) -> list[Box]:
@@ -106,6 +182,8 @@ def row(canvas: Canvas, block: Block, parts: Sequence[Part], y: float, typed: bo
 
 def draw_attention(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple[float, Point]:
     host = sub["host"]
+    if not block.part(host, "attention_probabilities") or not block.part(host, "attention_values"):
+        return draw_plain(canvas, block, sub, y)
     asks = row(canvas, block, block.parts(host, ("attention_queries", "attention_keys")), y)
     y += 56
     scores = row(canvas, block, block.parts(host, ("attention_scores",)), y, w=190)
@@ -135,7 +213,8 @@ def draw_attention(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple
 def heads_out(canvas: Canvas, block: Block, host: str, meet: Point, y: float) -> tuple[float, Point]:
     """From where weights meet values, through a gate where there is one, to the projection's input."""
     heads = row(canvas, block, block.parts(host, ("attention_head_outputs",)), y, w=172)
-    gate, premix = block.part(host, "head_gate"), block.part(host, "attention_premix")
+    gate = next(iter(block.parts(host, ("head_gate", "head_scale"))), None)
+    premix = block.part(host, "attention_premix")
     canvas.edge((meet[0], meet[1] + 8), (meet[0], y + PILL / 2), (X0 + 173, y + PILL / 2))
     y += PILL + 28
     if gate and heads:
@@ -162,10 +241,10 @@ def draw_recurrent(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple
         canvas.type(X0 + 28, y + PILL + 12, block.type(before[0]))
         canvas.edge((X0 + 16, pill.bottom), (X0 + 16, y + 41))
         y += 42
-    for names in (("attention_queries", "attention_keys"), ("attention_values", "decays", "betas", "recurrent_gate")):
+    for names in (("attention_queries", "attention_keys"), ("attention_values", "decays", "betas", "recurrent_gate", "skip")):
         if not (parts := block.parts(host, names)):
             continue
-        if len(parts) == 3:
+        if len(parts) > 2:
             row(canvas, block, parts[:1], y, w=(X1 - X0 - 10) / 2)
             canvas.pair(parts[1:], X0 + (X1 - X0 + 10) / 2, y, (X1 - X0 - 10) / 2)
             canvas.type(X0 + (X1 - X0 + 10) / 2 + 4, y + PILL + 12, block.type(parts[1]))
@@ -184,19 +263,51 @@ def draw_recurrent(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple
     for pill in heads:
         canvas.edge((X1 - 60, turn - 9), (X1 - 60, turn), (trunk, turn), (trunk, pill.cy), (pill.right + 1, pill.cy))
         y = pill.bottom
+    gate = block.part(host, "head_gate")
+    if gate:
+        pill = canvas.pill(gate, X0 + 196, y + 20)
+        canvas.edge((X0 + 170, y + 14), (X0 + 170, pill.cy - 7), arrow=False)
+        canvas.edge((pill.x, pill.cy), (X0 + 177, pill.cy))
+        canvas.node(X0 + 170, pill.cy, "×", 7, "recurrent")
+        y = pill.cy + 7
     return y + 14, (X0 + 170, y)
+
+
+def draw_convolution(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple[float, Point]:
+    """A short convolution as a mixer, and the gate on what it gives."""
+    host, x = sub["host"], X0 + 120
+    for pill in row(canvas, block, block.parts(host, ("conv_input",)), y, w=160):
+        canvas.edge((x, pill.bottom), (x, pill.bottom + 21))
+    box = canvas.box(Box(X0, y + 45, X1 - X0, 30), "recurrent", "rule", 9)
+    canvas.text(box.cx, box.cy + 4, "causal convolution over a few tokens", "note", anchor="middle")
+    canvas.edge((x, box.bottom), (x, box.bottom + 15))
+    y = box.bottom + 16
+    row(canvas, block, block.parts(host, ("conv_output",)), y, w=160)
+    gate = block.part(host, "conv_gate")
+    y += PILL
+    if gate:
+        pill = canvas.pill(gate, x + 30, y + 24)
+        canvas.edge((x, y), (x, pill.cy - 7))
+        canvas.edge((pill.x, pill.cy), (x + 7, pill.cy))
+        canvas.node(x, pill.cy, "×", 7, "recurrent")
+        y = pill.cy + 7
+    return y + 14, (x, y)
 
 
 def rule(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
     """The recurrence, with the state that enters and its loop at the right."""
     title, lines = rule_of(sub)
     canvas.edge((X0 + 78, y - 2), (X0 + 78, y + 17))
-    box = canvas.box(Box(X0, y + 18, X1 - X0 - 40, 74), "recurrent", "rule", 9)
+    inside = block.parts(sub["host"], ("state_input", "state_attention"))
+    # A long formula leaves no room beside it.
+    below = len(max(lines, key=len)) > 22 and bool(inside)
+    box = canvas.box(Box(X0, y + 18, X1 - X0 - 40, 104 if below else 74), "recurrent", "rule", 9)
     canvas.text(box.x + 14, box.y + 22, title, "operation")
     for index, line in enumerate(lines):
         canvas.text(box.x + 14, box.y + 43 + 18 * index, line, "formula")
-    inside = block.parts(sub["host"], ("state_input", "state_attention"))
-    for index, part in enumerate(inside):
+    if below:
+        canvas.pair(inside, box.x + 12, box.bottom - PILL - 10, box.w - 40)
+    for index, part in enumerate(inside if not below else ()):
         canvas.pill(part, box.right - 142, box.y + 12 + 28 * index, 130)
     x = box.right
     canvas.path(f"M{x} {box.y + 20}C{x + 34} {box.y + 20} {x + 34} {box.bottom - 20} {x + 7} {box.bottom - 20}", "loop", "recurrent")
@@ -206,6 +317,8 @@ def rule(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
 
 def draw_experts(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple[float, Point]:
     host, experts, shared = sub["host"], sub["experts"], sub.get("shared")
+    if not experts:
+        return draw_plain(canvas, block, sub, y)
     router = block.parts(host, ("router_logits", "router_scores", "expert_weights", "expert_indices", "router_margin"))
     y = grid(canvas, block, router, y, "router", "router", (sub.get("router") or {}).get("module", ""))
     canvas.edge((MIDDLE, y), (MIDDLE, y + 19))
@@ -252,15 +365,18 @@ def draw_mlp(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple[float
     canvas.under.append(funnel(up, wide="right") + funnel(down, wide="left"))
     neurons = block.parts(sub["host"], ("mlp_activation", "mlp_neurons"))
     for index, part in enumerate(neurons):
-        canvas.pill(part, MIDDLE - 78, y + 2 + 29 * index, 156)
-    canvas.edge((up.right, up.cy), (MIDDLE - 79, up.cy))
-    canvas.edge((MIDDLE + 78, up.cy), (down.x - 1, up.cy))
+        canvas.pill(part, MIDDLE - 78, y + 2 + 14.5 * (2 - len(neurons)) + 29 * index, 156)
     if neurons:
+        canvas.edge((up.right, up.cy), (MIDDLE - 79, up.cy))
+        canvas.edge((MIDDLE + 78, up.cy), (down.x - 1, up.cy))
         canvas.type(MIDDLE, y + 72, block.type(neurons[-1]), anchor="middle")
+    else:
+        canvas.edge((up.right, up.cy), (down.x - 1, up.cy))
     # The funnel's lower side rises to the right.
     return y + 74, (down.right - 31, down.bottom - 8)
 
 
 DRAW: dict[str, Callable[[Canvas, Block, Record, float], tuple[float, Point]]] = {
-    "attention": draw_attention, "recurrent": draw_recurrent, "experts": draw_experts, "mlp": draw_mlp,
+    "attention": draw_attention, "recurrent": draw_recurrent, "convolution": draw_convolution, "mixer": draw_plain, "extra": draw_plain,
+    "experts": draw_experts, "mlp": draw_mlp,
 }

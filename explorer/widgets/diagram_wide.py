@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from explorer.widgets.diagram_block import Block, Record, rule_of, types_line
+from explorer.widgets.diagram_block import Block, Record, attribute, rule_of, types_line
 from explorer.widgets.diagram_draw import PILL, Box, Canvas, wrap
 from explorer.widgets.palette import ROLE_OF_SUBLAYER
 
@@ -20,9 +20,9 @@ Leaves = tuple[float, float]
 def heading(canvas: Canvas, sub: Record, top: float) -> None:
     """Title, where it hangs in the model, and its sizes at the right."""
     role = ROLE_OF_SUBLAYER.get(sub["role"], "ink")
-    title = sub["title"]
-    canvas.title(X0 + 2, top + 27, title, sub["host"], role)
-    room = X1 - (X0 + 30 + len(title) * 9.4 + len(sub["host"]) * 7.4)
+    title, module = sub["title"], attribute(sub["host"])
+    canvas.title(X0 + 2, top + 27, title, module, role)
+    room = X1 - (X0 + 30 + len(title) * 9.4 + len(module) * 7.4)
     summary = sub.get("summary") or ""
     if len(summary) * 5.9 > room:
         summary = wrap(summary, room)[0].rstrip(" ·,→") + " …"
@@ -35,6 +35,17 @@ def closing(canvas: Canvas, sub: Record, y: float, leaves: float, room: float = 
     return canvas.lines(leaves - 10, y, lines, "note", anchor="end") - (4 if lines else 10)
 
 
+def others(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
+    """Rows of what the drawing of a sublayer has no place for; returns the y below."""
+    rest = block.rest(sub, canvas.drawn)
+    for index in range(0, len(rest), 3):
+        for place, part in enumerate(rest[index : index + 3]):
+            pill = canvas.pill(part, X0 + 200 * place, y, 190)
+            canvas.type(pill.x + 4, pill.bottom + 12, block.type(part))
+        y += PILL + 24
+    return y
+
+
 def frame(canvas: Canvas, sub: Record, top: float, bottom: float) -> None:
     """The box itself, drawn last because its height is known last, and put beneath its content."""
     mark = len(canvas.over)
@@ -42,7 +53,21 @@ def frame(canvas: Canvas, sub: Record, top: float, bottom: float) -> None:
     canvas.over.insert(0, canvas.over.pop(mark))
 
 
+def draw_plain(canvas: Canvas, block: Block, sub: Record, top: float) -> Leaves:
+    """A sublayer whose inside is not followed: what is said of it, and what can be read all the same."""
+    heading(canvas, sub, top)
+    y = canvas.lines(X0 + 2, top + 54, wrap(f"What is inside is not followed: {sub['note']}." if sub.get("note") else "What is inside is not followed.", X1 - X0), "note")
+    y = others(canvas, block, sub, y)
+    # Tall enough for what enters it at the left.
+    bottom = max(closing(canvas, sub, y + 4, X1 - 60), top + (150 if sub["host"] == "mlp" else 104))
+    frame(canvas, sub, top, bottom)
+    canvas.edge((X1 - 60, y - 10), (X1 - 60, bottom), arrow=False)
+    return bottom, X1 - 60
+
+
 def draw_attention(canvas: Canvas, block: Block, sub: Record, top: float) -> Leaves:
+    if not block.part(sub["host"], "attention_probabilities") or not block.part(sub["host"], "attention_values"):
+        return draw_plain(canvas, block, sub, top)
     heading(canvas, sub, top)
     get = lambda name: block.part(sub["host"], name)  # noqa: E731
     a, b, c = X0, X0 + 198, X0 + 416
@@ -84,7 +109,8 @@ def draw_attention(canvas: Canvas, block: Block, sub: Record, top: float) -> Lea
     if heads:
         canvas.edge((meet[0], meet[1] - 8), (meet[0], heads.cy), (heads.x - 1, heads.cy))
     end = gate_and_premix(canvas, block, sub, Box(c, top + 48, 176, PILL))
-    bottom = closing(canvas, sub, max(low + 94, end + 8), c + 160)
+    rest = others(canvas, block, sub, max(low + 74, end - 4))
+    bottom = closing(canvas, sub, max(low + 94, end + 8, rest + 12), c + 160)
     frame(canvas, sub, top, bottom)
     canvas.edge((c + 160, end - 18), (c + 160, bottom), arrow=False)
     return bottom, c + 160
@@ -92,10 +118,10 @@ def draw_attention(canvas: Canvas, block: Block, sub: Record, top: float) -> Lea
 
 def gate_and_premix(canvas: Canvas, block: Block, sub: Record, heads: Box) -> float:
     """From the heads' outputs, through a gate where there is one, to what the projection takes; returns the y below."""
-    gate, premix = block.part(sub["host"], "head_gate"), block.part(sub["host"], "attention_premix")
+    gates, premix = block.parts(sub["host"], ("head_gate", "head_scale")), block.part(sub["host"], "attention_premix")
     y, x = heads.y + 90, heads.x + 148
-    if gate:
-        pill = canvas.pill(gate, heads.x, heads.y + 46)
+    if gates:
+        pill = canvas.pill(gates[0], heads.x, heads.y + 46)
         canvas.edge((pill.right, pill.cy), (x - 7, pill.cy))
         canvas.edge((x, heads.bottom), (x, pill.cy - 7))
         canvas.node(x, pill.cy, "×", 7, "attention")
@@ -109,6 +135,12 @@ def gate_and_premix(canvas: Canvas, block: Block, sub: Record, heads: Box) -> fl
     return y + PILL + 18
 
 
+#: What formulas call the arguments of a recurrence.
+LETTERS = {
+    "q": "attention_queries", "k": "attention_keys", "v": "attention_values", "g": "decays", "β": "betas", "a": "recurrent_gate", "D": "skip",
+}
+
+
 def draw_recurrent(canvas: Canvas, block: Block, sub: Record, top: float) -> Leaves:
     heading(canvas, sub, top)
     host = sub["host"]
@@ -116,9 +148,10 @@ def draw_recurrent(canvas: Canvas, block: Block, sub: Record, top: float) -> Lea
     reads = recurrent_reads(canvas, block, host, top, rule)
     draw_rule(canvas, block, sub, rule)
     end = recurrent_results(canvas, block, host, top, rule)
-    q, v, g = (block.part(host, name) for name in ("attention_queries", "attention_values", "decays"))
-    canvas.type(X0 + 2, reads + 17, *types_line(block, (("q, k", q), ("v", v), ("g, β", g))))
-    bottom = closing(canvas, sub, reads + 36, X0 + 480)
+    types = types_line(block, [(letter, block.part(host, name)) for letter, name in LETTERS.items()])
+    said = canvas.types(X0 + 2, reads + 17, types, 468)
+    rest = others(canvas, block, sub, said + 10)
+    bottom = closing(canvas, sub, max(said + 19, end + 19, rest + 4), X0 + 480)
     frame(canvas, sub, top, bottom)
     canvas.edge((X0 + 480, end), (X0 + 480, bottom), arrow=False)
     return bottom, X0 + 480
@@ -134,10 +167,10 @@ def recurrent_reads(canvas: Canvas, block: Block, host: str, top: float, rule: B
         canvas.edge((X0 + 16, pill.bottom), (X0 + 16, y + 45))
         y += 46
     rows = [block.parts(host, [name]) for name in ("attention_queries", "attention_keys", "attention_values")]
-    rows.append(block.parts(host, ("decays", "betas", "recurrent_gate")))
-    for parts in filter(None, rows):
+    rows.append(block.parts(host, ("decays", "betas", "recurrent_gate", "skip")))
+    for index, parts in enumerate(filter(None, rows)):
         last = canvas.pair(parts, X0, y, 160)[-1]
-        canvas.curve((last.right, last.cy), (rule.x - 1, rule.cy), arrow=parts is rows[0])
+        canvas.curve((last.right, last.cy), (rule.x - 1, rule.cy), arrow=index == 0)
         y += 28
     return y - 5
 
@@ -179,10 +212,46 @@ def recurrent_results(canvas: Canvas, block: Block, host: str, top: float, rule:
     pill = canvas.pill(heads, x, top + 152, w)
     canvas.type(x + 4, pill.bottom + 12, block.type(heads))
     canvas.edge((rule.right, pill.cy), (x - 1, pill.cy))
-    return pill.bottom + 16
+    gate = block.part(host, "head_gate")
+    if not gate:
+        return pill.bottom + 16
+    factor = canvas.pill(gate, X0 + 506, pill.bottom + 20)
+    canvas.edge((X0 + 480, pill.bottom + 16), (X0 + 480, factor.cy - 7), arrow=False)
+    canvas.edge((factor.x, factor.cy), (X0 + 487, factor.cy))
+    canvas.node(X0 + 480, factor.cy, "×", 7, "recurrent")
+    return factor.cy + 7
+
+
+def draw_convolution(canvas: Canvas, block: Block, sub: Record, top: float) -> Leaves:
+    """A short convolution as a mixer, and the gate on what it gives."""
+    heading(canvas, sub, top)
+    host, y, w, x = sub["host"], top + 52, 164.0, X0 + 416 + 130
+    box = canvas.box(Box(X0 + 208, y - 10, w, PILL + 20), "recurrent", "rule", 9)
+    canvas.lines(box.cx, box.cy - 4, ["causal convolution", "over a few tokens"], "note", anchor="middle")
+    for name, left, width in (("conv_input", X0, 160.0), ("conv_output", X0 + 416, X1 - X0 - 416)):
+        part = block.part(host, name)
+        if part:
+            pill = canvas.pill(part, left, y, width)
+            canvas.type(left + 4, pill.bottom + 12, block.type(part))
+    canvas.edge((X0 + 160, box.cy), (box.x - 1, box.cy))
+    canvas.edge((box.right, box.cy), (X0 + 415, box.cy))
+    end, gate = y + PILL, block.part(host, "conv_gate")
+    if gate:
+        pill = canvas.pill(gate, X0 + 416, end + 22)
+        canvas.edge((pill.right, pill.cy), (x - 7, pill.cy))
+        canvas.edge((x, end), (x, pill.cy - 7))
+        canvas.node(x, pill.cy, "×", 7, "recurrent")
+        end = pill.cy + 7
+    rest = others(canvas, block, sub, end + 16)
+    bottom = closing(canvas, sub, max(end + 26, rest + 4), x)
+    frame(canvas, sub, top, bottom)
+    canvas.edge((x, end), (x, bottom), arrow=False)
+    return bottom, x
 
 
 def draw_experts(canvas: Canvas, block: Block, sub: Record, top: float) -> Leaves:
+    if not sub["experts"]:
+        return draw_plain(canvas, block, sub, top)
     heading(canvas, sub, top)
     host, experts, shared = sub["host"], sub["experts"], sub.get("shared")
     y, h = top + 40, 172
@@ -202,8 +271,9 @@ def draw_experts(canvas: Canvas, block: Block, sub: Record, top: float) -> Leave
         canvas.edge((field.cx, field.bottom), (field.cx, meet[1]), (meet[0] - 8, meet[1]))
         draw_shared(canvas, block, sub, Box(field.right + 16, y, X1 - field.right - 16, h), meet)
     w, o, s = (block.part(host, name) for name in ("expert_weights", "expert_outputs", "router_scores"))
-    canvas.type(X0 + 2, meet[1] + 24, *types_line(block, (("scores", s), ("weights", w), ("outputs", o))))
-    bottom = closing(canvas, sub, meet[1] + 43, meet[0]) if sub.get("steps") else meet[1] + 38
+    canvas.types(X0 + 2, meet[1] + 24, types_line(block, (("scores", s), ("weights", w), ("outputs", o))), meet[0] - X0)
+    rest = others(canvas, block, sub, meet[1] + 36)
+    bottom = closing(canvas, sub, max(meet[1] + 43, rest + 14), meet[0]) if sub.get("steps") else max(meet[1] + 38, rest + 2)
     frame(canvas, sub, top, bottom)
     canvas.edge((meet[0], meet[1] + 8 if shared else field.bottom), (meet[0], bottom), arrow=False)
     return bottom, meet[0]
@@ -245,19 +315,22 @@ def draw_mlp(canvas: Canvas, block: Block, sub: Record, top: float) -> Leaves:
     up, down = Box(X0, y, 110, 82), Box(X1 - 110, y, 110, 82)
     canvas.under.append(funnel(up, wide="right") + funnel(down, wide="left"))
     neurons = block.parts(sub["host"], ("mlp_activation", "mlp_neurons"))
-    width = 190.0
+    width, first = 190.0, y + 4 + 15 * (2 - len(neurons))
     for index, part in enumerate(neurons):
-        canvas.pill(part, middle - width / 2, y + 4 + 30 * index, width)
+        canvas.pill(part, middle - width / 2, first + 30 * index, width)
     if neurons:
-        canvas.type(middle, y + 4 + 30 * len(neurons) + 10, block.type(neurons[-1]), anchor="middle")
+        canvas.type(middle, first + 30 * len(neurons) + 10, block.type(neurons[-1]), anchor="middle")
         stream = block.part(sub["host"], sub["output"])
         inner, outer = neurons[-1].width, stream.width if stream else None
         if inner and outer:
             canvas.text(up.cx, up.cy + 4, f"{outer} → {inner}", "caption", anchor="middle")
             canvas.text(down.cx, down.cy + 4, f"{inner} → {outer}", "caption", anchor="middle")
-    canvas.edge((up.right, up.cy), (middle - width / 2 - 1, up.cy))
-    canvas.edge((middle + width / 2, up.cy), (down.x - 1, up.cy))
-    bottom = closing(canvas, sub, y + 122, down.right - 14)
+        canvas.edge((up.right, up.cy), (middle - width / 2 - 1, up.cy))
+        canvas.edge((middle + width / 2, up.cy), (down.x - 1, up.cy))
+    else:
+        canvas.edge((up.right, up.cy), (down.x - 1, up.cy))
+    rest = others(canvas, block, sub, y + 108)
+    bottom = closing(canvas, sub, max(y + 122, rest + 10), down.right - 14)
     frame(canvas, sub, top, bottom)
     canvas.edge((down.right - 14, down.bottom - 21.4), (down.right - 14, bottom), arrow=False)
     return bottom, down.right - 14
@@ -274,5 +347,6 @@ def funnel(box: Box, wide: str) -> str:
 
 
 DRAW: dict[str, Callable[[Canvas, Block, Record, float], Leaves]] = {
-    "attention": draw_attention, "recurrent": draw_recurrent, "experts": draw_experts, "mlp": draw_mlp,
+    "attention": draw_attention, "recurrent": draw_recurrent, "convolution": draw_convolution, "mixer": draw_plain, "extra": draw_plain,
+    "experts": draw_experts, "mlp": draw_mlp,
 }

@@ -53,10 +53,12 @@ _ROLE_OF_VALUE = {
 }
 _ROLE_OF_HOST = {
     "model": "stream", "layers": "stream", "layers[i]": "stream", "self_attn": "attention", "linear_attn": "recurrent",
-    "mixer": "recurrent", "mlp": "mlp", "shared_experts": "mlp",
+    "mixer": "recurrent", "mlp": "mlp", "shared_experts": "mlp", "extra": "mlp",
 }
 #: The role a sublayer's box is drawn in.
-ROLE_OF_SUBLAYER = {"recurrent": "recurrent", "attention": "attention", "mlp": "mlp", "experts": "mlp"}
+ROLE_OF_SUBLAYER = {
+    "recurrent": "recurrent", "convolution": "recurrent", "mixer": "recurrent", "attention": "attention", "mlp": "mlp", "experts": "mlp", "extra": "mlp",
+}
 
 
 def role_of(host: str, name: str = "") -> str:

@@ -168,13 +168,16 @@
       this.dispatchEvent(new CustomEvent(type, { bubbles: true, composed: true, detail }));
     }
 
-    // A value of this checkpoint, with its numbers and the shapes that have it.
+    // A value of this checkpoint, with its numbers and the shapes that have it: this block's own, where it has one.
     #find(name, host) {
+      let elsewhere = null;
       for (const [index, numbers, shapes] of this.#here.values) {
         const value = this.#data.values[index];
-        if (value.name === name && (!host || value.host === host)) return { ...value, numbers, shapes };
+        if (value.name !== name || (host && value.host !== host)) continue;
+        if (shapes === null || shapes.includes(this.#shape)) return { ...value, numbers, shapes };
+        elsewhere = elsewhere || { ...value, numbers, shapes };
       }
-      return null;
+      return elsewhere;
     }
 
     #expression(value) {
