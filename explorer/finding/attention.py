@@ -7,7 +7,7 @@ from transformers.cache_utils import Cache
 
 from explorer.finding.flow import PASSING, Call, Flow, tensors
 from explorer.finding.spots import Finds, Spot, argument, around, children, innermost, is_norm, maker_spot, result
-from explorer.finding.stream import Part, weighted
+from explorer.finding.stream import Part, leads, weighted
 from explorer.vocabulary import BY_HOST
 
 NO_PATTERN = (
@@ -307,7 +307,7 @@ def _gate(finds: Finds, flow: Flow, module: Call) -> None:
         finds.missing |= dict.fromkeys(names, "the heads' outputs are not followed")
         return
     onward = flow.onward(id(mixed.tensor))
-    after = [i for i in flow.indices(module, "mul") if i >= mixed.call.stop and onward & set(flow.ops[i].reads)]
+    after = [i for i in flow.indices(module, "mul") if i >= mixed.call.stop and onward & set(flow.ops[i].reads) and not is_norm(flow.owners[i])]
     gate = next((key for i in after[:1] for key in flow.ops[i].reads if key not in onward), None)
     finds.missing |= dict.fromkeys(names, "this attention does not gate its heads")
     if gate is None:
@@ -323,11 +323,17 @@ def _gate(finds: Finds, flow: Flow, module: Call) -> None:
         del finds.missing[names[whole]]
 
 
+def _leads_to(flow: Flow, mixed: Spot, product: int) -> bool:
+    """Whether the heads' outputs go into what a module multiplies with its weights."""
+    made, owner = flow.maker(id(mixed.tensor)), flow.owners[product]
+    return made is not None and owner is not None and product > made and leads(flow, made, owner)
+
+
 def _projection(finds: Finds, flow: Flow, module: Call, part: Part) -> None:
     """The output projection is the first module after the heads' outputs that multiplies with weights; its input is the premix."""
     mixed = finds.spots.get("attention_head_outputs")
     products = weighted(flow, part)
-    after = products if mixed is None else [i for i in products if i > (flow.maker(id(mixed.tensor)) or -1)]
+    after = products if mixed is None else [i for i in products if _leads_to(flow, mixed, i)]
     owner = flow.owners[after[0 if mixed is not None else -1]] if after else None
     if owner is not None and owner.module != module.module and any(isinstance(a, torch.Tensor) for a in owner.args[:1]):
         finds.spots["attention_premix"] = Spot(owner.args[0], owner, "input", 0)

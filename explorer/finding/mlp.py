@@ -59,10 +59,10 @@ _ACTIVATIONS = frozenset("silu gelu relu tanh sigmoid leaky_relu elu softplus er
 
 
 def _activation(flow: Flow, module: Call, down: Call, neurons: torch.Tensor) -> Spot | None:
-    """The result, as wide as the neurons, of a module without parameters or of a function that is an activation."""
+    """The result, as wide as the neurons, of a module with no more than single numbers of its own or of a function that is an activation."""
     wide = [c for c in flow.inside(module) if c.ended < down.began and isinstance(c.output, torch.Tensor)
             and c.output.shape[-1] == neurons.shape[-1] and c.fn is not None]
-    modules = [c for c in wide if not c.labels and not any(True for _ in c.fn.parameters()) and c.start < c.stop]
+    modules = [c for c in wide if not c.labels and all(p.numel() == 1 for p in c.fn.parameters()) and c.start < c.stop]
     functions = [c for c in wide if len(c.labels) == 1 and c.module == module.module
                  and any(flow.ops[i].name in _ACTIVATIONS for i in range(c.start, c.stop))]
     found = modules or functions
@@ -113,7 +113,8 @@ def _router(finds: Finds, flow: Flow, module: Call, indices: int) -> None:
         return
     choice, inside = choices[-1], flow.inside(module)
     entering = flow.back(flow.ops[choice].reads[0], choice)
-    scores = next((s for c in innermost(inside, choice) if (s := argument(c, entering))), None)
+    scores = next((s for c in innermost(inside, choice) if (s := argument(c, entering))), None) or next(
+        (s for key in entering if (s := maker_spot([c for c in inside if c.fn is not None and c.stop <= choice], key))), None)
     finds.sizes["num_experts"] = flow.tensors[flow.ops[choice].reads[0]].shape[-1]
     if finds.sizes["top_k"] >= finds.sizes["num_experts"]:
         finds.missing["router_margin"] = "every expert is chosen, so none is rejected"

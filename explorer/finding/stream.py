@@ -218,11 +218,11 @@ def _core(flow: Flow, block: Call, products: list[int], plays: Callable[[Call], 
         return calls[name]
     if last not in calls or all(flow.ops[i].name == "convolution" for i in groups[last]):
         return None
-    leading = all(max(own) < calls[last].start and _leads(flow, max(own), calls[last]) for name, own in groups.items() if name != last)
+    leading = all(max(own) < calls[last].start and leads(flow, max(own), calls[last]) for name, own in groups.items() if name != last)
     return calls[last] if leading else None
 
 
-def _leads(flow: Flow, product: int, call: Call) -> bool:
+def leads(flow: Flow, product: int, call: Call) -> bool:
     """Whether what an operation makes goes into what a module is called with."""
     found, todo = set(), [(id(tensor), call.start) for tensor in tensors((call.args, call.kwargs))]
     while todo:
