@@ -37,11 +37,20 @@ class PassedBy(OutOfOrderError):
 class Visit:
     """One moment of the forward as a trace block holds it: what came, and the copies handed out."""
 
-    def __init__(self, raw: Any, reach: Reach) -> None:
+    def __init__(self, raw: Any, reach: Reach, experts: int | None = None) -> None:
         self.raw = raw
+        self.experts = experts
         self.native = reach.native
         #: By what is handed out, not by its name: two names of one tensor share a copy, so an edit by either is the edit.
         self.views: dict[Any, tuple[str, Any, int, Reach]] = {}
+        #: What was worked out from them and handed out, with what to call it: nothing written into that reaches the model.
+        self.derived: list[tuple[str, torch.Tensor, int]] = []
+
+    def computed(self, expression: str, value: Any) -> Any:
+        """Remember a value worked out at this moment, so that an edit of it is not lost without a word."""
+        if isinstance(value, torch.Tensor):
+            self.derived.append((expression, value, value._version))
+        return value
 
     def view(self, name: str, reach: Reach) -> Any:
         """The copy of one value; the same object however often it is read at this moment."""
@@ -62,6 +71,9 @@ class Visit:
 
     def back(self) -> Any:
         """What the model goes on with: the original where a copy was only looked at."""
+        for expression, value, version in self.derived:
+            if value._version != version:
+                raise Unavailable(f"{expression} is computed from other values: what is written into it reaches nothing. Clone it first, or write what it is computed from.")
         changed = self.raw
         for name, value, version, reach in self.views.values():
             if not isinstance(value, torch.Tensor):
@@ -73,6 +85,8 @@ class Visit:
         return changed
 
     def _put(self, raw: Any, name: str, reach: Reach, value: Any) -> Any:
+        if name == "expert_indices" and self.experts is not None and not ((value >= 0) & (value < self.experts)).all():
+            raise ValueError(f"There are experts 0 to {self.experts - 1}; expert_indices were given {int(value.min())} to {int(value.max())}.")
         if self.native:
             return put(raw, reach.place, value)
         return {**raw, name: Whole(value) if isinstance(raw[name], Whole) else value}
@@ -181,7 +195,7 @@ class Standard:
                 and waiting.occurrence == occurrence:
             return waiting.view
         raw = self._wait(mediator, reach.location, value, occurrence)
-        visit = Visit(raw, reach)
+        visit = Visit(raw, reach, self.sizes.get("num_experts"))
         mediator.transform = WriteBack(visit.back, visit, self, reach.location, occurrence)
         return visit
 
@@ -196,13 +210,16 @@ class Standard:
                 if isinstance(found, str):
                     raise Unavailable(self._not_held(value, found))
                 return found.clone()
-            replay = replay_of(self.name, self._visit(value, self.taps.reach["state_output"]).raw[REPLAY])
+            visit = self._visit(value, self.taps.reach["state_output"])
+            replay = replay_of(self.name, visit.raw[REPLAY])
             self._complete(value, replay)
-            return replay.states() if value.name == "states" else implied(replay, self.expression(value.name))
+            found = replay.states() if value.name == "states" else implied(replay, self.expression(value.name))
+            return visit.computed(self.expression(value.name), found)
         if value.name in self.missing:
             raise Unavailable(f"{self.expression(value.name)} is unavailable: {self.missing[value.name]}.")
         reach = self.reach(vocabulary.BY_HOST[self.name][value.source])
-        return COMPUTED[value.name](self._visit(value, reach).view(value.source, reach), self.sizes)
+        visit = self._visit(value, reach)
+        return visit.computed(self.expression(value.name), COMPUTED[value.name](visit.view(value.source, reach), self.sizes))
 
     def _complete(self, value: vocabulary.Value, replay: Replay) -> None:
         """Raise Unavailable where the call was of a kind that does not hold all its recurrence is run again from."""

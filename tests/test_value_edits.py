@@ -319,3 +319,28 @@ def test_a_value_of_another_dtype_is_refused_in_words(model):
     with pytest.raises(ValueError, match="is of torch.float32; it was given torch.float64"):
         with model.trace(PROMPT):
             model.layers[0].mlp.router_logits = model.layers[0].mlp.router_logits.double()
+
+
+def test_an_edit_of_what_is_computed_is_refused_and_not_lost(hybrid):
+    """A derived value is handed out as a tensor like any other; writing into it reaches nothing, and says so."""
+    reads = {"next_token_probs": lambda: hybrid.next_token_probs, "state_attention": lambda: hybrid.layers[0].linear_attn.state_attention,
+             "router_margin": lambda: hybrid.layers[1].mlp.router_margin, "states": lambda: hybrid.layers[0].linear_attn.states}
+    for name, read in reads.items():
+        with pytest.raises(Unavailable, match=f"{name} is computed from other values"):
+            with torch.no_grad(), hybrid.trace(PROMPT):
+                read().zero_()
+        with torch.no_grad(), hybrid.trace(PROMPT):
+            kept = read().clone().zero_().save()
+        assert not kept.any()
+
+
+@pytest.mark.parametrize("how", ["assigned", "in place"])
+def test_an_expert_there_is_not_is_refused(hybrid, how):
+    count = hybrid.layers[1].mlp.num_experts
+    with pytest.raises(ValueError, match=f"experts 0 to {count - 1}; expert_indices were given"):
+        with torch.no_grad(), hybrid.trace(PROMPT):
+            chosen = hybrid.layers[1].mlp.expert_indices
+            if how == "assigned":
+                hybrid.layers[1].mlp.expert_indices = chosen + count
+            else:
+                chosen += count
