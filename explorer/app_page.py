@@ -17,6 +17,14 @@ ASSETS = Path(__file__).parent / "widgets" / "assets"
 _PAGE = Path(__file__).with_name("app_page.jinja")
 _FULL = Path(__file__).with_name("app_full.jinja")
 
+#: The theme a page opens in, before anything of it is painted: the one chosen last, else what the system prefers.
+_THEME = """
+document.documentElement.dataset.theme = (() => {
+  try { const kept = localStorage.getItem("bestiary-theme"); if (kept) return kept } catch (error) { /* storage may be off */ }
+  return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"
+})()
+"""
+
 #: Steps of a colour ramp that are enough for a gradient beside a heatmap.
 _STOPS = 12
 
@@ -73,11 +81,12 @@ def refused(sentence: str) -> pn.Template:
     page = pn.Template(_FULL.read_text(encoding="utf-8"))
     page.add_variable("sentence", sentence)
     page.add_variable("colours", theme_css())
+    page.add_variable("theme", _THEME)
     return page
 
 
 def _variables() -> Mapping[str, object]:
     return {
-        "colours": theme_css(), "tabs": TABS, "routers": dict(views_router.CHOICES),
+        "colours": theme_css(), "theme": _THEME, "tabs": TABS, "routers": dict(views_router.CHOICES),
         "patterns": dict(views_attention.CHOICES), "title": "Bestiary explorer",
     }

@@ -172,7 +172,7 @@ def arrived(page, address: str) -> None:
 
 
 def test_a_page_too_many_says_so_and_a_closed_one_gives_its_place_back(chromium, explorer):
-    context = chromium.new_context()
+    context = chromium.new_context(color_scheme="dark")
     first, *_ = pages = [context.new_page() for _ in range(MOST_SESSIONS)]
     for page in pages[:-1]:
         arrived(page, explorer.at(prompt=PROMPT))
@@ -190,6 +190,7 @@ def test_a_page_too_many_says_so_and_a_closed_one_gives_its_place_back(chromium,
     for page in (slow, late):
         assert f"{MOST_SESSIONS} pages open" in page.inner_text("[data-full][role=alert]")
         assert page.query_selector("[data-run-form]") is None
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 20, 27)", "in the theme of the system"
     first.close()
     arrived(late, explorer.at(prompt=PROMPT))
     context.close()
