@@ -41,7 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     pages = commands.add_parser("build", help="build the pages and the site")
     pages.add_argument("families", nargs="*", metavar="FAMILY")
     pages.add_argument("--out", type=Path, default=Path("public"), metavar="DIR")
-    pages.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), metavar="N")
+    pages.add_argument("--all", action="store_true", help="every family that is proven, with notes or without; else those with notes")
+    pages.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), metavar="N", help="processes at a time")
+    pages.add_argument("--fresh", action="store_true", help="use nothing that was kept from an earlier build")
     pages.set_defaults(run=_build)
 
     checks = commands.add_parser("check", help="run the contract on the specimens")
@@ -51,6 +53,14 @@ def _parser() -> argparse.ArgumentParser:
     checks.add_argument("--jobs", type=int, metavar="N", help="with --all: processes at a time, 1 or 2 (1 by default)")
     checks.add_argument("--write", action="store_true", help="with --all: keep the outcomes as the site's data")
     checks.set_defaults(run=_check)
+
+    inspect = commands.add_parser("inspect", help="print a model's signature: the type of every tensor")
+    inspect.add_argument("model", metavar="MODEL", help="a checkpoint, a family or a folder")
+    inspect.add_argument("--block", metavar="CLASS", help="one module class alone")
+    shown = inspect.add_mutually_exclusive_group()
+    shown.add_argument("--symbols", action="store_true", help="axes over the family's sizes (the default)")
+    shown.add_argument("--numbers", action="store_true", help="axes with this model's numbers")
+    inspect.set_defaults(run=_inspect)
 
     commands.add_parser("bench", help="print the measurements")
     return parser
@@ -73,6 +83,12 @@ def _facts(asked: argparse.Namespace) -> int:
     return 0
 
 
+def _inspect(asked: argparse.Namespace) -> int:
+    from builder.inspect import run
+
+    return run(asked.model, asked.block, asked.numbers)
+
+
 def _build(asked: argparse.Namespace) -> int:
     from builder import pipeline
     from builder.write import BuildError
@@ -80,15 +96,20 @@ def _build(asked: argparse.Namespace) -> int:
     if asked.jobs < 1:
         print("--jobs takes a number from 1.", file=sys.stderr)
         return 2
+    if asked.all and asked.families:
+        print("--all is every family: name none beside it.", file=sys.stderr)
+        return 2
     try:
-        failed = pipeline.build(asked.families, asked.out, asked.jobs)
+        built = pipeline.build(asked.families, asked.out, asked.jobs, everything=asked.all, fresh=asked.fresh)
     except BuildError as error:
         print(error, file=sys.stderr)
         return 2
-    for line in failed:
+    for line in built.left_out:
+        print(f"left out: {line}", file=sys.stderr)
+    for line in built.failed:
         print(f"failed: {line}", file=sys.stderr)
-    print(f"The site is in {asked.out}.")
-    return 1 if failed else 0
+    print(f"The site is in {asked.out}: {len(built.families)} families, {len(built.anew)} of them collected anew.")
+    return 1 if built.failed else 0
 
 
 def _check(asked: argparse.Namespace) -> int:

@@ -2,99 +2,90 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from builder.reuse import Kept, notes_key, proof_key, records_key
+
 Record = dict[str, Any]
+Say = Callable[[str], None]
 
 NOTES = Path("site/families")
-_LIBRARY = Path(__file__).resolve().parent.parent / "explorer"
-
-#: Parts of the library that prove nothing: a change there leaves a proof standing.
-_NOT_PROVING = ("widgets", "app")
 
 
 class UnknownFamily(ValueError):
     """No family of that name."""
 
 
-class MissingNotes(ValueError):
-    """A family has no notes to put on its page."""
-
-
 @dataclass(frozen=True)
 class Collected:
-    """What a family's page is made of: a record per checkpoint, the executed notes, their front matter."""
+    """What a family's page is made of: a record per checkpoint, the executed notes and their front matter, where there are any.
+
+    ``made``: what had to be made for it; the rest was kept from before.
+    """
 
     family: str
     records: list[Record]
-    notes_html: str
+    notes_html: str | None
     meta: dict[str, str]
+    made: tuple[str, ...] = ()
 
 
 def families(asked: list[str] | None = None) -> list[str]:
-    """The families to work on; raises UnknownFamily with the nearest names."""
+    """The families to work on, all that have notes where none is asked for; raises UnknownFamily with the nearest names."""
     from explorer import specimens
+    from explorer.specimens.recipes import recipe
 
     for family in asked or ():
-        if family not in specimens.FAMILIES:
-            try:
-                specimens.config_of(family)
-            except specimens.UnknownFamily as error:
-                raise UnknownFamily(str(error)) from None
-    return list(asked or specimens.FAMILIES)
+        try:
+            recipe(family)
+        except specimens.UnknownFamily as error:
+            raise UnknownFamily(str(error)) from None
+    return list(dict.fromkeys(asked)) if asked else noted()
 
 
-def proof(family: str, say: Callable[[str], None] = lambda text: None) -> tuple[Record, Record]:
-    """The contract's report on the family's specimen and what that specimen is.
+def noted() -> list[str]:
+    """The families that somebody wrote notes on, by name."""
+    from explorer.specimens import small
 
-    The report is kept under the user's cache folder and used again while neither the
-    library, nor the specimen, nor a version has changed.
-    """
-    from explorer import specimens
-
-    built = specimens.build(family)
-    about = {"label": f"specimen:{family}", "weights": built.weights, "prompt": built.prompt, "measured": built.measured}
-    kept = _cache() / f"contract-{family}-{_fingerprint()}.json"
-    if kept.is_file():
-        return json.loads(kept.read_text(encoding="utf-8")), about
-    say(f"proving {family} on its specimen")
-    from explorer import load
-    from explorer.contract import check
-
-    report = check(load(f"specimen:{family}"), built.prompt).to_json()
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    part = kept.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(report), encoding="utf-8")
-    part.replace(kept)
-    return report, about
+    return [family for family in small.types() if has_notes(family)]
 
 
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bestiary"
+def has_notes(family: str) -> bool:
+    return (NOTES / family / "notes.md").is_file()
 
 
-def _fingerprint() -> str:
-    """What a proof depends on, as one short hash."""
-    digest = hashlib.sha256()
-    for name in ("torch", "transformers", "nnsight"):
-        digest.update(f"{name} {version(name)}\n".encode())
-    for path in sorted(_LIBRARY.rglob("*")):
-        part = path.relative_to(_LIBRARY).parts[0]
-        if path.is_file() and path.suffix in (".py", ".json", ".safetensors") and not part.startswith(_NOT_PROVING):
-            digest.update(path.relative_to(_LIBRARY).as_posix().encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+def proven(site: Path) -> list[str] | None:
+    """The families that the last full run of ``check`` proved, in whole or in part; None where there was none with these versions."""
+    from builder import coverage
+
+    kept = coverage.read(site / coverage.DATA.name)
+    if kept is None or any(version(name) != of for name, of in kept["versions"].items()):
+        return None
+    return [family for family, found in kept["families"].items() if found["verdict"] in ("proven", "in part")]
 
 
-def record(family: str, checkpoint: str | None, say: Callable[[str], None] = lambda text: None) -> Record:
+def proof(family: str, say: Say = lambda text: None, kept: Kept | None = None) -> tuple[Record, Record]:
+    """The contract's report on the family's specimen and what that specimen is; of earlier, while nothing it depends on has changed."""
+    def prove() -> dict[str, Record]:
+        say(f"proving {family} on its specimen")
+        from explorer import load, specimens
+        from explorer.contract import check
+
+        built = specimens.build(family)
+        about = {"label": f"specimen:{family}", "weights": built.weights, "prompt": built.prompt, "measured": built.measured}
+        return {"report": check(load(f"specimen:{family}"), built.prompt).to_json(), "specimen": about}
+
+    found = (kept or Kept()).get("contract", family, proof_key(family), prove)
+    return found["report"], found["specimen"]
+
+
+def record(family: str, checkpoint: str | None, say: Say = lambda text: None) -> Record:
     """One record, complete: facts and proof."""
     from explorer.facts import facts
 
@@ -103,21 +94,46 @@ def record(family: str, checkpoint: str | None, say: Callable[[str], None] = lam
     return facts(family, checkpoint, report, specimen)
 
 
-def collect(family: str, say: Callable[[str], None] = lambda text: None) -> Collected:
-    """Everything a family's page is made of."""
+def collect(family: str, fresh: bool = False, say: Say = lambda text: None) -> Collected:
+    """Everything a family's page is made of; ``fresh``: nothing of it from before."""
     import explorer.engine  # noqa: F401  before any modeling module
     from builder.render import value_link
-    from builder.snippets import family_namespace, notes_html, read_notes, run_notes
-    from explorer import cards
+    from builder.snippets import Block, notes_html, read_notes
 
-    notes = NOTES / family / "notes.md"
-    if not notes.is_file():
-        raise MissingNotes(f"{notes} is missing: every family's page has notes.")
+    kept = Kept(fresh)
     with one_thread():  # several families may be collected side by side
-        records = [record(family, checkpoint, say) for checkpoint in cards.family_checkpoints(family)]
+        records = kept.get("records", family, records_key(family), lambda: _records(family, say, kept))
+        path = NOTES / family / "notes.md"
+        if not has_notes(family):
+            return Collected(family, records, None, {}, tuple(kept.made))
         say(f"running the notes of {family}")
-        blocks = run_notes(notes, family_namespace(family))
-    return Collected(family, records, notes_html(blocks, value_link(records[0])), read_notes(notes).meta)
+        blocks = kept.get("notes", family, notes_key(path, family), lambda: _run(path, family))
+    html = notes_html([Block(**block) for block in blocks], value_link(records[0]))
+    return Collected(family, records, html, read_notes(path).meta, tuple(kept.made))
+
+
+def _records(family: str, say: Say, kept: Kept) -> list[Record]:
+    """A record of each checkpoint; of the specimen's sizes where the type's default, which stands in for a card, does not run."""
+    from explorer import cards
+    from explorer.facts import checkpoints, facts
+    from explorer.hub import LoadError
+    from explorer.loading import SPECIMEN
+
+    report, specimen = proof(family, say, kept)
+    say(f"collecting {family}")
+    try:
+        return [facts(family, one, report, specimen) for one in checkpoints(family)]
+    except LoadError:
+        if cards.family_checkpoints(family):
+            raise
+        return [facts(family, f"{SPECIMEN}{family}", report, specimen)]
+
+
+def _run(path: Path, family: str) -> list[dict[str, Any]]:
+    """Executed notes as plain data."""
+    from builder.snippets import family_namespace, run_notes
+
+    return [asdict(block) for block in run_notes(path, family_namespace(family))]
 
 
 @contextmanager
@@ -133,12 +149,14 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def guide(path: Path) -> tuple[str, dict[str, str]]:
+def guide(path: Path, fresh: bool = False) -> tuple[str, dict[str, str]]:
     """A guide, executed: its HTML and front matter. ``family`` there names the specimen it runs on."""
-    from builder.snippets import family_namespace, notes_html, read_notes, run_notes
+    from builder.snippets import Block, notes_html, read_notes
 
     meta = read_notes(path).meta
-    return notes_html(run_notes(path, family_namespace(meta.get("family", "qwen3_next")))), meta
+    family = meta.get("family", "qwen3_next")
+    blocks = Kept(fresh).get("guide", path.parent.name, notes_key(path, family), lambda: _run(path, family))
+    return notes_html([Block(**block) for block in blocks]), meta
 
 
 def write_facts(family: str, records: list[Record], folder: Path = NOTES) -> Path:

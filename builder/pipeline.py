@@ -6,7 +6,9 @@ import json
 import multiprocessing
 import sys
 import traceback
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,82 +18,118 @@ from builder import collect, write
 from builder.snippets import SnippetError
 
 
-def build(asked: list[str], out: Path, jobs: int, site: Path = write.SITE) -> list[str]:
-    """Build the pages of ``asked`` families (all when empty) and the site; return what failed, in words.
+#: Families that one process works on before another takes its place: what the libraries keep of each adds up.
+_IN_A_PROCESS = 48
 
-    A family that fails leaves the others built and has no page. Raises UnknownFamily,
-    and BuildError when pages cannot be written at all.
+
+@dataclass(frozen=True)
+class Built:
+    """What became of a build: the families with a page, those of which something had to be made anew, and what failed, in words."""
+
+    families: list[str]
+    anew: dict[str, tuple[str, ...]]
+    failed: list[str]
+    left_out: list[str]
+
+
+def build(asked: list[str], out: Path, jobs: int, site: Path = write.SITE, *, everything: bool = False, fresh: bool = False) -> Built:
+    """Build the pages of ``asked`` families (those with notes when empty) and the site.
+
+    everything: every family that is proven, with notes or without; where that is not known, every decoder, and those whose
+    forward is not followed are left out. fresh: use nothing kept from an earlier build.
+    Without names, pages of other families are taken away. A family that fails leaves the others built and has no page.
+    Raises UnknownFamily, and BuildError when pages cannot be written at all.
     """
-    wanted = collect.families(asked)
-    jobs = min(jobs, len(wanted))
+    from explorer.specimens import small
+
+    known = collect.proven(site) if everything else None
+    wanted = collect.families(asked) if not everything else list(known or small.types())
     if not write.CONFIG.is_file() or not site.is_dir():
         raise write.BuildError(f"There is no {write.CONFIG} with a folder {site} here: run the builder from the root of the repository.")
     write._writable(out)
-    failed: list[str] = []
+    if not asked:
+        write.remove_others(wanted, site=site)
+    built = Built([], {}, [], [])
     with tqdm(total=len(wanted) + 2, unit="step", desc="pages", file=sys.stderr) as bar:
-        for family, outcome in _collected(wanted, jobs, bar):
+        for family, outcome in _collected(wanted, min(jobs, len(wanted)), fresh, bar):
             try:
                 if isinstance(outcome, BaseException):
                     raise outcome
                 collect.write_facts(family, outcome.records, site / "families")
                 write.write_family(outcome.records, outcome.notes_html, outcome.meta, site=site)
+                built.families.append(family)
+                built.anew.update({family: outcome.made} if outcome.made else {})
             except write.BuildError:
                 raise
             except Exception as error:  # whatever it is, the other families are still built
-                failed.append(f"{family}: {_words(error)}")
+                unknown = everything and known is None and not collect.has_notes(family)
+                (built.left_out if unknown else built.failed).append(f"{family}: {_words(error, quiet=unknown)}")
                 write.remove_family(family, site=site)
             bar.update()
         bar.set_postfix_str("guides and index")
-        failed += _shared(site)
+        titles, failed = _shared(site, fresh)
+        built.failed.extend(failed)
         bar.update()
         bar.set_postfix_str("mkdocs")
-        titles = _titles(site)
-        write.build_site(out, families=titles, site=site)
+        # The navigation names those with notes; the index and the coverage page lead to all.
+        write.build_site(out, families={family: title for family, title in titles.items() if collect.has_notes(family)}, site=site)
         bar.update()
         bar.set_postfix_str("")
-    return failed
+    return built
 
 
-def _collected(families: list[str], jobs: int, bar: Any):
+def _collected(families: list[str], jobs: int, fresh: bool, bar: Any) -> Iterator[tuple[str, Any]]:
     """(family, what was collected or the error), in the order they finish."""
     if jobs <= 1:
+        _quiet()
         for family in families:
             bar.set_postfix_str(family)
             try:
-                yield family, collect.collect(family, bar.set_postfix_str)
+                yield family, collect.collect(family, fresh, bar.set_postfix_str)
             except Exception as error:
                 yield family, error
         return
     # Fresh processes: torch's threads do not survive a fork.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(collect.collect, family): family for family in families}
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=_IN_A_PROCESS, initializer=_quiet) as pool:
+        running = {pool.submit(collect.collect, family, fresh): family for family in families}
         for future in as_completed(running):
-            family = running[future]
+            family = running.pop(future)  # and with it, what was collected
             bar.set_postfix_str(family)
             yield family, future.exception() or future.result()
 
 
-def _words(error: BaseException) -> str:
-    """What failed, in words; an error nobody wrote a sentence for also shows where it came from."""
+def _quiet() -> None:
+    """Leave the terminal to the build's own progress bar."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def _words(error: BaseException, quiet: bool = False) -> str:
+    """What failed, in words; an error nobody wrote a sentence for also shows where it came from, unless ``quiet``."""
     if isinstance(error, (ValueError, SnippetError)):
         return str(error)
-    traceback.print_exception(error)
+    if not quiet:
+        traceback.print_exception(error)
     return f"{type(error).__name__}: {error}"
 
 
-def _shared(site: Path) -> list[str]:
-    """The pages that belong to no family; returns what failed."""
+def _shared(site: Path, fresh: bool = False) -> tuple[dict[str, str], list[str]]:
+    """The pages that belong to no family; returns the titles of the families that have a page, and what failed."""
     failed = []
     write.write_shared(site=site)
     for name, path in write.guide_sources(site).items():
         try:
-            write.write_guide(name, *collect.guide(path), site=site)
+            write.write_guide(name, *collect.guide(path, fresh), site=site)
         except Exception as error:  # a guide that does not hold has no page
             failed.append(f"guide {name}: {_words(error)}")
             write.remove_guide(name, site=site)
-    write.write_index(list(_records(site).values()), _metas(site), site=site)
-    write.write_coverage(_titles(site), site=site)
-    return failed
+    records, metas = _records(site), _metas(site)
+    titles = {family: metas.get(family, {}).get("title", found[0]["title"]) for family, found in records.items()}
+    write.write_index(list(records.values()), metas, site=site)
+    write.write_coverage(titles, site=site)
+    return titles, failed
 
 
 def _records(site: Path) -> dict[str, list[dict[str, Any]]]:
@@ -107,8 +145,3 @@ def _metas(site: Path) -> dict[str, dict[str, str]]:
     from builder.snippets import read_notes
 
     return {path.parent.name: read_notes(path).meta for path in (site / "families").glob("*/notes.md")}
-
-
-def _titles(site: Path) -> dict[str, str]:
-    metas = _metas(site)
-    return {name: metas.get(name, {}).get("title", records[0]["title"]) for name, records in _records(site).items()}

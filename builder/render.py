@@ -7,7 +7,7 @@ nothing else: what is not in the record does not stand on the page.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -16,12 +16,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from builder import figures
+from builder import figures, index
 from builder.measured import measured_figures
 from builder.printout import printout_html
 from explorer import vocabulary
 from explorer.widgets import diagram
-from explorer.widgets.diagram_block import host_key, shapes
+from explorer.widgets.diagram_block import attribute, host_key, shapes
 from explorer.widgets.palette import role_of
 
 Record = Mapping[str, Any]
@@ -74,15 +74,7 @@ def index_page(families: Sequence[Sequence[Record]], notes: Mapping[str, Mapping
     ``families``: the records of each family, default checkpoint first. ``notes``: front
     matter of each family's notes by family (``title``, ``summary``).
     """
-    cards = [_card(records, (notes or {}).get(records[0]["family"], {})) for records in families]
-    traits: dict[str, dict[str, Any]] = {}
-    for card in cards:
-        for trait in card["traits"]:
-            entry = traits.setdefault(trait["name"], {**trait, "families": 0})
-            entry["families"] += 1
-    common_first = sorted(traits.values(), key=lambda trait: -trait["families"])
-    names = sorted({name for card in cards for _, name in card["offers"]})
-    return environment().get_template("index.md.jinja").render(cards=cards, traits=common_first, names=names)
+    return environment().get_template("index.md.jinja").render(index.context(families, notes or {}))
 
 
 def layouts_page() -> str:
@@ -164,14 +156,15 @@ def varying(records: Sequence[Record], part: Callable[[Record], Any]) -> list[tu
 
 def host_tables(records: Sequence[Record]) -> list[dict[str, Any]]:
     """The values by host, in the vocabulary's order: ``[{path, meaning, on, rows}]`` of each host any checkpoint has."""
-    order = {host.path: host for host in vocabulary.HOSTS.values()}
-    for record in records:
-        for row in record["values"]:
-            order.setdefault(row["host"], vocabulary.Host(host_key(row["host"]), row["host"], ""))
+    there = {name for record in records for block in record["blocks"] for name in block["hosts"]} | {"model", "layers"}
+    paths = dict.fromkeys(host.path for host in vocabulary.HOSTS.values())
+    paths |= dict.fromkeys(row["host"] for record in records for row in record["values"])
     tables = []
-    for path, host in order.items():
+    for path in paths:
         if any(row["host"] == path for record in records for row in record["values"]):
-            tables.append({"path": path, "key": host_key(path), "meaning": host.meaning, "of": lambda record, path=path: _table(record, path)})
+            # Kinds of one thing have one path: what is said is what is there.
+            meaning = "; ".join(host.meaning for host in vocabulary.HOSTS.values() if host.path == path and host.name in there)
+            tables.append({"path": path, "key": host_key(path), "meaning": meaning, "of": lambda record, path=path: _table(record, path)})
     return tables
 
 
@@ -199,7 +192,8 @@ def host_sizes(record: Record) -> list[tuple[str, Mapping[str, Any]]]:
     for block in shapes(record):
         for name, host in block.facts["hosts"].items():
             if host.get("sizes"):
-                found.setdefault(name, {"path": f"layers[{block.first}].{host['path']}", **host["sizes"]})
+                # A part without a module goes by its standard name.
+                found.setdefault(name, {"path": f"layers[{block.first}].{host['path'] or attribute(name)}", **host["sizes"]})
     return [(sizes["path"], {key: size for key, size in sizes.items() if key != "path"}) for sizes in found.values()]
 
 
@@ -219,21 +213,3 @@ def check_groups(record: Record) -> list[dict[str, Any]]:
             "failed": sum(not check["passed"] for check in checks),
         })
     return sorted(found, key=lambda group: -group["failed"])
-
-
-def _card(records: Sequence[Record], notes: Mapping[str, str]) -> dict[str, Any]:
-    """What the index shows of a family, from its default checkpoint."""
-    first = records[0]
-    marks: list[tuple[str, str]] = [("", "")] * first["sizes"]["num_layers"]
-    for block in shapes(first):
-        for layer in block.facts["layers"]:
-            marks[layer] = (block.sublayers[0]["role"], block.title())
-    return {
-        "family": first["family"], "title": notes.get("title") or first["title"], "summary": notes.get("summary") or first.get("summary") or "",
-        "traits": first["traits"], "marks": marks, "parameters": first["parameters"], "checkpoints": [record["checkpoint"] for record in records],
-        "contract": first["contract"], "offers": _value_names(first["values"]),
-    }
-
-
-def _value_names(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    return [(host_key(row["host"]), row["name"]) for row in rows]

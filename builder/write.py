@@ -1,15 +1,15 @@
 """Pages on disk, and mkdocs over them.
 
 What is generated lies beside what is authored in the ``site`` folder and is never
-committed: ``families/<model type>/index.md``, ``guides/<name>.md`` (from
-``guides/<name>/notes.md``), ``guides/layouts.md``, ``index.md``, ``coverage.md`` (from
-``coverage.json``), and copies of shared assets.
+committed: ``families/<model type>/index.md`` (the whole folder where there are no notes in it),
+``guides/<name>.md`` (from ``guides/<name>/notes.md``), ``guides/layouts.md``,
+``index.md``, ``coverage.md`` (from ``coverage.json``), and copies of shared assets.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,36 @@ def write_family(
     facts = "facts.json" if (folder / "facts.json").exists() else None
     meta = meta or {}
     page = render.family_page(records, notes_html, title=meta.get("title"), summary=meta.get("summary"), facts_file=facts)
-    return _write(folder / "index.md", page)
+    written = _write(folder / "index.md", page)
+    _mark(folder)
+    return written
+
+
+def _mark(folder: Path) -> None:
+    """Keep a family's folder out of the repository while everything in it was generated."""
+    ignored = folder / ".gitignore"
+    if (folder / "notes.md").exists():
+        ignored.unlink(missing_ok=True)
+    else:
+        _write(ignored, "# Generated; gone once there are notes here.\n*\n")
 
 
 def remove_family(family: str, *, site: Path = SITE) -> None:
-    """Take a family's page away, so that a failed build leaves no stale one."""
-    (site / "families" / family / "index.md").unlink(missing_ok=True)
+    """Take a family's page away, so that a failed build leaves no stale one; where it has no notes, the folder too."""
+    folder = site / "families" / family
+    (folder / "index.md").unlink(missing_ok=True)
+    if not (folder / "notes.md").exists():
+        for name in ("facts.json", ".gitignore"):
+            (folder / name).unlink(missing_ok=True)
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def remove_others(families: Collection[str], *, site: Path = SITE) -> None:
+    """Take away every family's page but those of ``families``."""
+    for page in (site / "families").glob("*/index.md"):
+        if page.parent.name not in families:
+            remove_family(page.parent.name, site=site)
 
 
 def write_index(
@@ -184,6 +208,7 @@ def clear(site: Path = SITE) -> None:
     """Remove everything this module generated in ``site``."""
     generated = [site / "index.md", site / "coverage.md", site / "guides" / "layouts.md", site / "assets" / "palette.css"]
     generated += [site / "assets" / name for name in SHARED]
-    generated += [*site.glob("families/*/index.md"), *(site / "guides" / f"{name}.md" for name in guide_sources(site))]
+    generated += [site / "guides" / f"{name}.md" for name in guide_sources(site)]
     for path in generated:
         path.unlink(missing_ok=True)
+    remove_others((), site=site)

@@ -19,7 +19,7 @@ from explorer.contract import verified
 from explorer.finding.block import Sublayer
 from explorer.finding.discover import Block, Host, _shortened, probe_lengths
 from explorer.finding.stream import Tail
-from explorer.loading import DEFAULT, load
+from explorer.loading import DEFAULT, SPECIMEN, load
 from explorer.model import LanguageModel
 from explorer.specimens import small
 from explorer.support import Row, telling
@@ -52,7 +52,7 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
     is of another family.
     """
     checkpoint = checkpoint or checkpoints(family)[0]
-    released = checkpoint != f"{DEFAULT}{family}"
+    released = checkpoint not in (f"{DEFAULT}{family}", f"{SPECIMEN}{family}")
     if released and cards.card(checkpoint).family != family:
         raise ValueError(f"{checkpoint} is of the family {cards.card(checkpoint).family}, not {family}.")
     model = load(checkpoint, weights=False)
@@ -80,7 +80,7 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
             "generated": date.today().isoformat(),
             "specimen": dict(specimen or {}),
             "sources": {
-                "config": _CARD if released else _default(family),
+                "config": _origin(family, checkpoint),
                 "shapes, places, printout, counts": f"the model at {'its released' if released else 'that'} size on the meta device, run once",
                 "contract": "a small model of the family, run",
                 "meanings and notes": "authored; the notes' code is executed at every build",
@@ -89,17 +89,17 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
     }
 
 
-#: Where a checkpoint's figures come from.
-_CARD = "the checkpoint's card, a file of configuration figures"
-
-
 def checkpoints(family: str) -> list[str]:
     """What records there are of a family: one for each card, or of its type's default configuration where it has none."""
     return cards.family_checkpoints(family) or [f"{DEFAULT}{family}"]
 
 
-def _default(family: str) -> str:
-    """Where the figures of a family without a card come from."""
+def _origin(family: str, checkpoint: str) -> str:
+    """Where a record's figures come from."""
+    if checkpoint == f"{SPECIMEN}{family}":
+        return "the small model made here, as the default of transformers' configuration class does not run; no checkpoint of these sizes was released"
+    if checkpoint != f"{DEFAULT}{family}":
+        return "the checkpoint's card, a file of configuration figures"
     mended = small.rules()["defaults"].get(family, {})
     but = f", with {', '.join(mended)} set so that it builds" if mended else ""
     return f"the default of transformers' configuration class{but}; it is no released checkpoint"

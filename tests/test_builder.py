@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from builder import collect, pipeline, write
+import explorer.loading
+from builder import collect, pipeline, reuse, write
 from builder.__main__ import main
+from explorer import cards
+from explorer.hub import LoadError
+from explorer.specimens import recipes
 
 
 @pytest.fixture
@@ -37,6 +44,7 @@ def test_facts_prints_one_record(capsys):
         (["build", "lama"], "llama"),
         (["check", "lama"], "llama"),
         (["build", "llama", "--jobs", "0"], "--jobs"),
+        (["build", "llama", "--all"], "name none beside it"),
     ],
 )
 def test_bad_words_get_one_sentence_and_exit_2(words, says, capsys):
@@ -54,7 +62,7 @@ def test_a_page_folder_that_cannot_be_written_is_said(tmp_path, capsys):
 def test_a_family_that_fails_leaves_the_others_built(site, tmp_path):
     notes = site / "families" / "qwen3_moe" / "notes.md"
     notes.write_text(notes.read_text() + "\n```python\nassert model.num_layers == 99, 'not so many'\n```\n")
-    failed = pipeline.build(["llama", "qwen3_moe"], tmp_path / "out", jobs=1, site=site)
+    failed = pipeline.build(["llama", "qwen3_moe"], tmp_path / "out", jobs=1, site=site).failed
     assert len(failed) == 1 and failed[0].startswith("qwen3_moe:") and "not so many" in failed[0]
     assert f"{notes}:{len(notes.read_text().splitlines()) - 1}" in failed[0]
     assert (tmp_path / "out" / "families" / "llama" / "index.html").is_file()
@@ -64,8 +72,158 @@ def test_a_family_that_fails_leaves_the_others_built(site, tmp_path):
 def test_notes_that_name_an_unknown_value_fail_the_build(site, tmp_path):
     notes = site / "families" / "llama" / "notes.md"
     notes.write_text(notes.read_text() + "\nRead {value:mlp.router_logit} first.\n")
-    failed = pipeline.build(["llama"], tmp_path / "out", jobs=1, site=site)
+    failed = pipeline.build(["llama"], tmp_path / "out", jobs=1, site=site).failed
     assert len(failed) == 1 and "router_logits" in failed[0] and "notes.md:" in failed[0]
+
+
+@pytest.fixture
+def counted(tmp_path, monkeypatch):
+    """How often a contract, a record and notes were really run; nothing is kept from before, and mkdocs is left out."""
+    import explorer.contract
+    import explorer.facts
+    from builder import snippets
+    from explorer.contract.report import Report
+
+    ran = Counter()
+
+    def counting(what, function):
+        def call(*args, **options):
+            ran[what] += 1
+            return function(*args, **options)
+        return call
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(explorer.contract, "check", counting("contract", lambda model, prompt: Report([])))
+    monkeypatch.setattr(explorer.facts, "facts", counting("record", explorer.facts.facts))
+    monkeypatch.setattr(snippets, "run_notes", counting("notes", snippets.run_notes))
+    monkeypatch.setattr(write, "build_site", lambda out, **rest: out)
+    return ran
+
+
+def test_what_did_not_change_is_not_run_again(site, tmp_path, counted):
+    families = ["gpt2", "opt"]
+    guides = len(write.guide_sources(site))
+
+    def build(**options):
+        counted.clear()
+        built = pipeline.build(families, tmp_path / "out", jobs=1, site=site, **options)
+        assert built.families == families and built.failed == []
+        return dict(counted), built.anew
+
+    whole = {"contract": 2, "record": len(cards.family_checkpoints("gpt2")) + len(cards.family_checkpoints("opt")), "notes": 2 + guides}
+    assert build()[0] == whole
+    assert build() == ({}, {})
+    before = (site / "families" / "opt" / "index.md").read_text()
+    notes = site / "families" / "opt" / "notes.md"
+    notes.write_text(notes.read_text() + "\nOne more sentence.\n")
+    assert build() == ({"notes": 1}, {"opt": ("notes",)})
+    assert "One more sentence." in (site / "families" / "opt" / "index.md").read_text() != before
+    kept = next(reuse.folder().glob("records-gpt2-*"))
+    kept.write_text("{damaged")
+    assert build() == ({"record": len(cards.family_checkpoints("gpt2"))}, {"gpt2": ("records",)})
+    assert build(fresh=True)[0] == whole
+
+
+def test_what_is_kept_goes_by_all_it_depends_on(tmp_path, monkeypatch):
+    notes = tmp_path / "notes.md"
+    notes.write_text("Nothing of another family.")
+    elsewhere = tmp_path / "other.md"
+    elsewhere.write_text('```python\nload("specimen:opt")\n```')
+
+    def keys():
+        return {"proof": reuse.proof_key("gpt2"), "records": reuse.records_key("gpt2"), "notes": reuse.notes_key(notes, "gpt2"),
+                "naming opt": reuse.notes_key(elsewhere, "gpt2"), "records of opt": reuse.records_key("opt"), "records without a card": reuse.records_key("apertus")}
+
+    def changed(before):
+        return {name for name, key in keys().items() if key != before[name]}
+
+    before = keys()
+    assert keys() == before and len(set(before.values())) == len(before)
+    with monkeypatch.context() as patch:
+        cards_now = cards.all_cards()
+        patch.setattr(cards, "all_cards", lambda: tuple(replace(card, title="Another") if card.family == "opt" else card for card in cards_now))
+        assert changed(before) == {"records of opt", "naming opt"}
+    with monkeypatch.context() as patch:
+        recipe = recipes.recipe
+        patch.setattr(recipes, "recipe", lambda family: replace(recipe(family), seed=9) if family == "gpt2" else recipe(family))
+        reuse._recipe.cache_clear()
+        assert changed(before) == {"proof", "records", "notes", "naming opt"}
+    reuse._recipe.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(reuse, "version", lambda name: "9.9")
+        reuse._sources.cache_clear()
+        assert changed(before) == set(before)
+    reuse._sources.cache_clear()
+    notes.write_text("Something else.")
+    assert changed(before) == {"notes"}
+
+
+def test_a_proof_does_not_go_by_what_only_shows(tmp_path, monkeypatch):
+    def sources(changed):
+        monkeypatch.setattr(reuse, "_files", lambda paths: [[path.name, "changed" if path.as_posix().endswith(changed) else ""] for path in paths])
+        reuse._sources.cache_clear()
+        return reuse._sources(reuse._NOT_PROVING), reuse._sources(reuse._SHOWING)
+
+    as_it_is = sources("nothing")
+    assert sources("explorer/widgets/diagram.py") == sources("explorer/app.py") == as_it_is
+    assert sources("explorer/facts.py")[0] == as_it_is[0] and sources("explorer/facts.py")[1] != as_it_is[1]
+    assert all(one != other for one, other in zip(sources("explorer/finding/stream.py"), as_it_is))
+    monkeypatch.undo()
+    reuse._sources.cache_clear()
+
+
+def test_results_of_other_checkouts_are_kept_for_a_while(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept = reuse.Kept()
+    for number in range(9):
+        assert kept.get("records", "llama", f"{number:x}", lambda: [number]) == [number]
+    kept.get("records", "llama4", "a", lambda: 1)
+    assert len(list(tmp_path.glob("bestiary/records-llama-*"))) == 4 and len(list(tmp_path.glob("bestiary/records-llama4-*"))) == 1
+    assert kept.get("records", "llama", "8", lambda: "made") == [8] and len(kept.made) == 10
+
+
+def test_a_cache_folder_that_cannot_be_written_costs_the_reuse_alone(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert reuse.Kept().get("records", "llama", "a", lambda: 1) == 1
+
+
+def test_every_family_that_is_proven_gets_a_page(site, tmp_path, monkeypatch, counted):
+    """Those with notes and those without; what a full run refused has none."""
+    verdicts = {"gpt2": "proven", "apertus": "in part", "blt": "refused", "phimoe": "failed"}
+    versions = {name: version(name) for name in ("transformers", "torch", "nnsight")}
+    data = {"versions": versions, "families": {name: {"verdict": said} for name, said in verdicts.items()}}
+    (site / "coverage.json").write_text(json.dumps(data))
+    assert collect.proven(site) == ["gpt2", "apertus"]
+    (site / "coverage.json").write_text(json.dumps(data | {"versions": versions | {"torch": "1.0"}}))
+    assert collect.proven(site) is None
+    (site / "coverage.json").unlink()
+    monkeypatch.setattr("explorer.specimens.small.types", lambda: ("gpt2", "apertus", "blt"))
+    built = pipeline.build([], tmp_path / "out", jobs=1, site=site, everything=True)
+    assert built.families == ["gpt2", "apertus"] and built.failed == []
+    assert [line.partition(":")[0] for line in built.left_out] == ["blt"]
+    page = (site / "families" / "apertus" / "index.md").read_text()
+    assert "no released checkpoint" in page and "adding-a-family.html" in page and "huggingface.co" not in page
+    # What has no notes is generated, all of it, and stays out of the repository.
+    assert {path.name for path in (site / "families" / "apertus").iterdir()} == {"index.md", "facts.json", ".gitignore"}
+    assert not (site / "families" / "gpt2" / ".gitignore").exists() and not (site / "families" / "blt").exists()
+    # Without it, the families with notes alone.
+    built = pipeline.build([], tmp_path / "out", jobs=1, site=site)
+    assert built.families == ["gpt2"] and not (site / "families" / "apertus").exists()
+
+
+def test_a_default_that_does_not_run_leaves_the_specimens_sizes(counted, monkeypatch):
+    real = explorer.loading.load
+
+    def load(source, **options):
+        if source == "default:apertus":
+            raise LoadError("it does not run.")
+        return real(source, **options)
+
+    monkeypatch.setattr("explorer.facts.load", load)
+    (found,) = collect.collect("apertus").records
+    assert found["checkpoint"] == "specimen:apertus" and not found["released"] and found["sizes"]["hidden_size"] < 200
+    assert "the small model made here" in found["provenance"]["sources"]["config"]
 
 
 def test_facts_that_say_the_same_keep_their_date(tmp_path):

@@ -136,7 +136,7 @@ def test_a_family_without_a_card_has_the_sizes_of_its_type_and_says_so():
     assert "no released checkpoint" in found["provenance"]["sources"]["config"]
     assert found["title"] == "Apertus" and found["summary"] == "32 blocks, each Attention, then MLP."
     # What the class's own default lacks is named where it is filled in.
-    assert "with num_experts_per_tok set" in facts_module._default("deepseek_v2")
+    assert "with num_experts_per_tok set" in facts_module._origin("deepseek_v2", "default:deepseek_v2")
 
 
 def test_the_shapes_are_those_of_a_forward_through_the_whole_model():

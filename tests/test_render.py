@@ -90,8 +90,36 @@ def test_headings_of_notes_become_sections_of_the_page() -> None:
     assert "### The `router_logits` &amp; more { #note-a }" in page and "<p>body</p>" in page
 
 
-def test_a_page_without_notes_has_no_such_section() -> None:
-    assert "## Notes" not in render.family_page(records("llama"))
+def test_a_page_without_notes_says_how_to_write_them() -> None:
+    page = render.family_page(records("llama"))
+    assert "## Notes" in page and "Nobody has written notes" in page and "../../guides/adding-a-family.html" in page
+    assert "Nobody has written notes" not in render.family_page(records("llama"), "<p>n</p>")
+
+
+def test_a_page_of_default_sizes_says_that_they_are_no_checkpoints() -> None:
+    text = str(Text(render.family_page(records("apertus"))))
+    assert "transformers' default sizes, no released checkpoint" in text
+    assert "it is no released checkpoint" in text and "https://huggingface.co" not in render.family_page(records("apertus"))
+    assert "32 blocks, each Attention, then MLP." in text
+
+
+def test_a_host_says_what_kind_of_it_is_there() -> None:
+    """Several kinds of mixer have one path."""
+    tables = {table["path"]: table for table in render.host_tables(records("mamba", 1))}
+    assert tables["model.layers[i].mixer"]["meaning"] == vocabulary.HOSTS["selective_scan"].meaning
+    assert render.host_sizes(records("opt", 1)[0])[1][0] == "layers[0].mlp", "its MLP is a part of the block's own forward"
+
+
+def test_what_is_kept_between_tokens_is_told_or_why_not() -> None:
+    record = records("llama", 1)[0]
+    record.update(caches=[], caches_unknown="what it keeps is not known")
+    assert "left out: what it keeps is not known." in render.family_page([record])
+    assert "is left out" not in render.family_page(records("llama", 1))
+
+
+def test_values_of_a_part_without_a_module_have_their_roles_in_the_printout() -> None:
+    html = str(printout_html(records("opt", 1)[0]["printout"]))
+    assert '(<b class="role-mlp">mlp.mlp_output</b>)' in html
 
 
 def test_each_host_has_a_section_and_each_value_a_row_to_link_to() -> None:
