@@ -1,0 +1,98 @@
+"""Signatures: the type of every tensor of a model, over the family's own sizes, inferred by running it at several sizes.
+
+A family is built on the meta device with one size after another changed, then with all of them changed
+at once. How an axis moves says which expression over the sizes it is; every probe has to agree, and what does
+not resolve is given as its number and listed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from explorer import accounting
+from explorer.signature.describe import Described, by_rank
+from explorer.signature.expressions import Expr
+from explorer.signature.kinds import block_list, few_blocks
+from explorer.signature.probes import Probes
+from explorer.signature.running import PREFILL, build
+from explorer.signature.sizes import depth_key, order, table
+from explorer.signature.types import Type, Types
+
+if TYPE_CHECKING:
+    from explorer.model import LanguageModel
+
+__all__ = ["signature"]
+
+Json = dict[str, Any]
+
+
+def signature(model: LanguageModel | Any) -> Json:
+    """The signature of a loaded model, or of a transformers model on the meta device, as plain JSON-able data.
+
+    ``{generics, variables, dtype, entries, cache, blocks, resolved}``; a type is ``{dims, numbers, dtype}`` with axes as text over
+    the generics and with this model's numbers (text where the call decides). ``numbers`` is None in a class that
+    stands in the model with several sizes.
+    """
+    module = getattr(model, "_module", model)
+    blocks = block_list(module)
+    config, layers = few_blocks(module, blocks)
+    probes = Probes(config, type(module))
+    types = Types.of(probes)
+    sizes = {**probes.released, "Layers": sum(map(len, layers))}
+    aliases = _aliases(types, probes)
+
+    def write(one: Type) -> Json:
+        return one.json(sizes, aliases)
+
+    few = build(config, type(module), probes.real)
+    keeps = {layers_at: path for layers_at, path in _keepers(few).items()}
+    described = Described(few, types, write, blocks, layers, keeps)
+    whole, resolved = types.counts
+    found = {
+        "variables": table()["variables"],
+        "dtype": str(module.dtype).removeprefix("torch."),
+        "entries": described.entries(),
+        "cache": described.cache(),
+        "blocks": described.classes(),
+        "resolved": {
+            "axes": whole, "resolved": resolved, "probes": len(probes.runs), "fixed": probes.stuck,
+            "unresolved": [{"at": ".".join(part for part in site if part), "axis": axis, "number": number} for site, axis, number in types.unresolved],
+        },
+    }
+    return {"generics": _generics(probes, types, sizes, aliases, module), **found}
+
+
+def _keepers(module: Any) -> dict[int, str]:
+    """By block, the module that writes to the cache; nothing where a run does not show it."""
+    try:
+        return {keeper.layer: keeper.path for keeper in accounting.run(module).keepers}
+    except Exception:  # noqa: BLE001  whatever a foreign forward raises
+        return {}
+
+
+def _aliases(types: Types, probes: Probes) -> dict[Expr, str]:
+    """Names for expressions that are sizes in their own right: what the convolution reads, and a head's width that no figure gives."""
+    found: dict[Expr, str] = {}
+    taken = set(probes.names.values())
+    for site, one in types.found.items():
+        if site.call != PREFILL or site.what != "cache" or len(one.axes) < 3:
+            continue
+        axis, name = (one.axes[1], "Conv") if site.name.startswith("conv_states") else (one.axes[-1], "HeadDim") if site.name == "keys" else (None, "")
+        if isinstance(axis, Expr) and len(axis.names) > 1 and axis.cap is None and name not in (*taken, *found.values()):
+            found[axis] = name
+    return found
+
+
+def _generics(probes: Probes, types: Types, sizes: dict[str, int], aliases: dict[Expr, str], module: Any) -> list[Json]:
+    """The sizes that types are written in, with their numbers and where each comes from."""
+    used = {name for one in types.found.values() for axis in one.axes if isinstance(axis, Expr) for name in axis.names} - set(table()["variables"])
+    longest = {name for name in sizes if name == "MaxSeq"}
+    rows = {}
+    for name in used | longest | {"Layers"}:
+        source = ".".join(depth_key(module.config) if name == "Layers" else probes.keys[name])
+        rows[name] = {"name": name, "number": sizes[name], "source": source}
+        if name in probes.follows:
+            rows[name]["formula"] = probes.follows[name].text(order())
+    for expression, name in aliases.items():
+        rows[name] = {"name": name, "number": int(expression.value(sizes)), "source": "", "formula": expression.text(order())}
+    return [rows[name] for name in by_rank(list(rows))]

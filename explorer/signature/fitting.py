@@ -1,0 +1,113 @@
+"""Fitting: the one expression over a family's sizes that gives a number in every probe."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+
+from explorer.signature.expressions import Expr, Powers
+
+#: The largest numerator and denominator of a factor that is taken for the family's own.
+_FACTOR, _PARTS = 4096, 64
+
+#: Most terms of a sum that are tried, by how many names are in it.
+_TERMS = {1: 2, 2: 3, 3: 4, 4: 4, 5: 3, 6: 3, 7: 2}
+
+
+class Fitter:
+    """Finds expressions for numbers observed in the same probes.
+
+    runs: the sizes of each probe, by name; singles: by name, the index of the probes in which that one size
+    differs from the first probe, alone or with sizes that follow from it; follows: those, as expressions.
+    """
+
+    def __init__(self, runs: Sequence[Mapping[str, int]], singles: Mapping[str, Sequence[int]], follows: Mapping[str, Expr] | None = None) -> None:
+        self.runs, self.singles, self.follows = runs, singles, dict(follows or {})
+        self._known: dict[tuple[int, ...], Expr | None] = {}
+
+    def fit(self, observed: Sequence[int]) -> Expr | None:
+        """The simplest expression with these numbers, None where there is none or several are as simple."""
+        key = tuple(observed)
+        if key not in self._known:
+            self._known[key] = self._fit(key)
+        return self._known[key]
+
+    def moves(self, observed: Sequence[int]) -> list[str]:
+        """The sizes that change the number when they alone change."""
+        return [name for name, at in self.singles.items() if any(observed[i] != observed[0] for i in at)]
+
+    def _fit(self, observed: tuple[int, ...]) -> Expr | None:
+        names = self.moves(observed)
+        if not names:
+            return Expr.number(observed[0]) if len(set(observed)) == 1 else None
+        if len(names) > max(_TERMS):
+            return None
+        names += [name for name, expression in self.follows.items() if expression.names <= set(names)]
+        numbers = {name: np.array([float(run[name]) for run in self.runs]) for name in names}
+        wanted = frozenset(self.moves(observed))
+        found: dict[Expr, Expr] = {}
+        simplest: tuple | None = None
+        for rank, chosen in _candidates(tuple(names)):
+            if simplest is not None and rank > simplest:
+                break
+            if frozenset(one for powers in chosen for name, _ in powers for one in self._behind(name)) != wanted:
+                continue
+            expression = self._solve(chosen, numbers, observed)
+            if expression is not None:  # the same in other words is no other expression
+                found.setdefault(expression.replaced(self.follows), expression)
+                simplest = rank
+        return next(iter(found.values())) if len(found) == 1 else None
+
+    def _behind(self, name: str) -> frozenset[str]:
+        return self.follows[name].names if name in self.follows else frozenset((name,))
+
+    def _solve(self, chosen: Sequence[Powers], numbers: Mapping[str, np.ndarray], observed: tuple[int, ...]) -> Expr | None:
+        columns = [np.prod([numbers[name] ** power for name, power in powers], axis=0) if powers else np.ones(len(observed)) for powers in chosen]
+        wanted = np.array(observed, dtype=float)
+        if len(columns) == 1:
+            factors = [wanted[0] / columns[0][0]]
+        else:
+            scale = [column.max() for column in columns]
+            matrix = np.stack([column / top for column, top in zip(columns, scale)], axis=1)
+            if len(observed) <= len(chosen):
+                return None
+            solved, _, rank, _ = np.linalg.lstsq(matrix, wanted, rcond=1e-9)
+            if rank < len(chosen) or not np.allclose(matrix @ solved, wanted, rtol=1e-6, atol=1e-3):
+                return None
+            factors = [one / top for one, top in zip(solved, scale)]
+        exact = [Fraction(factor).limit_denominator(_PARTS) for factor in factors]
+        if any(not factor or abs(factor.numerator) > _FACTOR for factor in exact):
+            return None
+        expression = Expr.of(zip(chosen, exact, strict=True))
+        return expression if all(expression.value(run) == number for run, number in zip(self.runs, observed, strict=True)) else None
+
+
+@lru_cache(maxsize=512)
+def _ranked(names: tuple[str, ...]) -> list[tuple[tuple[int, int], Powers]]:
+    """Every product of some of the names, at most one of them a divisor, with how involved it is; the bare number first."""
+    found: list[tuple[tuple[int, int], Powers]] = [((0, 0), ())]
+    for signs in itertools.product((0, 1, -1), repeat=len(names)):
+        below, above = signs.count(-1), signs.count(1)
+        if above and below <= 1:
+            found.append(((below, above + below), tuple(sorted((name, sign) for name, sign in zip(names, signs) if sign))))
+    return sorted(found)
+
+
+@lru_cache(maxsize=512)
+def _candidates(names: tuple[str, ...]) -> list[tuple[tuple, tuple[Powers, ...]]]:
+    """Sums of products of the names, simplest first: few terms, few divisors, short products."""
+    return sorted(_sums(names))
+
+
+def _sums(names: tuple[str, ...]) -> Iterator[tuple[tuple, tuple[Powers, ...]]]:
+    products = _ranked(names)
+    for terms in range(1, _TERMS.get(len(names), 1) + 1):
+        # Many terms are tried with few kinds of products only, or there are too many sums.
+        pool = products if terms <= 2 else [one for one in products if not one[0][0] and one[0][1] <= 2]
+        for chosen in itertools.combinations(pool, terms):
+            ranks = [rank for rank, _ in chosen]
+            yield (terms, sum(rank[0] for rank in ranks), sum(rank[1] for rank in ranks)), tuple(powers for _, powers in chosen)

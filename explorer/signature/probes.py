@@ -1,0 +1,248 @@
+"""Probing a family: which of its sizes may change, by changing them, and what every tensor's shape is each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from explorer.signature.expressions import Expr
+from explorer.signature.fitting import Fitter
+from explorer.signature.running import Sites, build, observe
+from explorer.signature.sizes import Key, changed, derived, figures, named, relations, table
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+#: Batch and tokens of the first probe, and what they change to.
+BATCH, SEQ = 3, 11
+_OTHER_BATCHES, _OTHER_SEQS = (5, 7, 2, 4), (13, 17, 19, 23)
+
+#: Probes beside the first that change every size at once: what was read off the others has to hold there too.
+_JOINT = 3
+
+#: Models that are built at most to find out which sizes may change.
+_PATIENCE = 260
+
+#: Relations between numbers that are tried for each size that does not change alone.
+_HINTS = 16
+
+
+class Probes:
+    """The probes of one configuration and their shapes.
+
+    ``names`` are the sizes by figure, ``numbers`` those of the first probe by name; ``runs`` the sizes of each probe and
+    ``sites`` what was seen there, the first of them the configuration's own sizes but for its windows; ``follows`` are sizes that
+    cannot be chosen since others decide them; ``stuck`` are those that may be sizes and could not be changed.
+    """
+
+    def __init__(self, config: PreTrainedConfig, model_class: type, numbers: bool = False, products: bool = True) -> None:
+        self.config, self.model_class, self.real, self.products = config, model_class, numbers, products
+        found = figures(config)
+        self.windows = {key: table()["windows"][key[-1]] for key, value in found.items() if value > table()["windows"].get(key[-1], value)}
+        self.names: dict[Key, str] = named(list(found))
+        self.released = {self.names[key]: value for key, value in found.items()}
+        self.numbers = {self.names[key]: self.windows.get(key, value) for key, value in found.items()}
+        self.keys = {name: key for key, name in self.names.items()}
+        self.derived = {self.names[key] for key in derived(config) if key in self.names}
+        self.follows: dict[str, Expr] = {}
+        self.stuck: list[str] = []
+        self.runs: list[dict[str, int]] = []
+        self.sites: list[Sites] = []
+        self.singles: dict[str, list[int]] = {}
+        self.error: Exception | None = None
+        self.tried = 0
+        self._ways: dict[str, _Way] = {}
+        self._run()
+
+    def fitter(self) -> Fitter:
+        return Fitter(self.runs, self.singles, self.follows)
+
+    def wide(self, batch: int, seq: int) -> Sites:
+        """What is seen with the windows that the configuration has."""
+        released = {self.names[key]: self.released[self.names[key]] for key in self.windows}
+        return self._observe(released, batch, seq)
+
+    # -- running ---------------------------------------------------------------
+
+    def _run(self) -> None:
+        base = self._observe({}, BATCH, SEQ)
+        self._add({}, BATCH, SEQ, base)
+        for name, batch, seq in (("B", _OTHER_BATCHES[0], SEQ), ("S", BATCH, _OTHER_SEQS[0])):
+            seen = self._attempt({}, batch, seq)
+            if seen is not None:
+                self.singles[name] = [self._add({}, batch, seq, seen)]
+        failed = [name for name in self.numbers if not self._move(name)]
+        while failed:
+            left = self._follow(failed)
+            if len(left) == len(failed):
+                break
+            failed = left
+        self.stuck = [name for name in failed if name not in self.follows]
+        self.singles = {name: at for name, at in self.singles.items() if name not in self.follows}
+        for turn in range(_JOINT):
+            self._joint(turn)
+
+    def _observe(self, numbers: Mapping[str, int], batch: int, seq: int) -> Sites:
+        self.tried += 1
+        figures = {key: self.numbers[name] for key, name in self.names.items() if key in self.windows}
+        config = changed(self.config, figures | {self.keys[name]: number for name, number in numbers.items()})
+        return observe(build(config, self.model_class, self.real), batch, seq, self.products)
+
+    def _attempt(self, numbers: Mapping[str, int], batch: int = BATCH, seq: int = SEQ) -> Sites | None:
+        """What is seen with other numbers; None where that does not build, run, or makes another model of it."""
+        if self.tried >= _PATIENCE:
+            return None
+        try:
+            followed = self._followed(numbers)
+            seen = self._observe(followed, batch, seq)
+        except Exception as error:  # noqa: BLE001  whatever it is that a foreign model minds
+            self.error = error
+            return None
+        base = self.sites[0]
+        same = seen.keys() == base.keys() and all(len(one.shape) == len(base[site].shape) and one.dtype == base[site].dtype for site, one in seen.items())
+        return seen if same else None
+
+    def _followed(self, numbers: Mapping[str, int]) -> dict[str, int]:
+        """The numbers with what follows from them; ValueError where that is no whole number."""
+        whole = {**self.numbers, **numbers}
+        for _ in range(len(self.follows)):
+            for name, expression in self.follows.items():
+                value = expression.value(whole)
+                if value.denominator != 1 or value < 1:
+                    raise ValueError(f"{name} would be {value}")
+                whole[name] = int(value)
+        return {name: value for name, value in whole.items() if value != self.numbers[name]}
+
+    def _add(self, numbers: Mapping[str, int], batch: int, seq: int, seen: Sites) -> int:
+        self.runs.append({**self.numbers, **self._followed(numbers), "B": batch, "S": seq})
+        self.sites.append(seen)
+        return len(self.runs) - 1
+
+    # -- one size at a time ------------------------------------------------------
+
+    def _move(self, name: str) -> bool:
+        """Change one size alone, or with what is known to follow; whether that could be done."""
+        for way in _WAYS:
+            value = way(self.numbers[name], 0)
+            if value == self.numbers[name] or value < 1:
+                continue
+            seen = self._attempt({name: value})
+            if seen is not None:
+                if any(seen[site].shape != own.shape for site, own in self.sites[0].items()):
+                    self.singles[name] = [self._add({name: value}, BATCH, SEQ, seen)]
+                    self._ways[name] = way
+                return True
+        return False
+
+    def _follow(self, failed: Sequence[str]) -> list[str]:
+        """Find one size that follows from others, so that most of those can change that could not; what is left of them."""
+        best: tuple[int, str, Expr] | None = None
+        hints = [(name, *hint) for name in failed for hint in relations(self.numbers, name)[:_HINTS]]
+        hints.sort(key=lambda hint: hint[1] not in self.derived)
+        for name, other, expression in hints[:2 * _HINTS]:
+            if other in self.follows or other in self.singles or expression.names & self.follows.keys():
+                continue
+            self.follows[other] = expression
+            if self._tries(name):
+                freed = 1 + sum(self._tries(one) for one in failed if one not in (name, other))
+                if best is None or freed > best[0]:
+                    best = freed, other, expression
+            del self.follows[other]
+            if best is not None and best[0] >= len(failed) - 1:
+                break
+        if best is None:
+            return list(failed)
+        self.follows[best[1]] = best[2]
+        return [name for name in failed if name != best[1] and not self._move(name)]
+
+    def _tries(self, name: str) -> bool:
+        """Whether a size can be changed now to something that another model is built of."""
+        seen = next((seen for way in _WAYS[:3] if (seen := self._attempt({name: way(self.numbers[name], 0)})) is not None), None)
+        return seen is not None and any(seen[site].shape != own.shape for site, own in self.sites[0].items())
+
+    # -- all at once ---------------------------------------------------------------
+
+    def _joint(self, turn: int) -> None:
+        """A probe in which as many sizes as will are changed at once, each to a number it had in no other probe."""
+        names = [name for name in self._ways if name in self.singles]
+        options = self._options(names, turn)
+        batch, seq = _OTHER_BATCHES[turn + 1], _OTHER_SEQS[turn + 1]
+        kept: dict[str, int] = {}
+        seen = self._grow(kept, options, batch, seq)
+        if seen is not None:
+            self._add(kept, batch, seq, seen)
+
+    def _options(self, names: Sequence[str], turn: int) -> dict[str, list[int]]:
+        """Numbers to give each size in a joint probe, the likeliest first; equal sizes get different ones.
+
+        A size that could be changed in one way only because others limit it keeps to that way, so that the probe builds.
+        """
+        found: dict[str, list[int]] = {}
+        for at, name in enumerate(names):
+            number, way = self.numbers[name], self._ways[name]
+            taken = {values[0] for other, values in found.items() if self.numbers[other] == number}
+            if way is _odd:
+                values = [value for i in range(len(_ODD)) if (value := _odd(number, turn + 1 + at + i)) not in taken][:1]
+            else:
+                values = [way(number, turn)]
+            first = way(number, 0)
+            found[name] = [value for value in dict.fromkeys([*values, first, *(_part(number, 0), _even(number, 0))]) if value > 0 and value != number]
+        return found
+
+    def _grow(self, kept: dict[str, int], options: dict[str, list[int]], batch: int, seq: int) -> Sites | None:
+        """Take as many sizes as build together into ``kept``; what is seen with the last that did."""
+        seen = self._attempt({**kept, **{name: values[0] for name, values in options.items() if values}}, batch, seq)
+        if seen is not None:
+            kept |= {name: values[0] for name, values in options.items() if values}
+            return seen
+        if len(options) == 1:
+            ((name, values),) = options.items()
+            for value in values[1:]:
+                seen = self._attempt({**kept, name: value}, batch, seq)
+                if seen is not None:
+                    kept[name] = value
+                    return seen
+            return None
+        names = list(options)
+        half = len(names) // 2
+        first = self._grow(kept, {name: options[name] for name in names[:half]}, batch, seq)
+        second = self._grow(kept, {name: options[name] for name in names[half:]}, batch, seq)
+        return second or first
+
+
+_Way = Callable[[int, int], int]
+
+_ODD, _EVEN = (3, 5, 7, 11, 9, 13), (2, 4, 6, 8)
+
+
+def _odd(number: int, turn: int) -> int:
+    return number * _ODD[turn % len(_ODD)]
+
+
+def _even(number: int, turn: int) -> int:
+    return number * _EVEN[turn % len(_EVEN)]
+
+
+def _part(number: int, turn: int) -> int:
+    parts = [by for by in (2, 4, 3, 8, 6) if number % by == 0]
+    return number // parts[turn % len(parts)] if parts else number
+
+
+def _prime(number: int, turn: int) -> int:
+    """One of the primes above a number, well apart from each other."""
+    found = number + max(1, number // 8) * (turn + 1)
+    while any(found % by == 0 for by in range(2, int(found**0.5) + 1)):
+        found += 1
+    return found
+
+
+def _above(number: int, turn: int) -> int:
+    return number + 8 * (2 * turn + 1)
+
+
+def _below(number: int, turn: int) -> int:
+    return number - 1 - turn
+
+
+#: Ways to other numbers. A multiple keeps whatever the number could be divided by, so it comes first.
+_WAYS: tuple[_Way, ...] = (_odd, _even, _part, _prime, _above, _below)

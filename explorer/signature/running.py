@@ -1,0 +1,183 @@
+"""One probe: a model built on the meta device and run, with the shape and dtype of every tensor that passes a name.
+
+This is the only module here that runs torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from explorer.accounting import build_meta
+from explorer.finding.discover import unpadded
+
+#: How a call is called whose tensors a site is of; parameters and buffers are of no call.
+PREFILL, DECODE = "prefill", "decode"
+
+
+class Site(NamedTuple):
+    """Where a tensor is: of which call, at which module's path, as what (parameter, buffer, in, out, cache, held, matmul), and its name there."""
+
+    call: str
+    path: str
+    what: str
+    name: str
+
+
+class Seen(NamedTuple):
+    """A tensor's shape and dtype."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+Sites = dict[Site, Seen]
+
+#: Which arguments of an operation are the matrices that are multiplied; all others of torch come down to these.
+_PRODUCTS = {
+    "aten.mm": (0, 1), "aten.addmm": (1, 2), "aten.bmm": (0, 1), "aten.baddbmm": (1, 2), "aten.convolution": (0, 1),
+    "aten._grouped_mm": (0, 1),
+}
+
+
+def build(config: Any, model_class: type, numbers: bool = False) -> torch.nn.Module:
+    """A model of a configuration: of shapes alone, in bfloat16; or with random numbers, in float32 on the processor."""
+    if not numbers:
+        return build_meta(config, model_class=model_class)
+    return model_class._from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def observe(model: torch.nn.Module, batch: int, seq: int, products: bool = False) -> Sites:
+    """Run ``model`` on a prompt [batch seq] and one further token, and note every tensor.
+
+    products: note the matrices multiplied in the decoding step too. Raises whatever the forward raises.
+    """
+    sites: Sites = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        _note(sites, "", name.rpartition(".")[0], "parameter", name.rpartition(".")[2], parameter)
+    for name, buffer in model.named_buffers():
+        _note(sites, "", name.rpartition(".")[0], "buffer", name.rpartition(".")[2], buffer)
+    ids = torch.zeros(batch, seq, dtype=torch.long, device=model.device)
+    before = {path: {name for name, value in vars(module).items() if isinstance(value, torch.Tensor)} for path, module in model.named_modules()}
+    with torch.no_grad(), unpadded(model):
+        with _watching(model, sites, PREFILL):
+            out = model(ids, use_cache=True)
+        _held(sites, PREFILL, model, out, before)
+        again = _again(out)
+        if again is not None:
+            with _watching(model, sites, DECODE) as stack:
+                mode = _Products(sites, stack) if products else None
+                with mode if mode is not None else _nothing():
+                    out = model(ids[:, :1], use_cache=True, **again)
+            _held(sites, DECODE, model, out, before)
+    return sites
+
+
+def _again(out: Any) -> dict[str, Any] | None:
+    """What a further call is given of what the first one returned; None where it returned nothing to go on from."""
+    for name in ("cache", "past_key_values", "cache_params", "state"):
+        if out.get(name) is not None:
+            return {name: out[name]}
+    return None
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def _note(sites: Sites, call: str, path: str, what: str, name: str, tensor: torch.Tensor) -> None:
+    sites.setdefault(Site(call, path, what, name), Seen(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
+
+
+def _flat(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in a value, with a name for each."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, Mapping) and depth:
+        for key, one in value.items():
+            yield from _flat(f"{name}.{key}" if name else str(key), one, depth - 1)
+    elif isinstance(value, tuple | list) and depth:
+        for at, one in enumerate(value):
+            yield from _flat(f"{name}.{at}" if name else str(at), one, depth - 1)
+
+
+@lru_cache(maxsize=4096)
+def _parameters(kind: type) -> inspect.Signature:
+    return inspect.signature(kind.forward)
+
+
+@contextmanager
+def _watching(model: torch.nn.Module, sites: Sites, call: str) -> Iterator[list[str]]:
+    """Note what modules are called with and return, the first time they run; gives the stack of running modules."""
+    stack: list[str] = []
+    handles = []
+
+    def enter(path: str) -> Any:
+        def hook(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+            stack.append(path)
+            try:
+                given = dict(_parameters(type(module)).bind(module, *args, **kwargs).arguments)
+                given.pop("self", None)
+            except TypeError:
+                given = {"input": args, **kwargs}
+            for name, value in given.items():
+                for whole, tensor in _flat("" if name == "kwargs" and isinstance(value, dict) else name, value):
+                    _note(sites, call, path, "in", whole, tensor)
+        return hook
+
+    def leave(path: str) -> Any:
+        def hook(module: torch.nn.Module, args: tuple, output: Any) -> None:
+            stack.pop()
+            for name, tensor in _flat("", output):
+                _note(sites, call, path, "out", name, tensor)
+        return hook
+
+    try:
+        for path, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(enter(path), with_kwargs=True))
+            handles.append(module.register_forward_hook(leave(path)))
+        yield stack
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _held(sites: Sites, call: str, model: torch.nn.Module, out: Any, before: Mapping[str, set[str]]) -> None:
+    """What is kept for the next call: in the cache that was returned, or by modules themselves."""
+    kept = next((out[name] for name in ("cache", "past_key_values", "cache_params") if out.get(name) is not None), None)
+    layers = getattr(kept, "layers", None)
+    for at, layer in enumerate(layers if layers is not None else [] if kept is None else [kept]):
+        for name, value in vars(layer).items() if hasattr(layer, "__dict__") else ():
+            for whole, tensor in _flat(name, value):
+                if tensor.dim():
+                    _note(sites, call, str(at) if layers is not None else "", "cache", whole, tensor)
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and value.dim() > 1 and name not in before[path]:
+                _note(sites, call, path, "held", name, value)
+
+
+class _Products(TorchDispatchMode):
+    """Notes the operands of every product of matrices, under the module that runs."""
+
+    def __init__(self, sites: Sites, stack: list[str]) -> None:
+        super().__init__()
+        self.sites, self.stack, self.count = sites, stack, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        kind = str(func).rpartition(".")[0]
+        if kind in _PRODUCTS:
+            path = self.stack[-1] if self.stack else ""
+            for side, at in zip(("left", "right"), _PRODUCTS[kind], strict=True):
+                _note(self.sites, DECODE, path, "matmul", f"{self.count}.{kind}.{side}", args[at])
+            _note(self.sites, DECODE, path, "matmul", f"{self.count}.{kind}.out", out)
+            self.count += 1
+        return out

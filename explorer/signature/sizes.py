@@ -1,0 +1,167 @@
+"""The sizes of a configuration: which of its figures there are, what they are called, and a copy with other numbers."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from explorer.signature.expressions import Expr
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+#: Where a figure stands in a configuration: attribute names and keys, outermost first.
+Key = tuple[str, ...]
+
+
+@cache
+def table() -> dict[str, Any]:
+    """The committed data: patterns of key names for each generic, call variables, windows, and what is never a size."""
+    return json.loads(Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
+
+
+@cache
+def order() -> dict[str, int]:
+    """How names are sorted: what comes from the call first, then as the table lists them."""
+    names = [*table()["variables"], *(name for name, _ in table()["generics"])]
+    return {name: at for at, name in enumerate(names)}
+
+
+def generic(key: str) -> str:
+    """The field's name of a size, or the key's own in camel case."""
+    for name, pattern in table()["generics"]:
+        if re.match(pattern, key):
+            return name
+    return camel(key)
+
+
+def camel(key: str) -> str:
+    return "".join(part[:1].upper() + part[1:] for part in re.split(r"[_.]", key) if part)
+
+
+def text_key(config: PreTrainedConfig) -> Key:
+    """Where the language model's part of a configuration is; empty where it is the whole."""
+    part = config.get_text_config()
+    return next(((name,) for name, value in vars(config).items() if value is part), ())
+
+
+def figures(config: PreTrainedConfig) -> dict[Key, int]:
+    """Every whole number of a configuration that may be a size, in its order; of its language part where it has several."""
+    start = text_key(config)
+    found: dict[Key, int] = {}
+    _figures(_at(config, start), start, found)
+    return found
+
+
+def _figures(holder: Any, at: Key, found: dict[Key, int]) -> None:
+    from transformers import PreTrainedConfig
+
+    for name, value in (holder if isinstance(holder, dict) else vars(holder)).items():
+        if not isinstance(name, str) or name.startswith(("_", "rope_", "id2", "label2", "task_", "quantization")):
+            continue
+        if type(value) is int and value > 0 and not re.search(table()["never"], name) and generic(name) != "Layers":
+            found[*at, name] = value
+        elif isinstance(value, PreTrainedConfig) or isinstance(value, dict) and value and len(at) < 2:
+            _figures(value, (*at, name), found)
+
+
+def named(keys: Sequence[Key]) -> dict[Key, str]:
+    """A name for each figure, no two alike."""
+    found: dict[Key, str] = {}
+    for key in keys:
+        choices = [generic(key[-1]), camel(key[-1]), camel("_".join(key))]
+        found[key] = next(name for name in choices if name not in found.values())
+    return found
+
+
+def changed(config: PreTrainedConfig, numbers: Mapping[Key, Any]) -> PreTrainedConfig:
+    """A copy with other numbers, set without the checks of the class: they look at one figure at a time."""
+    other = copy.deepcopy(config)
+    for key, number in numbers.items():
+        holder = _at(other, key[:-1])
+        (holder if isinstance(holder, dict) else vars(holder))[key[-1]] = number
+    return other
+
+
+def _at(holder: Any, key: Key) -> Any:
+    for name in key:
+        holder = holder[name] if isinstance(holder, dict) else vars(holder)[name]
+    return holder
+
+
+def depth_key(config: PreTrainedConfig) -> Key:
+    """The figure that is the number of blocks; ValueError where there is none."""
+    start = text_key(config)
+    holder = vars(_at(config, start))
+    name = next((name for name, value in holder.items() if generic(name) == "Layers" and type(value) is int), None)
+    if name is None:
+        raise ValueError(f"the configuration of {config.model_type} does not say how many blocks there are")
+    return (*start, name)
+
+
+def per_block(config: PreTrainedConfig) -> dict[Key, list[Any]]:
+    """The lists of a configuration that hold an entry for each block."""
+    depth = depth_key(config)
+    holder = vars(_at(config, depth[:-1]))
+    count = holder[depth[-1]]
+    return {(*depth[:-1], name): list(value) for name, value in holder.items() if isinstance(value, list | tuple) and len(value) == count > 1}
+
+
+def with_blocks(config: PreTrainedConfig, blocks: Sequence[int]) -> PreTrainedConfig:
+    """A copy with as many blocks as ``blocks`` has entries, of the kinds that those blocks have in its lists."""
+    lists = {key: [values[i] for i in blocks] for key, values in per_block(config).items()}
+    return changed(config, {depth_key(config): len(blocks), **lists})
+
+
+def derived(config: PreTrainedConfig) -> set[Key]:
+    """Figures that the configuration's class works out from others where nobody gives them."""
+    start = text_key(config)
+    holder = _at(config, start)
+    given = {field.name: field.default for field in dataclasses.fields(holder)} if dataclasses.is_dataclass(holder) else {}
+    return {(*start, name) for name in vars(holder) if given.get(name) is None}
+
+
+def relations(numbers: Mapping[str, int], moved: str) -> list[tuple[str, Expr]]:
+    """What other sizes may follow from ``moved``, since the numbers fit: ``(name, expression)``, the likeliest first.
+
+    Such a relation is a thing to try; what is taken for one is up to a model that builds with it and not without.
+    """
+    value, found = numbers[moved], []
+
+    def term(*factors: tuple[str, int]) -> Expr:
+        return Expr.of({tuple(sorted(factors)): 1})
+
+    others = [name for name in numbers if name != moved and numbers[name] > 1]
+    for name in others:
+        own = numbers[name]
+        for other in others:
+            if other != name and own == value + numbers[other]:
+                found.append((0, name, Expr.name(moved) + Expr.name(other)))
+            if other != name and value > 1 and own == value * numbers[other]:
+                found.append((1, name, term((moved, 1), (other, 1))))
+            if other != name and own * value == numbers[other]:
+                found.append((1, name, term((other, 1), (moved, -1))))
+            if other != name and own * numbers[other] == value:
+                found.append((1, name, term((moved, 1), (other, -1))))
+        if own % value == 0 and own // value <= 8:
+            found.append((2, name, Expr.of({((moved, 1),): own // value})))
+        elif value % own == 0 and value // own <= 8:
+            found.append((2, name, Expr.of({((moved, 1),): 1}) * Expr.of({(): 1}) if value == own else _divided(moved, value // own)))
+        for first, second in ((a, b) for a in others for b in others if name not in (a, b) and a != b):
+            if own * numbers[second] == value * numbers[first]:
+                found.append((3, name, term((moved, 1), (first, 1), (second, -1))))
+            if first < second and own * value == numbers[first] * numbers[second]:
+                found.append((3, name, term((first, 1), (second, 1), (moved, -1))))
+    return [(name, expression) for _, name, expression in sorted(found, key=lambda one: one[0])]
+
+
+def _divided(name: str, by: int) -> Expr:
+    from fractions import Fraction
+
+    return Expr.of({((name, 1),): Fraction(1, by)})

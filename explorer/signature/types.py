@@ -1,0 +1,92 @@
+"""Types: a tensor's axes as expressions over the family's sizes, and its dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from explorer.signature.expressions import Expr
+from explorer.signature.fitting import Fitter
+from explorer.signature.probes import BATCH, Probes
+from explorer.signature.running import DECODE, Site, Sites
+from explorer.signature.sizes import order
+
+
+@dataclass(frozen=True)
+class Type:
+    """A tensor: ``axes`` are expressions, or the bare number where none was found; ``dtype`` is torch's name."""
+
+    axes: tuple[Expr | int, ...]
+    dtype: str
+
+    def json(self, sizes: Mapping[str, int], aliases: Mapping[Expr, str]) -> dict[str, Any]:
+        """``{dims, numbers, dtype}``: axes as text, the same with ``sizes`` filled in (text where the call decides), unresolved ones as "?number"."""
+        numbers: list[int | str] = []
+        dims: list[str] = []
+        for axis in self.axes:
+            if isinstance(axis, int):
+                dims.append(f"?{axis}")
+                numbers.append(axis)
+                continue
+            dims.append(aliases.get(axis) or axis.text(order()))
+            filled = axis.at(sizes)
+            numbers.append(filled.text(order()) if filled.constant is None else filled.constant)
+        return {"dims": dims, "numbers": numbers, "dtype": self.dtype}
+
+
+@dataclass
+class Types:
+    """Every tensor that was seen, with its type; ``unresolved`` are the axes no expression was found for."""
+
+    found: dict[Site, Type]
+    unresolved: list[tuple[Site, int, int]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, probes: Probes) -> Types:
+        fitter, base = probes.fitter(), probes.sites[0]
+        wide = _without_windows(probes)
+        types = cls({})
+        for site, own in base.items():
+            axes: list[Expr | int] = []
+            for axis, number in enumerate(own.shape):
+                expression = fitter.fit([sites[site].shape[axis] for sites in probes.sites])
+                if expression is not None and wide:
+                    expression = _capped(expression, [sites[site].shape[axis] for sites in wide], number, fitter)
+                if expression is None:
+                    types.unresolved.append((site, axis, number))
+                elif site.call == DECODE:
+                    expression = expression.replaced({"S": Expr.name("Past")})
+                axes.append(number if expression is None else expression)
+            types.found[site] = Type(tuple(axes), own.dtype)
+        return types
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many axes there are and how many are resolved."""
+        axes = sum(len(one.axes) for one in self.found.values())
+        return axes, axes - len(self.unresolved)
+
+    def at(self, call: str, path: str, what: str) -> Iterator[tuple[str, Type]]:
+        """What there is of one module and kind, by name."""
+        for site, found in self.found.items():
+            if (site.call, site.path, site.what) == (call, path, what):
+                yield site.name, found
+
+
+def _without_windows(probes: Probes) -> list[Sites]:
+    """What is seen where every window is wider than the call, for two lengths of it; nothing where there are no windows."""
+    return [probes.wide(BATCH, seq) for seq in (11, 13)] if probes.windows else []
+
+
+def _capped(expression: Expr, numbers: list[int], number: int, fitter: Fitter) -> Expr | None:
+    """The smaller of two where an axis has another length as soon as the window is wider than the call.
+
+    numbers: the axis's in calls of 11 and of 13 tokens with wide windows; number: with narrow ones.
+    """
+    if numbers[0] == number and numbers[1] - numbers[0] == expression.value({**fitter.runs[0], "S": 13}) - number:
+        return expression
+    if numbers[1] - numbers[0] != 2:
+        return None
+    longest = Expr.name("S") + Expr.number(numbers[0] - 11)
+    return Expr(longest.terms, expression)
