@@ -48,49 +48,92 @@
     }
   });
 
-  // <family-index>: cards that have every chosen trait and a value whose name holds the text.
+  // <family-index>: cards that have every chosen trait, every chosen value, and a value whose name holds the text.
   customElements.define("family-index", class extends HTMLElement {
     connectedCallback() {
       this.form = this.querySelector("form");
       this.input = this.querySelector("input");
-      this.traits = [...this.querySelectorAll("[data-trait]")];
-      this.cards = [...this.querySelectorAll(".card")];
+      this.chips = [...this.querySelectorAll("[data-trait], [data-name]")];
+      this.groups = [...this.querySelectorAll("details.group")];
+      this.cards = [...this.querySelectorAll(".card")].map((card) => ({
+        card,
+        traits: new Set(card.dataset.traits.split(" ")),
+        values: card.dataset.values.trim().split(/\s+/),
+        names: new Set(card.dataset.values.trim().split(/\s+/).map((full) => full.slice(full.lastIndexOf(".") + 1))),
+      }));
       this.classList.add("alive");
-      for (const chip of this.traits) {
+      for (const chip of this.chips) {
         chip.addEventListener("click", () => {
           chip.setAttribute("aria-pressed", String(chip.getAttribute("aria-pressed") !== "true"));
           this.apply();
         });
       }
+      for (const event of ["focusin", "pointerover"]) this.form.addEventListener(event, (happened) => this.tell(happened.target));
       this.input.addEventListener("input", () => this.apply());
       this.form.addEventListener("submit", (event) => event.preventDefault());
       this.form.addEventListener("reset", () => {
-        for (const chip of this.traits) chip.setAttribute("aria-pressed", "false");
+        for (const chip of this.chips) chip.setAttribute("aria-pressed", "false");
         this.input.value = "";
         this.apply();
       });
+      // Where filters stand above the families, they leave room for them.
+      if (matchMedia("(max-width: 60em)").matches) for (const group of this.groups) group.open = false;
       const asked = address().searchParams;
       this.input.value = asked.get("value") || "";
-      const wanted = (asked.get("traits") || "").split(" ");
-      for (const chip of this.traits) if (wanted.includes(chip.dataset.trait)) chip.setAttribute("aria-pressed", "true");
-      if (this.input.value || wanted[0]) this.apply();
+      const wanted = { trait: new Set((asked.get("traits") || "").split(" ")), name: new Set((asked.get("values") || "").split(" ")) };
+      for (const chip of this.chips) {
+        if (wanted.trait.has(chip.dataset.trait) || wanted.name.has(chip.dataset.name)) {
+          chip.setAttribute("aria-pressed", "true");
+          const group = chip.closest("details");
+          if (group) group.open = true;
+        }
+      }
+      if (this.input.value || this.chosen().length) this.apply();
+    }
+
+    chosen() {
+      return this.chips.filter((chip) => chip.getAttribute("aria-pressed") === "true");
     }
 
     apply() {
-      const wanted = this.traits.filter((chip) => chip.getAttribute("aria-pressed") === "true").map((chip) => chip.dataset.trait);
+      const chosen = this.chosen();
+      const has = (entry, chip) => (chip.dataset.trait ? entry.traits.has(chip.dataset.trait) : entry.names.has(chip.dataset.name));
       const text = this.input.value.trim().toLowerCase();
-      let left = 0;
-      for (const card of this.cards) {
-        const has = card.dataset.traits.split(" ");
-        const found = text ? card.dataset.values.trim().split(/\s+/).filter((name) => name.toLowerCase().includes(text)) : [];
-        const fits = wanted.every((trait) => has.includes(trait)) && (!text || found.length > 0);
-        card.hidden = !fits;
-        left += fits;
-        this.say(card, fits ? found : []);
+      const names = new Set(chosen.map((chip) => chip.dataset.name));
+      const traits = new Set(chosen.map((chip) => chip.dataset.trait));
+      const left = this.cards.filter((entry) => {
+        const texts = text ? entry.values.filter((name) => name.toLowerCase().includes(text)) : [];
+        const fits = chosen.every((chip) => has(entry, chip)) && (!text || texts.length > 0);
+        entry.card.hidden = !fits;
+        const picked = entry.values.filter((full) => names.has(full.slice(full.lastIndexOf(".") + 1)));
+        this.say(entry.card, fits ? [...new Set([...picked, ...texts])] : []);
+        for (const trait of entry.card.querySelectorAll("[data-of]")) trait.classList.toggle("on", traits.has(trait.dataset.of));
+        return fits;
+      });
+      // How many would be left: a filter that leaves none is still there, and says so.
+      for (const chip of this.chips) {
+        const count = left.filter((entry) => has(entry, chip)).length;
+        const shown = chip.querySelector("small");
+        if (shown) shown.textContent = count;
+        chip.classList.toggle("empty", count === 0);
       }
-      this.querySelector(".tally").textContent = `${left} of ${this.cards.length} families`;
-      this.querySelector(".none").hidden = left > 0;
-      remember({ traits: wanted.join(" "), value: text });
+      for (const group of this.groups) {
+        const count = chosen.filter((chip) => group.contains(chip)).length;
+        const shown = group.querySelector(".chosen");
+        shown.hidden = count === 0;
+        shown.textContent = `${count} chosen`;
+      }
+      this.querySelector(".tally").textContent = `${left.length} of ${this.cards.length} families`;
+      this.querySelector(".none").hidden = left.length > 0;
+      const listed = (kind) => chosen.map((chip) => chip.dataset[kind]).filter(Boolean).join(" ");
+      remember({ traits: listed("trait"), values: listed("name"), value: text });
+    }
+
+    // What a trait means, for whoever has no pointer to rest on it; it stays until another is reached.
+    tell(target) {
+      const about = this.querySelector(".about");
+      const chip = target.closest("[data-trait]");
+      if (about && chip) about.textContent = `${chip.firstChild.textContent.trim()}: ${chip.title}.`;
     }
 
     // The values that were found, each a link to its row where there is a page.
