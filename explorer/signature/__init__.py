@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 from explorer import accounting
 from explorer.signature.describe import Described, by_rank
 from explorer.signature.expressions import Expr
-from explorer.signature.kinds import block_list, few_blocks
+from explorer.signature.kinds import block_list, counterparts, few_blocks
 from explorer.signature.probes import Probes
 from explorer.signature.running import PREFILL, build
 from explorer.signature.sizes import depth_key, order, table
 from explorer.signature.types import Type, Types
+from explorer.signature.values import typed_values
+from explorer.specimens.small import small_config, types
 
 if TYPE_CHECKING:
     from explorer.model import LanguageModel
@@ -29,37 +31,66 @@ Json = dict[str, Any]
 def signature(model: LanguageModel | Any) -> Json:
     """The signature of a loaded model, or of a transformers model on the meta device, as plain JSON-able data.
 
-    ``{generics, variables, dtype, entries, cache, blocks, resolved}``; a type is ``{dims, numbers, dtype}`` with axes as text over
+    ``{generics, variables, dtype, entries, cache, blocks, values, resolved}``; a type is ``{dims, numbers, dtype}`` with axes as text over
     the generics and with this model's numbers (text where the call decides). ``numbers`` is None in a class that
     stands in the model with several sizes.
     """
     module = getattr(model, "_module", model)
     blocks = block_list(module)
-    config, layers = few_blocks(module, blocks)
-    probes = Probes(config, type(module))
-    types = Types.of(probes)
+    probes, layers = _probes(module, blocks)
+    typed = Types.of(probes)
     sizes = {**probes.released, "Layers": sum(map(len, layers))}
-    aliases = _aliases(types, probes)
+    aliases = _aliases(typed, probes)
 
     def write(one: Type) -> Json:
         return one.json(sizes, aliases)
 
-    few = build(config, type(module), probes.real)
+    few = build(probes.config, type(module), probes.real)
     keeps = {layers_at: path for layers_at, path in _keepers(few).items()}
-    described = Described(few, types, write, blocks, layers, keeps)
-    whole, resolved = types.counts
+    described = Described(few, typed, write, blocks, layers, keeps)
+    whole, resolved = typed.counts
+    unresolved = [{"at": ".".join(part for part in site if part), "axis": axis, "number": number} for site, axis, number in typed.unresolved]
+    classes, values = described.classes(), []
+    if module is not model:
+        values, lacking = typed_values(model, probes, typed, layers, write)
+        unresolved += lacking
+        whole += (more := sum(len(row["type"]["dims"]) for row in values))
+        resolved += more - len(lacking)
+        for one in classes:
+            one["values"] = [{"name": row["name"], "type": row["type"]} for row in values if set(row["modules"]) & set(one["paths"])]
     found = {
         "variables": table()["variables"],
         "dtype": str(module.dtype).removeprefix("torch."),
         "entries": described.entries(),
         "cache": described.cache(),
-        "blocks": described.classes(),
+        "blocks": classes,
+        "values": values,
         "resolved": {
             "axes": whole, "resolved": resolved, "probes": len(probes.runs), "fixed": probes.stuck,
-            "unresolved": [{"at": ".".join(part for part in site if part), "axis": axis, "number": number} for site, axis, number in types.unresolved],
+            "unresolved": unresolved,
         },
     }
-    return {"generics": _generics(probes, types, sizes, aliases, module), **found}
+    return {"generics": _generics(probes, typed, sizes, aliases, module), **found}
+
+
+def _probes(module: Any, path: str) -> tuple[Probes, list[list[int]]]:
+    """The probes of a model, and for each of their blocks those of the model that are so.
+
+    A class whose forward looks at numbers is run small, with some. Raises whatever that one raises.
+    """
+    config, layers = few_blocks(module, path)
+    try:
+        return Probes(config, type(module)), layers
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        kind = module.config.model_type if module.config.model_type in types() else module.config.get_text_config().model_type
+        if kind not in types():
+            raise
+        small = small_config(kind)
+        try:
+            probes = Probes(small, type(module), released=module.config)
+        except Exception:  # noqa: BLE001  the first says more
+            raise error from None
+        return probes, counterparts(build(small, type(module)), module, path)
 
 
 def _keepers(module: Any) -> dict[int, str]:

@@ -63,7 +63,7 @@ class Described:
     def cache(self) -> list[Json]:
         """What each kind of block keeps between calls: after a prompt, and after one more token."""
         found = []
-        for at, layers in enumerate(self.layers):
+        for at, layers in self._kinds():
             tensors = self._kept(str(at), "cache")
             for path in self._inside(f"{self.blocks}.{at}"):
                 tensors += self._kept(path, "held")
@@ -77,6 +77,10 @@ class Described:
             {"name": _plain(name), "after_prefill": self.write(first), "after_decode": self.write(later[name]) if name in later else None}
             for name, first in self.types.at(PREFILL, path, what)
         ]
+
+    def _kinds(self) -> Iterator[tuple[int, list[int]]]:
+        """The first block of each kind, with those of the whole model that are so."""
+        yield from ((at, layers) for at, layers in enumerate(self.layers) if layers and layers not in self.layers[:at])
 
     # -- blocks ------------------------------------------------------------------
 
@@ -103,16 +107,13 @@ class Described:
         for name, child in module.named_children():
             inner = f"{path}.{name}".lstrip(".")
             if isinstance(child, nn.ModuleList) and len(child):
-                held = [f"{inner}.{at}" for at in range(len(child))]
-                held = held if inner == self.blocks else held[:1]
-                for at, one in enumerate(held):
-                    count = len(self.layers[at]) if inner == self.blocks else len(child)
-                    subs.append(self._sub(name, one, others, count))
+                kinds = {at: len(layers) for at, layers in self._kinds()} if inner == self.blocks else {0: len(child)}
+                subs += [self._sub(name, f"{inner}.{at}", others, count) for at, count in kinds.items()]
             else:
                 subs.append(self._sub(name, inner, others, None))
         return {
             "class": type(module).__name__,
-            "paths": [self._whole(one) for one in paths],
+            "paths": list(dict.fromkeys(self._whole(one) for one in paths)),
             "layers": sorted({layer for one in paths for layer in self._layers(one)}),
             "generics": formal.names,
             "parameters": formal.fields("", "parameter"),
@@ -146,7 +147,7 @@ class Described:
         if rest == path:
             return path
         at, _, inner = rest.partition(".")
-        return f"{self.blocks}.{self.layers[int(at)][0]}.{inner}".rstrip(".")
+        return f"{self.blocks}.{(self.layers[int(at)] or [int(at)])[0]}.{inner}".rstrip(".")
 
     def _inside(self, path: str) -> Iterator[str]:
         for name, _ in self.module.get_submodule(path).named_modules():

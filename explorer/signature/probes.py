@@ -11,6 +11,7 @@ from explorer.signature.running import Sites, build, observe
 from explorer.signature.sizes import Key, changed, derived, figures, named, relations, table
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedConfig
 
 #: Batch and tokens of the first probe, and what they change to.
@@ -33,14 +34,18 @@ class Probes:
     ``names`` are the sizes by figure, ``numbers`` those of the first probe by name; ``runs`` the sizes of each probe and
     ``sites`` what was seen there, the first of them the configuration's own sizes but for its windows; ``follows`` are sizes that
     cannot be chosen since others decide them; ``stuck`` are those that may be sizes and could not be changed.
+
+    released: the configuration whose sizes types are for, where ``config`` is a small one of which models with numbers are run, since
+    without any the class does not run.
     """
 
-    def __init__(self, config: PreTrainedConfig, model_class: type, numbers: bool = False, products: bool = True) -> None:
-        self.config, self.model_class, self.real, self.products = config, model_class, numbers, products
+    def __init__(self, config: PreTrainedConfig, model_class: type, released: PreTrainedConfig | None = None, products: bool = True) -> None:
+        self.config, self.model_class, self.real, self.products = config, model_class, released is not None, products
         found = figures(config)
         self.windows = {key: table()["windows"][key[-1]] for key, value in found.items() if value > table()["windows"].get(key[-1], value)}
         self.names: dict[Key, str] = named(list(found))
-        self.released = {self.names[key]: value for key, value in found.items()}
+        whole = figures(released or config)
+        self.released = {self.names[key]: whole.get(key, value) for key, value in found.items()}
         self.numbers = {self.names[key]: self.windows.get(key, value) for key, value in found.items()}
         self.keys = {name: key for key, name in self.names.items()}
         self.derived = {self.names[key] for key in derived(config) if key in self.names}
@@ -81,12 +86,38 @@ class Probes:
         self.singles = {name: at for name, at in self.singles.items() if name not in self.follows}
         for turn in range(_JOINT):
             self._joint(turn)
+        self._even_out()
+
+    def _even_out(self) -> None:
+        """Where an axis does not resolve, a division may have left a remainder: change what moves it by factors of two instead."""
+        fitter = self.fitter()
+        vectors = {tuple(sites[site].shape[axis] for sites in self.sites) for site, own in self.sites[0].items() for axis in range(len(own.shape))}
+        suspects = {name for vector in vectors if fitter.fit(vector) is None for name in fitter.moves(vector)}
+        moved = False
+        for name in [name for name in self._ways if name in suspects and name in self.singles and self._ways[name] is _odd]:
+            before = self.singles[name]
+            if not self._move(name, (_even, _part)):
+                continue
+            moved = moved or self.singles[name] != before
+        if moved:
+            kept = [0, *sorted(at for single in self.singles.values() for at in single)]
+            self.runs, self.sites = [self.runs[at] for at in kept], [self.sites[at] for at in kept]
+            self.singles = {name: [kept.index(at) for at in single] for name, single in self.singles.items()}
+            for turn in range(_JOINT):
+                self._joint(turn)
 
     def _observe(self, numbers: Mapping[str, int], batch: int, seq: int) -> Sites:
         self.tried += 1
-        figures = {key: self.numbers[name] for key, name in self.names.items() if key in self.windows}
-        config = changed(self.config, figures | {self.keys[name]: number for name, number in numbers.items()})
-        return observe(build(config, self.model_class, self.real), batch, seq, self.products)
+        return observe(self._build(numbers), batch, seq, self.products)
+
+    def _build(self, numbers: Mapping[str, int]) -> nn.Module:
+        """A model with other numbers for some sizes, its windows narrow unless they are among them."""
+        narrow = {key: self.numbers[self.names[key]] for key in self.windows}
+        return build(changed(self.config, narrow | {self.keys[name]: number for name, number in numbers.items()}), self.model_class, self.real)
+
+    def model(self, run: int) -> nn.Module:
+        """The model of one of the probes."""
+        return self._build({name: number for name, number in self.runs[run].items() if name in self.keys and number != self.numbers[name]})
 
     def _attempt(self, numbers: Mapping[str, int], batch: int = BATCH, seq: int = SEQ) -> Sites | None:
         """What is seen with other numbers; None where that does not build, run, or makes another model of it."""
@@ -120,9 +151,12 @@ class Probes:
 
     # -- one size at a time ------------------------------------------------------
 
-    def _move(self, name: str) -> bool:
+    def _ways_of(self, name: str) -> Sequence[_Way]:
+        return _NARROW if self.keys[name] in self.windows else _WAYS
+
+    def _move(self, name: str, ways: Sequence[_Way] = ()) -> bool:
         """Change one size alone, or with what is known to follow; whether that could be done."""
-        for way in _WAYS:
+        for way in ways or self._ways_of(name):
             value = way(self.numbers[name], 0)
             if value == self.numbers[name] or value < 1:
                 continue
@@ -137,7 +171,7 @@ class Probes:
     def _follow(self, failed: Sequence[str]) -> list[str]:
         """Find one size that follows from others, so that most of those can change that could not; what is left of them."""
         best: tuple[int, str, Expr] | None = None
-        hints = [(name, *hint) for name in failed for hint in relations(self.numbers, name)[:_HINTS]]
+        hints = [(name, *hint) for name in failed for hint in relations(self.numbers, name, self.derived)[:_HINTS]]
         hints.sort(key=lambda hint: hint[1] not in self.derived)
         for name, other, expression in hints[:2 * _HINTS]:
             if other in self.follows or other in self.singles or expression.names & self.follows.keys():
@@ -186,7 +220,8 @@ class Probes:
             else:
                 values = [way(number, turn)]
             first = way(number, 0)
-            found[name] = [value for value in dict.fromkeys([*values, first, *(_part(number, 0), _even(number, 0))]) if value > 0 and value != number]
+            others = () if way is _next else (_part(number, 0), _even(number, 0))
+            found[name] = [value for value in dict.fromkeys([*values, first, *others]) if value > 0 and value != number]
         return found
 
     def _grow(self, kept: dict[str, int], options: dict[str, list[int]], batch: int, seq: int) -> Sites | None:
@@ -212,7 +247,7 @@ class Probes:
 
 _Way = Callable[[int, int], int]
 
-_ODD, _EVEN = (3, 5, 7, 11, 9, 13), (2, 4, 6, 8)
+_ODD, _EVEN = (3, 5, 7, 11, 9, 13), (2, 4, 8, 16)
 
 
 def _odd(number: int, turn: int) -> int:
@@ -240,9 +275,16 @@ def _above(number: int, turn: int) -> int:
     return number + 8 * (2 * turn + 1)
 
 
+def _next(number: int, turn: int) -> int:
+    return number + 1 + turn % 4
+
+
 def _below(number: int, turn: int) -> int:
     return number - 1 - turn
 
 
 #: Ways to other numbers. A multiple keeps whatever the number could be divided by, so it comes first.
 _WAYS: tuple[_Way, ...] = (_odd, _even, _part, _prime, _above, _below)
+
+#: A window has to stay narrower than the call.
+_NARROW: tuple[_Way, ...] = (_next,)

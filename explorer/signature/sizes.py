@@ -6,7 +6,8 @@ import copy
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,24 +52,27 @@ def text_key(config: PreTrainedConfig) -> Key:
     return next(((name,) for name, value in vars(config).items() if value is part), ())
 
 
-def figures(config: PreTrainedConfig) -> dict[Key, int]:
-    """Every whole number of a configuration that may be a size, in its order; of its language part where it has several."""
+def figures(config: PreTrainedConfig, everything: bool = False) -> dict[Key, int]:
+    """Every whole number of a configuration that may be a size, in its order; of its language part where it has several.
+
+    everything: those that are never sizes too.
+    """
     start = text_key(config)
     found: dict[Key, int] = {}
-    _figures(_at(config, start), start, found)
-    return found
+    _figures(at(config, start), start, found)
+    return found if everything else {key: value for key, value in found.items() if not re.search(table()["never"], key[-1]) and generic(key[-1]) != "Layers"}
 
 
-def _figures(holder: Any, at: Key, found: dict[Key, int]) -> None:
+def _figures(holder: Any, where: Key, found: dict[Key, int]) -> None:
     from transformers import PreTrainedConfig
 
     for name, value in (holder if isinstance(holder, dict) else vars(holder)).items():
         if not isinstance(name, str) or name.startswith(("_", "rope_", "id2", "label2", "task_", "quantization")):
             continue
-        if type(value) is int and value > 0 and not re.search(table()["never"], name) and generic(name) != "Layers":
-            found[*at, name] = value
-        elif isinstance(value, PreTrainedConfig) or isinstance(value, dict) and value and len(at) < 2:
-            _figures(value, (*at, name), found)
+        if type(value) is int and value > 0:
+            found[*where, name] = value
+        elif isinstance(value, PreTrainedConfig) or isinstance(value, dict) and value and len(where) < 2:
+            _figures(value, (*where, name), found)
 
 
 def named(keys: Sequence[Key]) -> dict[Key, str]:
@@ -84,12 +88,13 @@ def changed(config: PreTrainedConfig, numbers: Mapping[Key, Any]) -> PreTrainedC
     """A copy with other numbers, set without the checks of the class: they look at one figure at a time."""
     other = copy.deepcopy(config)
     for key, number in numbers.items():
-        holder = _at(other, key[:-1])
+        holder = at(other, key[:-1])
         (holder if isinstance(holder, dict) else vars(holder))[key[-1]] = number
     return other
 
 
-def _at(holder: Any, key: Key) -> Any:
+def at(holder: Any, key: Key) -> Any:
+    """What stands there in a configuration."""
     for name in key:
         holder = holder[name] if isinstance(holder, dict) else vars(holder)[name]
     return holder
@@ -98,7 +103,7 @@ def _at(holder: Any, key: Key) -> Any:
 def depth_key(config: PreTrainedConfig) -> Key:
     """The figure that is the number of blocks; ValueError where there is none."""
     start = text_key(config)
-    holder = vars(_at(config, start))
+    holder = vars(at(config, start))
     name = next((name for name, value in holder.items() if generic(name) == "Layers" and type(value) is int), None)
     if name is None:
         raise ValueError(f"the configuration of {config.model_type} does not say how many blocks there are")
@@ -108,27 +113,39 @@ def depth_key(config: PreTrainedConfig) -> Key:
 def per_block(config: PreTrainedConfig) -> dict[Key, list[Any]]:
     """The lists of a configuration that hold an entry for each block."""
     depth = depth_key(config)
-    holder = vars(_at(config, depth[:-1]))
+    holder = vars(at(config, depth[:-1]))
     count = holder[depth[-1]]
     return {(*depth[:-1], name): list(value) for name, value in holder.items() if isinstance(value, list | tuple) and len(value) == count > 1}
 
 
 def with_blocks(config: PreTrainedConfig, blocks: Sequence[int]) -> PreTrainedConfig:
     """A copy with as many blocks as ``blocks`` has entries, of the kinds that those blocks have in its lists."""
-    lists = {key: [values[i] for i in blocks] for key, values in per_block(config).items()}
-    return changed(config, {depth_key(config): len(blocks), **lists})
+    depth = depth_key(config)
+    holder = vars(at(config, depth[:-1]))
+    lists: dict[Key, Any] = {key: [values[i] for i in blocks] for key, values in per_block(config).items()}
+    for name, value in holder.items():
+        if (*depth[:-1], name) not in lists and isinstance(value, list | tuple) and value and _are_blocks(name, value, holder[depth[-1]]):
+            lists[*depth[:-1], name] = [blocks.index(i) for i in value if i in blocks]
+    return changed(config, {depth: len(blocks), **lists})
+
+
+def _are_blocks(name: str, value: Sequence[Any], count: int) -> bool:
+    """Whether a list is of numbers of blocks."""
+    return "layer" in name and all(type(one) is int and 0 <= one < count for one in value) and len(set(value)) == len(value)
 
 
 def derived(config: PreTrainedConfig) -> set[Key]:
     """Figures that the configuration's class works out from others where nobody gives them."""
     start = text_key(config)
-    holder = _at(config, start)
+    holder = at(config, start)
     given = {field.name: field.default for field in dataclasses.fields(holder)} if dataclasses.is_dataclass(holder) else {}
     return {(*start, name) for name in vars(holder) if given.get(name) is None}
 
 
-def relations(numbers: Mapping[str, int], moved: str) -> list[tuple[str, Expr]]:
+def relations(numbers: Mapping[str, int], moved: str, derived: Collection[str] = ()) -> list[tuple[str, Expr]]:
     """What other sizes may follow from ``moved``, since the numbers fit: ``(name, expression)``, the likeliest first.
+
+    Those in ``derived``, which the configuration's class works out where nobody gives them, come before others.
 
     Such a relation is a thing to try; what is taken for one is up to a model that builds with it and not without.
     """
@@ -150,18 +167,13 @@ def relations(numbers: Mapping[str, int], moved: str) -> list[tuple[str, Expr]]:
             if other != name and own * numbers[other] == value:
                 found.append((1, name, term((moved, 1), (other, -1))))
         if own % value == 0 and own // value <= 8:
-            found.append((2, name, Expr.of({((moved, 1),): own // value})))
+            found.append((0 if own == value else 2, name, Expr.of({((moved, 1),): own // value})))
         elif value % own == 0 and value // own <= 8:
-            found.append((2, name, Expr.of({((moved, 1),): 1}) * Expr.of({(): 1}) if value == own else _divided(moved, value // own)))
+            found.append((2, name, Expr.of({((moved, 1),): Fraction(own, value)})))
         for first, second in ((a, b) for a in others for b in others if name not in (a, b) and a != b):
             if own * numbers[second] == value * numbers[first]:
                 found.append((3, name, term((moved, 1), (first, 1), (second, -1))))
             if first < second and own * value == numbers[first] * numbers[second]:
                 found.append((3, name, term((first, 1), (second, 1), (moved, -1))))
-    return [(name, expression) for _, name, expression in sorted(found, key=lambda one: one[0])]
-
-
-def _divided(name: str, by: int) -> Expr:
-    from fractions import Fraction
-
-    return Expr.of({((name, 1),): Fraction(1, by)})
+    found.sort(key=lambda one: (one[1] not in derived, one[0]))
+    return [(name, expression) for _, name, expression in found]

@@ -1,0 +1,144 @@
+"""The standard values of a loaded model, typed: each axis of a layout as an expression over the family's sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from explorer import vocabulary
+from explorer.finding.discover import Anatomy, _shortened, discover, probe_lengths
+from explorer.signature.expressions import Expr
+from explorer.signature.probes import Probes
+from explorer.signature.types import Type, Types
+
+if TYPE_CHECKING:
+    from explorer.model import LanguageModel
+    from explorer.support import Row
+
+#: What the call decides, by axis.
+_CALL = {"batch": Expr.name("B"), "seq": Expr.name("S"), "query": Expr.name("S"), "key": Expr.name("S")}
+
+#: Anatomies of probes that are compared with the model's own.
+_COMPARED = 2
+
+#: The sizes of one host of one kind of block, by axis.
+_Sizes = dict[tuple[int, str], dict[str, Expr]]
+
+
+def typed_values(model: LanguageModel, probes: Probes, types: Types, layers: Sequence[Sequence[int]],
+                 write: Callable[[Type], dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """A row for each value, or for each of its types where kinds of blocks differ, ``{host, name, modules, layers, type}``, and those left out.
+
+    ``layers`` are, for each block of the probes, the model's blocks that are so. What is left out is ``{at, axis, number}``.
+    """
+    sizes = _sizes(model, probes, types, layers)
+    tensors = _tensors(model)
+    rows, unresolved = [], []
+    for row in model.support():
+        if not row.available:
+            continue
+        for kind, blocks in _kinds(row, model.anatomy):
+            known = sizes.get((kind, row.host), {})
+            tensor = tensors.get((row.host, row.name, blocks[0] if blocks else None))
+            axes: list[Expr | int] = []
+            for at, axis in enumerate(row.value.axes):
+                expression = _CALL.get(axis) or known.get(axis)
+                if tensor is not None and expression is not None and not _fits(expression, tensor, at, row.value.axes, probes):
+                    expression = None
+                if expression is None:
+                    number = tensor.shape[at] if tensor is not None and at < tensor.dim() else 0
+                    unresolved.append({"at": f"{row.host}.{row.name}", "axis": at, "number": number})
+                    axes.append(number)
+                else:
+                    axes.append(expression)
+            written, module = write(Type(tuple(axes), _dtype(row, tensor, tensors, blocks))), _module(model.anatomy, row.host, blocks)
+            if rows and (rows[-1]["host"], rows[-1]["name"], rows[-1]["type"]) == (vocabulary.HOSTS[row.host].path, row.name, written):
+                rows[-1]["layers"] = sorted([*rows[-1]["layers"], *blocks])
+                rows[-1]["modules"].append(module)
+            else:
+                rows.append({"host": vocabulary.HOSTS[row.host].path, "name": row.name, "modules": [module], "layers": blocks, "type": written})
+    return rows, unresolved
+
+
+def _kinds(row: Row, anatomy: Anatomy) -> Iterator[tuple[int, list[int]]]:
+    """The kinds of blocks that have a value, each with those of its blocks; the model's own is of none."""
+    if row.host == "model":
+        yield -1, []
+        return
+    for kind, block in enumerate(anatomy.blocks):
+        blocks = [layer for layer in block.layers if layer in row.layers]
+        if blocks:
+            yield kind, blocks
+
+
+def _module(anatomy: Anatomy, host: str, blocks: Sequence[int]) -> str:
+    """The path of a host's module, of the first block that is so."""
+    if host == "model":
+        return ""
+    inner = anatomy.block(blocks[0]).hosts[host].module
+    return f"{anatomy.frame.blocks}.{blocks[0]}.{inner}".rstrip(".")
+
+
+def _fits(expression: Expr, tensor: torch.Tensor, at: int, axes: Sequence[str], probes: Probes) -> bool:
+    """Whether an expression comes to what one run at the model's own size has."""
+    if axes[at] in _CALL or at >= tensor.dim():
+        return True
+    return expression.value(probes.released) == tensor.shape[at]
+
+
+def _dtype(row: Row, tensor: torch.Tensor | None, tensors: Mapping[tuple, torch.Tensor], blocks: Sequence[int]) -> str:
+    """Of a value the run leaves out: that of what it is derived from or comes back as, or the integers of a size."""
+    source = "state_output" if row.value.name == "state_input" else row.value.source
+    if tensor is None and source is not None and row.value.layout != "Size":
+        tensor = tensors.get((row.host, source, blocks[0] if blocks else None))
+    return "int64" if tensor is None else str(tensor.dtype).removeprefix("torch.")
+
+
+def _tensors(model: LanguageModel) -> dict[tuple[str, str, int | None], torch.Tensor]:
+    """One forward at the model's own size, through no more blocks than it takes: every value, on the first block of each kind."""
+    batch, seq = probe_lengths(model.hf)
+    ids = torch.zeros(batch, seq, dtype=torch.long, device=model.hf.device)
+    layers = sorted({block.layers[0] for block in model.anatomy.blocks})
+    rows = [row for row in model.support() if row.available and not row.value.derived]
+    with model.lock, _shortened(model.hf, model.anatomy.frame.blocks, layers[-1] + 1):
+        recording = model.record(ids, [row.value.key for row in rows], layers=layers)
+    found = {}
+    for row in rows:
+        for layer in (None,) if row.host == "model" else [at for at in layers if at in row.layers]:
+            if (row.value.key, layer) in recording:
+                tensor = recording[row.value.key, layer]
+                if isinstance(tensor, torch.Tensor):
+                    found[row.host, row.name, layer] = tensor
+    return found
+
+
+def _sizes(model: LanguageModel, probes: Probes, types: Types, layers: Sequence[Sequence[int]]) -> _Sizes:
+    """The expression of each size that discovery gives a host: the one known of the model's tensors that comes to it in several probes."""
+    known = {axis.replaced(probes.follows): axis for one in types.found.values() for axis in one.axes if isinstance(axis, Expr) and axis.cap is None}
+    known |= {Expr.name(name): Expr.name(name) for name in probes.singles if name not in ("B", "S")}
+    candidates = sorted((one for one in known.values() if not one.names & {"B", "S", "Past"}), key=lambda one: (len(one.terms), len(one.names), str(one)))
+    compared = [at for at in range(len(probes.runs) - 1, -1, -1) if at not in {i for single in probes.singles.values() for i in single} and at][:_COMPARED]
+    anatomies = [discover(probes.model(at)) for at in compared]
+    found: _Sizes = {}
+    for kind, block in enumerate(model.anatomy.blocks):
+        at = next((i for i, alike in enumerate(layers) if block.layers[0] in alike), None)
+        others = [anatomy.block(at) for anatomy in anatomies if at is not None and at < anatomy.frame.num_layers]
+        for name, host in block.hosts.items():
+            for axis, number in host.sizes.items():
+                observed = [one.hosts[name].sizes.get(axis) for one in others]
+                fits = [one for one in candidates if one.value(probes.released) == number
+                        and all(one.value(probes.runs[run]) == other for run, other in zip(compared, observed))]
+                if others and fits and (len(fits) == 1 or len(fits[0].names) < len(fits[1].names) or len(fits[0].terms) < len(fits[1].terms)):
+                    found.setdefault((kind, name), {})[axis] = fits[0]
+    top: dict[str, Expr] = {}
+    for axis, site in (("vocab_size", ("logits", "")), ("hidden_size", None)):
+        if site is not None:
+            last = next((one.axes[-1] for where, one in types.found.items() if where.path == "" and where.what == "out" and where.name == site[0]), None)
+        else:
+            last = found.get((0, "layers"), {}).get("hidden_size")
+        if isinstance(last, Expr):
+            top[axis] = last
+    found[-1, "model"] = top
+    return found
