@@ -176,7 +176,7 @@ class Standard:
 
     def write(self, value: vocabulary.Value, new: Any) -> None:
         if not value.written:
-            raise Unavailable(f"{self.expression(value.name)} is computed from other values and cannot be written.")
+            raise Unavailable(value.unwritten.format(name=self.expression(value.name)))
         reach = self.reach(value)
         visit = self._visit(value, reach)
         now = visit.view(value.name, reach)

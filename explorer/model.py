@@ -165,12 +165,13 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         values = vocabulary.lookup(name)
         index = None if layer is None else self.layer_index(layer)
         mixers = () if index is None else self.mixers[index]
-        for value in sorted(values, key=lambda value: mixers.index(value.host) if value.host in mixers else 0):
-            taps = self.taps.hosts.get((value.host, index))
-            if taps is not None and value.name in taps.reach:
-                return value, taps
-        if not values[0].written:
-            raise Unavailable(f"{name} is computed from other values and cannot be written.")
+        there = [value for value in sorted(values, key=lambda value: mixers.index(value.host) if value.host in mixers else 0)
+                 if (taps := self.taps.hosts.get((value.host, index))) is not None and value.name in taps.reach]
+        for value in there:
+            if value.written:
+                return value, self.taps.hosts[value.host, index]
+        if there or all(not value.written for value in values):
+            raise Unavailable((there or values)[0].unwritten.format(name=name))
         if (index is None) != (values[0].host == "model"):
             whole = "the whole model: edit it with layer None" if index is not None else "a block: say which"
             raise Unavailable(f"{name} is a value of {whole}.")

@@ -71,10 +71,11 @@ class Support:
                 lines.append(f"  yes  {where:<52} {row.value.typed}{scope}")
             else:
                 lines.append(f"  no   {where:<52} {telling(row.reasons.values())}")
-        for host in dict.fromkeys(row.host for row in self.rows):
-            if host not in there and host not in ("model", "layers"):
-                reason = telling(reason for row in self.rows if row.host == host for reason in row.reasons.values())
-                lines.append(f"  no   {vocabulary.HOSTS[host].path + '.*':<52} {host}: {reason}")
+        for path in dict.fromkeys(vocabulary.HOSTS[row.host].path for row in self.rows if row.host not in there):
+            rows = [row for row in self.rows if vocabulary.HOSTS[row.host].path == path and row.host not in there]
+            if path not in ("model", "model.layers[i]"):
+                kinds = ", ".join(dict.fromkeys(row.host for row in rows))
+                lines.append(f"  no   {path + '.*':<52} {kinds}: {telling(reason for row in rows for reason in row.reasons.values())}")
         return "\n".join(lines)
 
 

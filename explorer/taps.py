@@ -206,7 +206,7 @@ class Taps:
             yield self
 
     def _closed(self) -> None:
-        self._sink = None
+        self._sink, self.call = None, {}
         for taps in self.hosts.values():
             taps.kept.clear()
 

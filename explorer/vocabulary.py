@@ -46,6 +46,13 @@ class Value:
     says: str = ""
 
     @property
+    def unwritten(self) -> str:
+        """Why it cannot be written, where it cannot; ``{name}`` stands for what somebody called it."""
+        if self.derived:
+            return "{name} is computed from other values and cannot be written."
+        return "{name} is only read: the kernel takes it on a decoding step alone."
+
+    @property
     def derived(self) -> bool:
         return self.source is not None
 

@@ -44,8 +44,10 @@ def check(model: "LanguageModel", prompt: str | None = None, bfloat16: "Language
 
         bfloat16 = load(model.label, dtype=torch.bfloat16)
     again = None if bfloat16 is None else Subject(bfloat16, prompt)
-    if again is not None and not again.runs:
-        again = bfloat16 = None
+    if again is not None and not again.runs:  # it stands beside the model in float32 then
+        from explorer.loading import load
+
+        again, bfloat16 = None, load(model.label)
     subjects = {"": Subject(model, prompt, bfloat16), **({" (bfloat16)": again} if again is not None else {})}
     todo = [(law, host, mark) for law in laws() for mark in subjects for host in law.hosts
             if _applies(law, host, subjects[mark], again=bool(mark))]
@@ -76,4 +78,5 @@ def _proven(law: Law, host: str, subject: Subject, mark: str) -> Check:
     except Exception as error:  # a law that cannot be carried out is a law that does not hold
         passed, detail = False, f"{type(error).__name__}: {str(error).strip() or 'no message'}"
         values = tally.values | tally.looked
-    return Check(f"{law.name}{mark}", vocabulary.HOSTS[host].path, law.about, passed, detail, tally.worst, named(values))
+    # A failure is one whatever it looks at; a check of form alone verifies nothing it holds of.
+    return Check(f"{law.name}{mark}", vocabulary.HOSTS[host].path, law.about, passed, detail, tally.worst, named(() if law.form and passed else values))

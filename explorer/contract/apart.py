@@ -13,7 +13,7 @@ from explorer.contract.tally import Tally
 @law(
     "two models apart",
     "Two models in one process do not disturb each other: one records its states and is edited while the other runs, each gives what it gives alone.",
-    "model", pair=True,
+    "model", pair=True, form=True,
 )
 def apart(s: Subject, host: str, t: Tally) -> None:
     other = s.other
@@ -56,7 +56,7 @@ def apart(s: Subject, host: str, t: Tally) -> None:
 @law(
     "invokes apart",
     "Two texts traced together each see their own rows of every value, and an edit made for one leaves the other as it is.",
-    "model", float32=1e-5, when=lambda s: s.rows_apart,
+    "model", float32=1e-5, when=lambda s: s.rows_apart, form=True,
 )
 def invokes(s: Subject, host: str, t: Tally) -> None:
     keys = s.order(derived=True)

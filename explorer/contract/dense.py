@@ -57,19 +57,25 @@ def silenced(s: Subject, host: str, t: Tally) -> None:
         weight = s.module(layer, place.module).weight.detach()
         changed = made.clone()
         changed[0, -1] -= clean[0, -1, neuron] * (weight[:, neuron] if weight.shape[0] == made.shape[-1] else weight[neuron])
-        want = changed if host != "mlp" else added(s, host, layer, changed, made)
+        want = changed if host != "mlp" else added(s, host, layer, changed)
         t.near(layer, edited, want)
         t.same(layer, edited.flatten(0, 1)[: s.seq - 1], s.get(host, "mlp_output", layer).flatten(0, 1)[: s.seq - 1])
 
 
+def _per_token(s: Subject) -> list[int]:
+    """One block of each kind whose MLP is followed: one whose choice of what it runs is not may choose for all tokens at once."""
+    known = {*s.layers("mlp", "mlp_neurons"), *s.layers("mlp", "expert_indices")}
+    return [layer for layer in s.first("layers", "mlp_input") if layer in known]
+
+
 @law(
     "one token at a time",
-    "mlp_output of one token depends on mlp_input of that token alone.",
-    "mlp", float32=1e-5, when=lambda s: bool(s.layers("layers", "mlp_input")),
+    "mlp_output of one token depends on mlp_input of that token alone, where the MLP's inside is followed.",
+    "mlp", float32=1e-5, when=lambda s: bool(_per_token(s)),
 )
 def per_token(s: Subject, host: str, t: Tally) -> None:
     s.looks("mlp", "mlp_output")
-    for layer in s.first("layers", "mlp_input"):
+    for layer in _per_token(s):
         position = s.seq // 2
         with torch.no_grad(), s.model.trace(s.ids):
             s.model.layers[layer].mlp_input.view(s.batch, s.seq, -1)[:, position] *= -0.5

@@ -22,6 +22,7 @@ class Law:
     when: whether the model has what it is about, for what is no value of the host; None where that is all it takes.
     float32, bfloat16: relative errors allowed; None for bfloat16 where it is not run again in it.
     shapes: whether it also holds of a model without weights.
+    form: whether it looks at how values are handed over and not at what they are, so that it verifies none of them.
     pair: whether it takes a second model beside the first. last: whether it looks at the model after all others.
     """
 
@@ -35,6 +36,7 @@ class Law:
     shapes: bool = False
     pair: bool = False
     last: bool = False
+    form: bool = False
     when: Callable[["Subject"], bool] | None = None
 
     def applies(self, subject: "Subject", host: str) -> bool:
@@ -47,12 +49,12 @@ _LAWS: list[Law] = []
 
 
 def law(name: str, about: str, *hosts: str, needs: tuple[str, ...] = (), float32: float = 0.0,
-        bfloat16: float | None = None, shapes: bool = False, pair: bool = False, last: bool = False,
+        bfloat16: float | None = None, shapes: bool = False, pair: bool = False, last: bool = False, form: bool = False,
         when: Callable[["Subject"], bool] | None = None) -> Callable:
     """Register a function ``(subject, host, tally)`` that makes a law's comparisons."""
 
     def register(run: Callable[["Subject", str, Tally], None]) -> Callable:
-        _LAWS.append(Law(name, about, hosts, run, needs, float32, bfloat16, shapes, pair, last, when))
+        _LAWS.append(Law(name, about, hosts, run, needs, float32, bfloat16, shapes, pair, last, form, when))
         return run
 
     return register

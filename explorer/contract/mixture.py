@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from explorer.contract.laws import law
 from explorer.contract.subject import Subject
-from explorer.contract.tails import added, followed
+from explorer.contract.tails import added, constant, followed
 from explorer.contract.tally import Tally
 from explorer.edits import Edit, ablate_expert
 from explorer.finding.flow import tensors
@@ -56,30 +56,18 @@ def weights(s: Subject, host: str, t: Tally) -> None:
         made = _FUNCTIONS[scoring.function](logits)
         kept = torch.isfinite(scores) & (scores != 0) if scoring.masked else torch.ones_like(scores, dtype=torch.bool)
         t.holds(layer, kept.gather(-1, chosen).all(), "an expert struck out was chosen")
-        bias = _bias(scores - made, kept) if scoring.biased else torch.zeros(scores.shape[-1])
+        bias = constant(s, layer, scoring.bias).float() if scoring.bias else torch.zeros(scores.shape[-1])
         t.near(layer, torch.where(kept, scores, 0), torch.where(kept, made + bias, 0))
-        want = _FUNCTIONS[scoring.after]((made if scoring.biased or scoring.masked else scores).gather(-1, chosen))
+        want = _FUNCTIONS[scoring.after]((made if scoring.bias or scoring.masked else scores).gather(-1, chosen))
         if scoring.renormalised:
             want = want / want.sum(-1, keepdim=True)
         found = s.get(HOST, "expert_weights", layer).float()
-        factor = _learned(found, want, chosen, scores.shape[-1]) if scoring.factor is None else scoring.factor
-        t.near(layer, found, factor * want)
+        if scoring.factor is not None:
+            factor = scoring.factor if isinstance(scoring.factor, float) else constant(s, layer, scoring.factor).float()[chosen]
+            t.near(layer, found, factor * want)
 
 
 _FUNCTIONS = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid, "none": lambda x: x}
-
-
-def _learned(found: torch.Tensor, want: torch.Tensor, chosen: torch.Tensor, experts: int) -> torch.Tensor:
-    """One factor per expert, fitted, for each slot [batch seq top_k]."""
-    index = chosen.flatten()
-    products, squares = (torch.zeros(experts, dtype=torch.float64).index_add(0, index, x.double().flatten()) for x in (want * found, want * want))
-    return (products / squares.clamp(min=1e-30))[chosen].to(want)
-
-
-def _bias(rest: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """One number per expert [num_experts]: the mean of ``rest`` [batch seq num_experts] where it is kept."""
-    kept = kept.flatten(0, -2)
-    return torch.where(kept, rest.flatten(0, -2), 0).sum(0) / kept.sum(0).clamp(min=1)
 
 
 @law(
@@ -104,10 +92,7 @@ def parts(s: Subject, host: str, t: Tally) -> None:
         total = s.get(HOST, "routed_output", layer)
         if layer in s.layers(HOST, "shared_expert_output"):
             shared_part = s.get(HOST, "shared_expert_output", layer)
-            if s.traits(HOST, layer).get("routed_scaled"):  # by one number, fitted
-                rest = (s.get(HOST, "mlp_output", layer) - shared_part).double()
-                total = (total * ((total.double() * rest).sum() / (total.double() ** 2).sum())).to(shared_part.dtype)
-            total = total + shared_part
+            total = total * s.traits(HOST, layer)["routed_factor"] + shared_part
         if followed(s, HOST, layer):
             t.near(layer, added(s, HOST, layer, total), s.get(HOST, "mlp_output", layer))
 

@@ -163,7 +163,7 @@ def _mixes(s: Subject, t: Tally, layer: int, calls: dict[str, tuple[list, list]]
         returned = any(torch.equal(tensor, numbers) for tensor in calls["router"][1])
         t.holds(layer, returned, "the experts are not called with numbers the router returns")
     tail = s.traits("mlp", layer)["tail"]
-    if tail.modules or tail.scaled or not tail.followed or s.traits("mlp", layer).get("routed_scaled"):
+    if tail.modules or tail.scaled or not tail.followed or s.traits("mlp", layer).get("routed_factor", 1.0) != 1.0:
         return  # what the MLP returns is no plain sum; the sum is proven by value
     whole = calls["mlp"][1][0].double().flatten(0, -2)
     rest = whole - calls["experts"][1][0].double().flatten(0, -2)

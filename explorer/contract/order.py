@@ -20,7 +20,7 @@ _STEPS = 2
 @law(
     "out of order",
     "Reading what the forward has passed raises an error that names the value, in a plain trace and at every step of tracer.iter.",
-    *HOSTS,
+    *HOSTS, form=True,
 )
 def out_of_order(s: Subject, host: str, t: Tally) -> None:
     for (where, key), outcome in _late(s).items():
@@ -62,7 +62,7 @@ def _asked(s: Subject, key: Key) -> object:
 @law(
     "one step at a time",
     "Prefilling and then going on, token by token or with several at once, reads what one forward over the whole text reads: every value, state and logits.",
-    *HOSTS, float32=1e-4, when=lambda s: any(s.goes_on(start, stop) for start, stop in ((s.seq - 2, s.seq - 1), (s.seq // 2 - 1, s.seq))),
+    *HOSTS, float32=1e-4, when=lambda s: any(s.goes_on(start, stop) for start, stop in ((s.seq - 2, s.seq - 1), (s.seq // 2 - 1, s.seq))), form=True,
 )
 def decoding(s: Subject, host: str, t: Tally) -> None:
     for start, stop, found in _continued(s):

@@ -19,7 +19,7 @@ _WHOLE = ("Tokens", "ExpertIndices")
 @law(
     "values read",
     "Every value listed as available reads on every block listed, each axis as long as the size of its name.",
-    *HOSTS, shapes=True,
+    *HOSTS, shapes=True, form=True,
 )
 def values_read(s: Subject, host: str, t: Tally) -> None:
     for row in s.rows:
@@ -50,7 +50,7 @@ def _shape(s: Subject, t: Tally, key: Key, found: object) -> None:
 @law(
     "trace equals record",
     "A value read in a trace, a value recorded and the output of the untouched model are the same to the bit.",
-    *HOSTS,
+    *HOSTS, form=True,
 )
 def trace_equals_record(s: Subject, host: str, t: Tally) -> None:
     if host == "model":
@@ -64,7 +64,7 @@ def trace_equals_record(s: Subject, host: str, t: Tally) -> None:
 @law(
     "record in any order",
     "record gives the same tensors whatever order the values are asked in, and whatever else is asked for.",
-    "model",
+    "model", form=True,
 )
 def any_order(s: Subject, host: str, t: Tally) -> None:
     keys = [f"{row.host}.{row.name}" for row in s.rows if row.available and row.name != "state"]
@@ -99,7 +99,7 @@ def refused(s: Subject, host: str, t: Tally) -> None:
     for (value, layer, reason), error in zip(missing, told, strict=True):
         where = (layer, f"{value.host}.{value.name}")
         # Where the host itself is missing it is the host's name that is refused, or a value of another part that goes by it.
-        told_so = isinstance(error, Unavailable) and reason in str(error) or isinstance(error, AttributeError)
+        told_so = isinstance(error, Unavailable) and reason in str(error) or isinstance(error, AttributeError) and any(words in str(error) for words in ("has no ", "has attribute"))
         t.holds(where, told_so, f"a trace gives {error!r}")
         layers = None if layer is None else [layer]
         error = attempt(lambda: s.model.record(s.ids, [f"{value.host}.{value.name}"], layers=layers))
@@ -124,7 +124,7 @@ def _another(s: Subject, host: str, layer: int) -> bool:
 @law(
     "snapshots",
     "What a trace hands out stays as it was: nothing the model does to its tensors later, in that forward or the next step, shows in it.",
-    *HOSTS,
+    *HOSTS, form=True,
 )
 def snapshots(s: Subject, host: str, t: Tally) -> None:
     for (value, layer), (served, then) in _kept(s).items():

@@ -159,9 +159,9 @@ def gates(s: Subject, host: str, t: Tally) -> None:
 
 
 def _fed(host: str) -> tuple[str, ...]:
-    """What a host's convolution feeds with nothing but an activation between; KDA's keys and values have convolutions of their own."""
+    """What a host's convolution feeds with nothing but an activation between; which no norm per token or decay comes before."""
     three = ("attention_queries", "attention_keys", "attention_values")
-    return {"ssd": three, "linear_attn": three, "kda": three[:1], "short_conv": ("conv_output",)}.get(host, three[2:])
+    return {"ssd": three, "linear_attn": three, "kda": three, "short_conv": ("conv_output",)}.get(host, three[2:])
 
 
 @law(
@@ -202,5 +202,21 @@ def gated_convolution(s: Subject, host: str, t: Tally) -> None:
             found = found * s.get(host, "conv_gate", layer)
         with torch.no_grad():
             made = s.module(layer, s.traits(host, layer)["projection"])(found)
+        if followed(s, host, layer):
+            t.near(layer, added(s, host, layer, made), s.get(host, "attention_output", layer))
+
+
+@law(
+    "channels to output",
+    "The projection makes attention_output of attention_head_outputs, times head_gate where the kernel gates its channels.",
+    "selective_scan", needs=("attention_head_outputs",), float32=1e-5, bfloat16=2e-2,
+)
+def gated_channels(s: Subject, host: str, t: Tally) -> None:
+    for layer in s.layers(host, "attention_head_outputs"):
+        found = s.get(host, "attention_head_outputs", layer)
+        if layer in s.layers(host, "head_gate"):
+            found = found * s.get(host, "head_gate", layer)
+        with torch.no_grad():
+            made = s.module(layer, s.traits(host, layer)["projection"])(found.to(s.dtype))
         if followed(s, host, layer):
             t.near(layer, added(s, host, layer, made), s.get(host, "attention_output", layer))

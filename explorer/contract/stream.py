@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import operator
-
 import torch
 
 from explorer.contract.laws import law
 from explorer.contract.subject import Subject
+from explorer.contract.tails import changed
 from explorer.contract.tally import Tally
 from explorer.finding.block import Sublayer
-from explorer.finding.stream import Step
 
 #: Rounding steps of the model's own number format that the identity may be off by.
 _ULPS = 2
@@ -43,18 +41,9 @@ def _stepped(s: Subject, layer: int) -> list[torch.Tensor]:
             for sub in (sub for sub in block.sublayers if sub.turn == turn):
                 stream = stream + s.get(sub.host, sub.output, layer)
         else:
-            stream = _changed(s, layer, step, stream)
+            stream = changed(s, layer, step, stream)
         streams.append(stream)
     return streams
-
-
-def _changed(s: Subject, layer: int, step: Step, stream: torch.Tensor) -> torch.Tensor:
-    """The stream after the block scaled, shifted or normed it."""
-    with torch.no_grad():
-        if step.kind == "norm":
-            return s.module(layer, step.by)(stream)
-        by = step.by if isinstance(step.by, float | int) else operator.attrgetter(step.by)(s.module(layer, "")).detach()
-        return stream * by if step.kind == "scale" else stream + by
 
 
 @law(
@@ -70,7 +59,7 @@ def handed_on(s: Subject, host: str, t: Tally) -> None:
 @law(
     "norm output is the next input",
     "A norm's output is that norm of the stream before it, and what the module after it is called with, as the engine itself sees that call.",
-    "layers", bfloat16=0.0, when=lambda s: any(_normed(s, layer) for layer in s.layers("layers")) or bool(s.layers("layers", "mlp_input")),
+    "layers", bfloat16=0.0, when=lambda s: any(_asked(s, layer) for layer in s.layers("layers")),
 )
 def norms(s: Subject, host: str, t: Tally) -> None:
     inputs: dict[tuple[str, int], torch.Tensor] = {}
@@ -94,6 +83,13 @@ def norms(s: Subject, host: str, t: Tally) -> None:
                 made = s.module(layer, path)(_stream(s, layer, sub.stage)) if sub.stage is not None and not _on_stream(s, layer, path) else None
             if made is not None:
                 t.near(layer, s.get("layers", name, layer), made, 4 * _ULPS * torch.finfo(s.dtype).eps)
+
+
+def _asked(s: Subject, layer: int) -> bool:
+    """Whether a block has a norm that can be run again, or an MLP of its own to be seen called."""
+    again = any(sub.stage is not None and not _on_stream(s, layer, _path(s, layer, sub.norm)) or not s.part(sub.host, layer)
+                for _, sub in _normed(s, layer))
+    return again or layer in s.layers("layers", "mlp_input") and not s.part("mlp", layer)
 
 
 def _on_stream(s: Subject, layer: int, path: str) -> bool:
@@ -122,12 +118,31 @@ def _path(s: Subject, layer: int, path: str) -> str:
     return path.removeprefix(f"{s.model.anatomy.frame.blocks}.{s.model.anatomy.block(layer).layers[0]}.")
 
 
+def _last_enters(s: Subject) -> bool:
+    """Whether the final norm is called with what the last block returns, nothing coming between."""
+    seen: list[torch.Tensor] = []
+    hook = s.hf.get_submodule(s.model.anatomy.norm).register_forward_pre_hook(lambda module, args: seen.append(args[0].detach().clone()))
+    try:
+        s.forward(s.ids)
+    finally:
+        hook.remove()
+    return torch.equal(seen[0], s.get("layers", "layer_output", s.model.num_layers - 1))
+
+
 @law(
     "head",
-    "The head reads final_norm_output (where nothing comes between), the logits are what the model returns, and next_token_probs is their softmax at the last position.",
+    "token_embeddings are the embedding's rows of the ids; final_norm_output is the final norm of the last block's stream; the head reads it (where nothing comes between), the logits are what the model returns, and next_token_probs is their softmax at the last position.",
     "model", float32=1e-5,
 )
 def head(s: Subject, host: str, t: Tally) -> None:
+    model = s.model.anatomy
+    if "token_embeddings" not in s.model.top.missing:
+        with torch.no_grad():
+            t.same("token_embeddings", s.get("model", "token_embeddings"), s.hf.get_input_embeddings()(s.ids))
+    if model.norm is not None and _last_enters(s):
+        last = s.get("layers", "layer_output", s.model.num_layers - 1)
+        with torch.no_grad():
+            t.near("final_norm_output", s.hf.get_submodule(model.norm)(last), s.get("model", "final_norm_output"))
     if s.model.anatomy.head_reads_norm and s.model.anatomy.norm is not None:
         with torch.no_grad():
             t.near("lm_head_output", s.model.lm_head(s.get("model", "final_norm_output")), s.get("model", "lm_head_output"))

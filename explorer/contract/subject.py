@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -271,7 +272,13 @@ class Subject:
         """The inputs of tokens ``start`` to ``stop`` (one, where not said), their mask as long as the text so far."""
         stop = start + 1 if stop is None else stop
         mask = {"attention_mask": torch.ones(self.batch, stop, dtype=torch.long, device=self.ids.device)} if self._masked else {}
-        return {"input_ids": self.ids[:, start:stop], **mask}
+        positions = {"position_ids": torch.arange(start, stop, device=self.ids.device).expand(self.batch, -1)} if self._placed else {}
+        return {"input_ids": self.ids[:, start:stop], **mask, **positions}
+
+    @cached_property
+    def _placed(self) -> bool:
+        """Whether the forward takes positions, as generation tells it."""
+        return "position_ids" in inspect.signature(type(self.hf).forward).parameters
 
     @property
     def _masked(self) -> bool:

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 
 from explorer.contract.subject import Subject
+from explorer.finding.stream import Step
 
 
-def added(s: Subject, host: str, layer: int, made: torch.Tensor, clean: torch.Tensor | None = None) -> torch.Tensor:
-    """What the block adds where a part's weights made ``made`` [batch seq hidden_size]: through the norms after them, and scaled.
+def added(s: Subject, host: str, layer: int, made: torch.Tensor) -> torch.Tensor:
+    """What the block adds where a part's weights made ``made`` [batch seq hidden_size]: through the norms and scales after them."""
+    for step in s.traits(host, layer)["tail"].steps:
+        made = changed(s, layer, step, made)
+    return made
 
-    The scale is one number for each channel, fitted to what the untouched model adds of ``clean``
-    (``made`` itself where that is not given).
-    """
-    tail = s.traits(host, layer)["tail"]
+
+def changed(s: Subject, layer: int, step: Step, stream: torch.Tensor) -> torch.Tensor:
+    """A stream normed, scaled or shifted as a step of the block does it."""
     with torch.no_grad():
-        for path in tail.modules:
-            made = s.module(layer, path)(made)
-            clean = None if clean is None else s.module(layer, path)(clean)
-    if not tail.scaled:
-        return made
-    base = (made if clean is None else clean).double().flatten(0, -2)
-    want = s.get(host, "mlp_output" if host == "mlp" else "attention_output", layer).double().flatten(0, -2)
-    scale = (base * want).sum(0) / (base * base).sum(0)  # least squares
-    return (made.double() * scale).to(made.dtype)
+        if step.kind == "norm":
+            return s.module(layer, step.by)(stream)
+        by = step.by if isinstance(step.by, float | int) else constant(s, layer, step.by)
+        return stream * by if step.kind == "scale" else stream + by
+
+
+def constant(s: Subject, layer: int, path: str) -> torch.Tensor:
+    """A parameter or buffer by its path from the block."""
+    return operator.attrgetter(path)(s.module(layer, "")).detach()
 
 
 def followed(s: Subject, host: str, layer: int) -> bool:
-    """Whether what is done to a part's result is norms and scaling alone; a shared expert's goes into the mixture as it is."""
-    tail = s.traits(host, layer).get("tail")
-    return tail is not None and tail.followed
+    """Whether what is done to a part's result is norms and scales alone."""
+    return s.traits(host, layer)["tail"].followed

@@ -264,36 +264,52 @@ def _states_land(s: Subject, t: Tally, host: str) -> None:
     last = s.seq - 1
     with torch.no_grad():
         clean = s.hf(**s.continued(last), cache=s.prefilled(last), use_cache=True).logits
-    for layer in s.first(host, "state_input", "state_output") if vocabulary.BY_HOST[host]["state_input"].written else ():
-        mix = s.envoy(host, layer)
+    for layer in s.first(host, "state_output"):
         for how in ("assigned", "in place"):
-            with torch.no_grad(), s.model.trace(s.continued(last), cache=s.prefilled(last), use_cache=True):
-                state = mix.state_input
-                if how == "assigned":
-                    mix.state_input = _half(state)
-                else:
-                    state[0, 0] *= 0.5
-                logits = s.model.logits.save()
-            t.of(vocabulary.BY_HOST[host]["state_input"])
-            _only_first_row(t, (layer, f"state_input {how}"), logits, clean)
-            cache, before = s.prefilled(1), s.prefilled(1)
-            inputs = s.continued(1, last)
-            with torch.no_grad(), s.model.trace(inputs, cache=cache, use_cache=True):
-                state = mix.state_output
-                if how == "assigned":
-                    mix.state_output = _half(state)
-                else:
-                    state[0, 0] *= 0.5
-            with torch.no_grad():
-                s.hf(**inputs, cache=before, use_cache=True)
-                after, want = (s.hf(**s.continued(last), cache=c, use_cache=True).logits for c in (cache, before))
-            t.of(vocabulary.BY_HOST[host]["state_output"])
-            _only_first_row(t, (layer, f"state_output {how}"), after, want)
-        with torch.no_grad(), s.model.trace(s.ids):
-            mix.state_input = torch.ones(s.batch, *(getattr(mix, axis) for axis in vocabulary.BY_HOST[host]["state_input"].axes[1:]), dtype=s.dtype)
-            logits = s.model.logits.save()
-        t.of(vocabulary.BY_HOST[host]["state_input"])
-        t.holds((layer, "state_input of a fresh prompt"), not torch.equal(logits, s.plain), "the logits did not move")
+            if vocabulary.BY_HOST[host]["state_input"].written and layer in s.layers(host, "state_input"):
+                _input_lands(s, t, host, layer, how, clean)
+            _output_lands(s, t, host, layer, how)
+
+
+def _change(s: Subject, host: str, layer: int, name: str, how: str) -> None:
+    """Inside a trace: halve a state, for one row and head alone."""
+    state = getattr(s.envoy(host, layer), name)
+    if how == "assigned":
+        setattr(s.envoy(host, layer), name, _half(state))
+    else:
+        state[0, 0] *= 0.5
+
+
+def _input_lands(s: Subject, t: Tally, host: str, layer: int, how: str, clean: torch.Tensor) -> None:
+    last, mix, value = s.seq - 1, s.envoy(host, layer), vocabulary.BY_HOST[host]["state_input"]
+    with torch.no_grad(), s.model.trace(s.continued(last), cache=s.prefilled(last), use_cache=True):
+        _change(s, host, layer, "state_input", how)
+        logits = s.model.logits.save()
+    t.of(value)
+    _only_first_row(t, (layer, f"state_input {how}"), logits, clean)
+    with torch.no_grad(), s.model.trace(s.ids):
+        mix.state_input = torch.ones(s.batch, *(getattr(mix, axis) for axis in value.axes[1:]), dtype=s.dtype)
+        logits = s.model.logits.save()
+    t.holds((layer, "state_input of a fresh prompt"), not torch.equal(logits, s.plain), "the logits did not move")
+
+
+def _output_lands(s: Subject, t: Tally, host: str, layer: int, how: str) -> None:
+    last = s.seq - 1
+    cache, before = s.prefilled(1), s.prefilled(1)
+    inputs = s.continued(1, last)
+    try:
+        with torch.no_grad():
+            s.hf(**inputs, cache=before, use_cache=True)
+    except (RuntimeError, ValueError):  # a kernel that takes no state with several tokens
+        inputs, cache, before = {"input_ids": s.ids[:, :last]}, None, None
+    with torch.no_grad(), s.model.trace(inputs, **({"cache": cache} if cache is not None else {}), use_cache=True):
+        _change(s, host, layer, "state_output", how)
+        kept = s.model.output.save()
+    with torch.no_grad():
+        before = before if before is not None else s.hf(**inputs, use_cache=True).cache
+        after, want = (s.hf(**s.continued(last), cache=c, use_cache=True).logits for c in (kept.cache, before))
+    t.of(vocabulary.BY_HOST[host]["state_output"])
+    _only_first_row(t, (layer, f"state_output {how}"), after, want)
 
 
 def _half(state: torch.Tensor) -> torch.Tensor:

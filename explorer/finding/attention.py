@@ -307,7 +307,7 @@ def _gate(finds: Finds, flow: Flow, module: Call) -> None:
         finds.missing |= dict.fromkeys(names, "the heads' outputs are not followed")
         return
     onward = flow.onward(id(mixed.tensor))
-    after = [i for i in flow.indices(module, "mul") if i >= mixed.call.stop and onward & set(flow.ops[i].reads) and not is_norm(flow.owners[i])]
+    after = [i for i in flow.indices(module, "mul") if i >= mixed.call.stop and onward & set(flow.ops[i].reads) and not is_norm(flow, flow.owners[i])]
     gate = next((key for i in after[:1] for key in flow.ops[i].reads if key not in onward), None)
     finds.missing |= dict.fromkeys(names, "this attention does not gate its heads")
     if gate is None:
@@ -340,6 +340,6 @@ def _projection(finds: Finds, flow: Flow, module: Call, part: Part) -> None:
         if len(after) == 1 or mixed is None:
             finds.traits["projection"] = owner.module
         finds.traits["normed"] = () if mixed is None else tuple(
-            c.module for c in children(flow, module) if mixed.call.ended < c.began and c.ended < owner.began and is_norm(c) and c.start in part.ops)
+            c.module for c in children(flow, module) if mixed.call.ended < c.began and c.ended < owner.began and is_norm(flow, c) and c.start in part.ops)
     else:
         finds.missing["attention_premix"] = "no module makes the attention's output"

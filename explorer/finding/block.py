@@ -11,7 +11,7 @@ from explorer.finding.flow import Call, Flow, tensors
 from explorer.finding.mlp import DENSE, ROUTED, experts_call, find_dense, find_mixture
 from explorer.finding.recurrent import find_convolution, find_recurrent, gates_a_convolution, kernel
 from explorer.finding.spots import Finds, Spot, argument, is_norm, result
-from explorer.finding.stream import SCALES, CannotFollow, Part, Step, addend_spot, contracts, halves, home, parts, steps, stream, tail, weighted
+from explorer.finding.stream import SCALES, CannotFollow, Part, Step, addend_spot, contracts, halves, home, parts, several_mixers, steps, stream, tail, weighted
 
 
 @dataclass
@@ -93,7 +93,7 @@ def find_block(flow: Flow, path: str) -> BlockFinds:
         pieces = halves(flow, block, whole)
         plays = partial(_role, flow)
         known = [(piece, home(flow, block, piece, plays)) for piece in pieces]
-        hosts = [_host(flow, call, piece) for piece, call in known]
+        hosts = [_host(flow, block, call, piece) for piece, call in known]
         if len(set(hosts)) < len(hosts):  # two halves of one part
             known = [(whole, home(flow, block, whole, plays))]
         for piece, call in known:
@@ -110,8 +110,10 @@ def _role(flow: Flow, call: Call) -> str | None:
     return "experts" if experts_call(flow, call) is not None else None
 
 
-def _host(flow: Flow, call: Call, part: Part) -> str:
+def _host(flow: Flow, block: Call, call: Call, part: Part) -> str:
     """The host a part plays."""
+    if call.part_of is not None and several_mixers(flow, block, part, partial(_role, flow)):
+        return "mixer"
     found = kernel(flow, call)
     if found is not None:
         return found.host
@@ -125,7 +127,7 @@ def _host(flow: Flow, call: Call, part: Part) -> str:
 
 
 def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call, turn: int) -> None:
-    host = _host(flow, call, part)
+    host = _host(flow, block, call, part)
     if host in ("mlp", "mixer") and host in finds.hosts:
         host = "extra"
     if host in finds.hosts:
@@ -178,7 +180,7 @@ def _norm_before(flow: Flow, block: Call, call: Call, scaled: bool = False) -> s
     entering = flow.back(id(next(tensors((call.args, call.kwargs)))), call.start)
     while scaled and (index := flow.maker(entering[-1], call.start)) is not None and flow.ops[index].name in SCALES and len(flow.ops[index].reads) == 1:
         entering += flow.back(flow.ops[index].reads[0], index)
-    makers = [c for c in flow.inside(block) if is_norm(c) and result(c, entering) is not None and c.ended <= call.began]
+    makers = [c for c in flow.inside(block) if is_norm(flow, c) and result(c, entering) is not None and c.ended <= call.began]
     return makers[-1].module if makers else None
 
 
@@ -201,10 +203,7 @@ def _between(finds: BlockFinds, flow: Flow, block: Call) -> None:
         own.spots["mlp_input"] = _entering(flow, finds.calls[mlp.host])
     if second is None:
         own.missing["layer_mid"] = "this block has one sublayer"
-    elif second.stage is None or not second.stage:
-        own.missing["layer_mid"] = ("this block is parallel: its sublayers read the same stream" if second.stage == first.stage else
-                                    "the second sublayer of this block does not read the stream at one point")
-    elif second.stage is None:
+    elif second.stage is None or first.stage is None:
         own.missing["layer_mid"] = "the second sublayer of this block does not read the stream at one point"
     elif second.stage == first.stage:
         own.missing["layer_mid"] = "this block is parallel: its sublayers read the same stream"

@@ -11,8 +11,9 @@ import torch
 from explorer import vocabulary
 from explorer.finding.block import BlockFinds, CannotFollow, Sublayer, find_block, first_and_second
 from explorer.finding.flow import recorded, tensors
+from explorer.finding.mlp import Scoring
 from explorer.finding.spots import Finds
-from explorer.finding.stream import Step, Tail, stream
+from explorer.finding.stream import Step, stream
 from explorer.finding.structure import Frame, Handing, frame, kinds
 from explorer.places import Place
 
@@ -28,8 +29,12 @@ ABSENT = {
 
 def absent(host: str, there: Collection[str]) -> str:
     """Why a block whose hosts are ``there`` has not ``host``."""
+    if host == "mlp" and "extra" in there:
+        return "a further part of this block, which may be its MLP, is not followed"
     if host in ABSENT:
         return ABSENT[host]
+    if "mixer" in there and vocabulary.HOSTS[host].mixer and host != "mixer":
+        return "what is inside the mixer of this block is not followed"
     mixers = [name for name in there if vocabulary.HOSTS[name].mixer]
     if not mixers:
         return "this block has no mixer: nothing in it reads another position"
@@ -56,7 +61,7 @@ class Host:
     @property
     def part(self) -> bool:
         """Whether it is a part of the block's own forward, without a module."""
-        return bool(self.places) and not self.module and self.name != "layers"
+        return bool(self.places) and not self.module and self.name not in ("layers", "model")
 
 
 @dataclass(frozen=True)
@@ -178,7 +183,7 @@ def _passable(twin: torch.nn.Module, base: Frame, found: list[Block], depth: int
                 others = [Handing(block, stream, returned[layer]) if layer == left else block for layer, block in enumerate(blocks[:depth])]
                 setattr(holder, name, torch.nn.ModuleList(others))
                 twin(ids)
-    except Exception:  # noqa: BLE001  whatever it misses
+    except (TypeError, AttributeError, LookupError, ValueError, RuntimeError):  # whatever it misses
         return False
     return True
 
@@ -358,7 +363,7 @@ def _host(name: str, path: str, finds: Finds, again: Finds | None, call: dict[st
         found = [place]
         if again is not None:
             other = again.spots.get(value.name)
-            place = other.place(value.axes, {**sizes, **again.sizes, "seq": call["step"]}) if other is not None else None
+            place = other.place(value.axes, {**sizes, **again.sizes, "seq": again.sizes["key"] if value.layout in ("Keys", "Values") else call["step"]}) if other is not None else None
             if place is not None and place.point != found[0].point and place.point[:2] in visited:
                 place = None  # a prompt comes there too, with something else
             found += [place] if place is not None else []
@@ -385,8 +390,8 @@ def _relative(place: Place, path: str) -> Place:
 def _relative_traits(traits: dict, path: str) -> dict:
     """The traits with paths named from the block."""
     def named(value: object) -> object:
-        if isinstance(value, Tail):
-            return replace(value, modules=tuple(map(named, value.modules)))
+        if isinstance(value, Scoring):
+            return replace(value, bias=named(value.bias), factor=named(value.factor))
         if isinstance(value, (tuple, list)):
             return type(value)(map(named, value))
         return value.removeprefix(path).lstrip(".") if isinstance(value, str) else value

@@ -8,6 +8,7 @@ from math import prod
 import torch
 
 from explorer.finding.flow import Call, Flow
+from explorer.finding.stream import constants_of, origins
 from explorer.finding.spots import Finds, Spot, argument, children, innermost, is_norm, maker_spot, result
 
 ROUTED = ("router_logits", "router_scores", "expert_weights", "expert_indices", "expert_outputs", "routed_output",
@@ -44,7 +45,7 @@ def find_dense(flow: Flow, module: Call, products: list[int] | None = None) -> F
     neurons = down.args[0]
     finds.spots["mlp_neurons"] = Spot(neurons, down, "input", 0)
     finds.sizes["intermediate_size"] = neurons.shape[-1]
-    finds.traits["normed"] = any(is_norm(c) and c.ended < down.began and c.start > 0 and flow.module(c.module) is c
+    finds.traits["normed"] = any(is_norm(flow, c) and c.ended < down.began and c.start > 0 and flow.module(c.module) is c
                                  and result(c, flow.back(id(neurons))) is not None for c in inner)
     activation = _activation(flow, module, down, neurons)
     if activation is None:
@@ -143,26 +144,26 @@ def _router(finds: Finds, flow: Flow, module: Call, indices: int) -> None:
 class Scoring:
     """How a router's logits become the weights of the chosen, read off the operations between them.
 
-    function: ``"softmax"``, ``"sigmoid"`` or ``"none"``, of the logits before the choice. biased: whether
-    a learned number per expert is added for the choice alone. masked: whether experts, in groups, are
+    function: ``"softmax"``, ``"sigmoid"`` or ``"none"``, of the logits before the choice. bias: the path of
+    the numbers, one per expert, that are added for the choice alone. masked: whether experts, in groups, are
     struck out before it. after: ``"softmax"`` or ``"sigmoid"`` where that is taken of the chosen. renormalised: whether the chosen
-    weights are divided by their sum. factor: the number they are multiplied with at last, None where that is
-    learned. choice_only: whether the scores decide the choice and go into no weight.
+    weights are divided by their sum. factor: what they are multiplied with at last: a number, or the path of
+    a parameter with one for each expert; None where that is not followed. choice_only: whether the scores decide the choice and go into no weight.
     """
 
     function: str
-    biased: bool = False
+    bias: str = ""
     masked: bool = False
     after: str = "none"
     renormalised: bool = False
-    factor: float | None = 1.0
+    factor: float | str | None = 1.0
     choice_only: bool = False
 
     @property
     def words(self) -> str:
         """In words, for a table."""
         parts = [self.function if self.function != "none" else f"{self.after} of the chosen" if self.after != "none" else "as projected"]
-        parts += ["plus a selection bias"] if self.biased else []
+        parts += ["plus a selection bias"] if self.bias else []
         parts += ["within the best groups"] if self.masked else []
         return ", ".join(parts)
 
@@ -181,25 +182,33 @@ def _scoring(flow: Flow, module: Call, logits: int | None, choice: int, weights:
     after = [i for i in chosen if i not in before and i > start]
     late = [flow.ops[i].name for i in after if i > choice]
     width = flow.tensors[flow.ops[choice].reads[0]].shape[-1]
-    adds = [i for i in before if flow.ops[i].name in ("add", "add_") and any(
-        isinstance(flow.tensors[k], (torch.nn.Parameter, torch.nn.Buffer)) or flow.maker(k, i) is None or flow.maker(k, i) < module.start
-        for read in flow.ops[i].reads for k in flow.back(read, i)[-1:] if flow.tensors[read].numel() == width)]
+    bias = next((path for i in before if flow.ops[i].name in ("add", "add_") for read in flow.ops[i].reads
+                 if flow.tensors[read].numel() == width and (path := _constant(flow, module, read, i)) is not None), "")
+    late_ops = [i for i in after if i > choice]
     return Scoring(
-        function, bool(adds), any("masked_fill" in n or n == "where" for n in names),
+        function, bias, any("masked_fill" in n or n == "where" for n in names),
         next((f for f in _FUNCTIONS if any(f in n for n in late)), "none"),
-        any(n in ("sum", "linalg_vector_norm") for n in late) and any(n.startswith("div") for n in late), _factor(flow, [i for i in after if i > choice]), choice_only=not set(flow.ops[choice].makes) & _made(flow, chosen)
-        and flow.ops[choice].reads[0] not in _read(flow, chosen),
+        any(n in ("sum", "linalg_vector_norm") for n in late) and any(n.startswith("div") for n in late), _factor(flow, module, late_ops),
+        choice_only=not set(flow.ops[choice].makes) & _made(flow, chosen) and flow.ops[choice].reads[0] not in _read(flow, chosen),
     )
 
 
-def _factor(flow: Flow, ops: list[int]) -> float | None:
-    """The number that operations multiply with, None where a tensor that the module owns is among them."""
-    factor = 1.0
+def _constant(flow: Flow, module: Call, key: int, before: int) -> str | None:
+    """The path of a parameter or buffer of a module that a tensor is, or was picked from."""
+    constants = constants_of(module)
+    return next((f"{module.module}.{constants[k]}" for k in origins(flow, key, before) if k in constants), None)
+
+
+def _factor(flow: Flow, module: Call, ops: list[int]) -> float | str | None:
+    """What operations multiply with: the product of their numbers, or one parameter; None where it is something else."""
+    factor: float | str | None = 1.0
     for index in ops:
         if flow.ops[index].name in ("mul", "mul_"):
-            if len(flow.ops[index].reads) > 1:
-                return None
-            factor *= prod(flow.ops[index].numbers)
+            if len(flow.ops[index].reads) == 1:
+                factor = factor * prod(flow.ops[index].numbers) if isinstance(factor, float) else None
+            else:
+                found = [path for key in flow.ops[index].reads if (path := _constant(flow, module, key, index)) is not None]
+                factor = found[0] if len(found) == 1 and factor == 1.0 else None
     return factor
 
 
@@ -256,7 +265,8 @@ def _shared(finds: Finds, flow: Flow, module: Call, experts: Call) -> None:
         finds.missing["shared_expert_output"] = (
             "what is added after the experts is added to something else than their sum" if later else "this mixture has no shared expert")
         return
-    finds.traits["routed_scaled"] = bool(scaled) and not routed & set(flow.ops[adds[0]].reads)
+    direct = routed & set(flow.ops[adds[0]].reads)
+    finds.traits["routed_factor"] = 1.0 if direct else prod(1 / n if flow.ops[i].name == "div" else n for i in scaled for n in flow.ops[i].numbers)
     routed = summed
     key = next(k for k in flow.ops[adds[0]].reads if k not in routed)
     own = [c for c in flow.inside(module) if c.module == module.module and len(c.labels) == 1]

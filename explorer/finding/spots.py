@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from explorer.finding.flow import Call, Flow
+from explorer.finding.flow import Call, Flow, tensors
 from explorer.places import Place, arrange
 from explorer.rewriting import OPERATORS
 
@@ -150,9 +150,20 @@ def children(flow: Flow, module: Call) -> list[Call]:
     return [c for c in flow.inside(module) if not c.labels and c.module.rpartition(".")[0] == module.module]
 
 
-def is_norm(call: Call) -> bool:
-    """Whether a call is of a module that has parameters and no matrix among them."""
-    return not call.labels and any(True for _ in call.fn.parameters()) and all(p.dim() == 1 for p in call.fn.parameters())
+#: Operations that norm what they are given, or take the size of it to norm by.
+_NORMING = frozenset("native_layer_norm _fused_rms_norm rms_norm rsqrt linalg_vector_norm native_group_norm".split())
+_NOT_IN_A_NORM = frozenset("_softmax softmax bmm topk convolution _grouped_mm".split())
+
+
+def is_norm(flow: Flow, call: Call) -> bool:
+    """Whether a call is of a module that norms what it is called with: by an operation of its own, and returns as much."""
+    entered = next(tensors((call.args, call.kwargs)), None)
+    if call.labels or entered is None or not isinstance(call.output, torch.Tensor) or call.output.shape != entered.shape:
+        return False
+    if any(p.dim() > 1 for p in call.fn.parameters(recurse=False)):
+        return False
+    names = {flow.ops[i].name for i in range(call.start, call.stop)}
+    return not names & _NOT_IN_A_NORM and any(flow.ops[i].name in _NORMING and flow.owners[i] is call for i in range(call.start, call.stop))
 
 
 def around(flow: Flow, module: Call, anchor: Call) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ from explorer.finding.spots import Spot, argument, innermost, is_norm, result
 #: Operations that multiply with weights.
 _PRODUCTS = frozenset("mm addmm bmm baddbmm matmul linear _grouped_mm convolution mv addmv dot".split())
 _ADDS = ("add", "add_")
-_PICKS = frozenset("index index_select gather select split split_with_sizes unbind chunk narrow mul add".split())
+_PICKS = frozenset("embedding index index_select gather select split split_with_sizes unbind chunk narrow mul add".split())
 SCALES = ("mul", "mul_", "div", "div_")
 
 
@@ -65,7 +65,7 @@ def steps(flow: Flow, block: Call) -> list[Step]:
     Raises CannotFollow when no such path exists.
     """
     entering, leaving = id(stream(block)), next(tensors(block.output))
-    constants = {id(tensor): name for name, tensor in (*block.fn.named_parameters(), *block.fn.named_buffers())}
+    constants = constants_of(block)
 
     def constant(key: int, before: int) -> str | None:
         return next((constants[k] for k in flow.back(key, before) if k in constants), None)
@@ -73,7 +73,7 @@ def steps(flow: Flow, block: Call) -> list[Step]:
     def walk(key: int, before: int | None) -> list[Step] | None:
         while (index := flow.maker(key, before)) is not None and index >= block.start:
             op, owner = flow.ops[index], flow.owners[index]
-            if owner is not None and owner is not block and is_norm(owner) and result(owner, {key}) is not None:
+            if owner is not None and owner is not block and is_norm(flow, owner) and result(owner, {key}) is not None:
                 rest = walk(id(owner.args[0]), owner.start) if owner.args else None
                 return None if rest is None else [*rest, Step("norm", tuple(range(owner.start, owner.stop)), key, by=_within(owner.module, block))]
             if op.name in PASSING:
@@ -166,7 +166,7 @@ def weighted(flow: Flow, part: Part) -> list[int]:
 
 def _with_weights(flow: Flow, index: int) -> bool:
     """Whether an operation reads a parameter, or what was picked from one."""
-    return any(isinstance(flow.tensors[k], torch.nn.Parameter) for read in flow.ops[index].reads for k in _origins(flow, read, index))
+    return any(isinstance(flow.tensors[k], torch.nn.Parameter) for read in flow.ops[index].reads for k in origins(flow, read, index))
 
 
 def contracts(flow: Flow, part: Part) -> bool:
@@ -174,7 +174,7 @@ def contracts(flow: Flow, part: Part) -> bool:
     return any(flow.ops[i].name in ("bmm", "baddbmm", "mm", "matmul") and not _with_weights(flow, i) for i in part.ops)
 
 
-def _origins(flow: Flow, key: int, before: int) -> list[int]:
+def origins(flow: Flow, key: int, before: int) -> list[int]:
     """A tensor and what it was picked from: copies and views, and choices of rows, as an expert's matrix is chosen."""
     chain = flow.back(key, before)
     while (index := flow.maker(chain[-1], before)) is not None and flow.ops[index].name in _PICKS:
@@ -205,6 +205,13 @@ def home(flow: Flow, block: Call, part: Part, plays: Callable[[Call], str | None
     return _core(flow, block, products, plays) or _piece(flow, block, part)
 
 
+def several_mixers(flow: Flow, block: Call, part: Part, plays: Callable[[Call], str | None]) -> bool:
+    """Whether several of the block's children that mix positions make one addend together."""
+    depth = block.module.count(".") + 2
+    names = {".".join(flow.owners[index].module.split(".")[:depth]) for index in weighted(flow, part)}
+    return sum((call := flow.module(name)) is not None and call is not block and plays(call) == "mixer" for name in names) > 1
+
+
 def _core(flow: Flow, block: Call, products: list[int], plays: Callable[[Call], str | None]) -> Call | None:
     """Of the block's children that share a part's products, the one that the others lead into or stand beside."""
     depth = block.module.count(".") + 2
@@ -214,6 +221,8 @@ def _core(flow: Flow, block: Call, products: list[int], plays: Callable[[Call], 
     last = next(name for name, own in groups.items() if products[-1] in own)
     calls = {name: call for name in groups if (call := flow.module(name)) is not None and any(True for _ in call.fn.children())}
     roles = {name: role for name, call in calls.items() if (role := plays(call)) is not None}
+    if list(roles.values()).count("mixer") > 1:
+        return None  # several mixers make one addend
     if len(roles) == 1 and (name := next(iter(roles))) and (roles[name] != "experts" or name == last):
         return calls[name]
     if last not in calls or all(flow.ops[i].name == "convolution" for i in groups[last]):
@@ -255,37 +264,56 @@ def _of_weights(flow: Flow, key: int, before: int) -> bool:
 
 @dataclass(frozen=True)
 class Tail:
-    """What is done to a result before the block adds it: modules that multiply with no matrix, in order, and scaling.
+    """What is done to a result before the block adds it: norms and scales, in order.
 
     followed: whether that is all.
     """
 
-    modules: tuple[str, ...]
-    scaled: bool
+    steps: tuple[Step, ...]
     followed: bool
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The norms it goes through, by their paths from the block."""
+        return tuple(step.by for step in self.steps if step.kind == "norm")
+
+    @property
+    def scaled(self) -> bool:
+        return any(step.kind == "scale" for step in self.steps)
 
 
 def tail(flow: Flow, block: Call, part: Part, made: int) -> Tail:
     """What a part does after operation ``made``, which finished its work with weights."""
     maker = flow.owners[made]
-    modules: list[str] = []
-    scaled, strange = False, False
+    done: list[Step] = []
+    strange = False
     for index in sorted(i for i in part.ops if i > made):
         owner, op = flow.owners[index], flow.ops[index]
         if owner is maker and not any(True for _ in maker.fn.children()):
             continue  # a bias, or what else its own module does to a product
-        if owner is not block and not any(True for _ in owner.fn.children()) and any(True for _ in owner.fn.parameters()):
-            modules += [owner.module] if owner.module not in modules else []
-        elif op.name in ("mul", "mul_", "div", "div_") and _constant(flow, part, op.reads, index):
-            scaled = True
+        if owner is not block and is_norm(flow, owner):
+            step = Step("norm", (), 0, by=_within(owner.module, block))
+            done += [step] if step not in done else []
+        elif op.name in SCALES and (by := _factor(flow, block, index)) is not None:
+            done.append(Step("scale", (), 0, by=by))
         elif op.name not in PASSING:
             strange = True
-    return Tail(tuple(modules), scaled, not strange)
+    return Tail(tuple(done), not strange)
 
 
-def _constant(flow: Flow, part: Part, reads: tuple[int, ...], before: int) -> bool:
-    """Whether at most one of the tensors an operation reads is made in the part."""
-    return sum((index := flow.maker(key, before)) is not None and index in part.ops for key in reads) <= 1
+def _factor(flow: Flow, block: Call, index: int) -> float | str | None:
+    """What an operation multiplies with: a number, or the path of a parameter or buffer from the block; None for anything else."""
+    op = flow.ops[index]
+    if len(op.reads) == 1 and len(op.numbers) == 1:
+        return 1 / op.numbers[0] if op.name.startswith("div") else op.numbers[0]
+    constants = constants_of(block)
+    found = [constants[k] for key in op.reads for k in flow.back(key, index) if k in constants]
+    return found[0] if len(op.reads) == 2 and len(found) == 1 and op.name in ("mul", "mul_") else None
+
+
+def constants_of(call: Call) -> dict[int, str]:
+    """Parameters and buffers of a module, by identity, with their paths from it."""
+    return {id(tensor): name for name, tensor in (*call.fn.named_parameters(), *call.fn.named_buffers())}
 
 
 def addend_spot(flow: Flow, block: Call, part: Part) -> Spot:

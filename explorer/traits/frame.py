@@ -10,7 +10,6 @@ import torch
 
 from explorer.finding.block import Sublayer
 from explorer.finding.flow import Call, tensors
-from explorer.finding.spots import is_norm
 from explorer.traits.position import of_ids
 from explorer.traits.trail import PASSING, NoNumbers
 from explorer.traits.witness import Witness
@@ -81,7 +80,7 @@ def _carrying(witness: Witness, layer: int) -> str | None:
     trail, block = witness.trail, witness.call(layer, "")
     leaving = set(trail.back(id(next(tensors(block.output)))))
     within = f"{witness.path}.{layer}."
-    norms = (call for call in trail.calls if call.module.startswith(within) and is_norm(call))
+    norms = (call for call in trail.calls if call.module.startswith(within) and trail.norms(call))
     return next((call.module.removeprefix(within) for call in norms if id(call.output) in leaving), None)
 
 
@@ -103,9 +102,7 @@ def _bare_norm(witness: Witness, layer: int, sub: Sublayer, module: str) -> str 
     entering = set(trail.back(id(next(tensors((call.args, call.kwargs)))), call.start))
     within = f"{witness.path}.{layer}."
     for one in trail.calls:
-        own = range(one.start, one.stop)
-        if one.module.startswith(within) and one.stop <= call.start and id(one.output) in entering \
-                and any(map(trail.norming, own)) and not trail.weighted(own):
+        if one.module.startswith(within) and one.stop <= call.start and id(one.output) in entering and trail.norms(one):
             return one.module.removeprefix(within)
     return None
 

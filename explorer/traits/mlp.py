@@ -10,7 +10,6 @@ from torch.nn import functional
 
 from explorer.finding.discover import Host
 from explorer.finding.flow import Call, tensors
-from explorer.finding.spots import is_norm
 from explorer.traits.trail import NoNumbers, Trail
 from explorer.traits.witness import Witness
 from explorer.traits.words import blocks, listed, name, number
@@ -80,8 +79,8 @@ def _neurons(witness: Witness) -> Iterator[Neurons]:
             continue
         key, before = trail.taken(products[-1]), products[-1]
         if host.traits.get("normed"):
-            norms = [one for one in trail.calls if is_norm(one) and call.start <= one.start < one.stop <= products[-1]
-                     and key in trail.onward(id(one.output))]
+            norms = [one for one in trail.calls if call.start <= one.start < one.stop <= products[-1]
+                     and key in trail.onward(id(one.output)) and trail.norms(one)]
             key, before = (id(norms[-1].args[0]), norms[-1].start) if norms else (key, before)
         cuts = trail.cuts(key, before, call.start)
         if not cuts:  # the projections before it stand outside the module it is in
@@ -188,15 +187,17 @@ def _routing(witness: Witness, layer: int, host: Host, where: str) -> Found:
             yield trait, f"{router} takes a {function} of all {sizes['num_experts']} logits before its top-k"
         if scoring.after == function:
             yield f"{trait}_chosen", f"{router} takes a {function} of {sizes['top_k']} logits after its top-k"
-    if scoring.biased:
-        yield "selection_bias", f"{router} adds a number to each of {sizes['num_experts']} scores and chooses by the sum"
-    if scoring.masked and (struck := _struck(witness, layer, host)):
+    choice = _choice(witness, layer, host)
+    if choice is not None and (bias := _selection_bias(witness, choice, sizes["num_experts"])):
+        yield "selection_bias", f"{bias} is added to the {sizes['num_experts']} scores that the top-k chooses by"
+    if choice is not None and scoring.masked and (struck := _struck(witness, choice, sizes["num_experts"])):
         yield "expert_groups", f"of {sizes['num_experts']} experts {struck} are struck out before the top-k"
     if scoring.renormalised:
         yield "renormalised", "a sum and a division follow the top-k"
-    if scoring.factor != 1:
-        by = "a tensor of the module" if scoring.factor is None else number(scoring.factor)
-        yield "routed_factor", f"the weights are multiplied with {by}"
+    for what, factor in (("each weight", scoring.factor), ("the experts' sum", host.traits.get("routed_factor", 1.0))):
+        if factor is not None and factor != 1:
+            yield "routed_factor", f"{what} is multiplied with {name(factor) if isinstance(factor, str) else number(factor)}"
+            break
     if "shared" in host.traits:
         shared = name(host.traits["shared"])
         yield "shared_expert", f"what {shared} makes is added to the routed experts' sum"
@@ -217,19 +218,45 @@ def _gate(witness: Witness, layer: int, shared: str) -> str | None:
     return None
 
 
-def _struck(witness: Witness, layer: int, host: Host) -> int:
-    """How many experts a token cannot choose, asked with logits of which no two are equal."""
+@dataclass(frozen=True)
+class Choice:
+    """The top-k of one router: the operation, the scores it takes, and the projections those were made by."""
+
+    topk: int
+    scores: int
+    logits: list[int]
+
+
+def _choice(witness: Witness, layer: int, host: Host) -> Choice | None:
+    """The last top-k over all experts."""
     trail, call, experts = witness.trail, witness.host_call(layer, host), host.sizes["num_experts"]
-    for choice in reversed(trail.indices(call, "topk")):
-        key = trail.ops[choice].reads[0]
-        if trail.tensors[key].shape[-1] != experts:
-            continue
-        logits = [i for i in trail.cuts(key, choice, call.start) if trail.tensors[trail.ops[i].makes[0]].shape[-1] == experts]
-        drawn = {made: torch.randn(trail.tensors[made].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-                 for i in logits for made in trail.ops[i].makes}
-        try:
-            scores = trail.replay(key, drawn, witness.numbers, choice).reshape(-1, experts)
-        except NoNumbers:
-            return 0
-        return int((scores[0] == scores[0].min()).sum()) if (scores[0] == scores[0].min()).sum() > 1 else 0
-    return 0
+    for topk in reversed(trail.indices(call, "topk")):
+        scores = trail.ops[topk].reads[0]
+        if trail.tensors[scores].shape[-1] == experts:
+            made = trail.cuts(scores, topk, call.start)
+            return Choice(topk, scores, [i for i in made if trail.tensors[trail.ops[i].makes[0]].shape[-1] == experts])
+    return None
+
+
+def _selection_bias(witness: Witness, choice: Choice, experts: int) -> str | None:
+    """The name of a parameter or buffer with a number for each expert that is added to the scores the choice is made by."""
+    trail = witness.trail
+    for index in trail.between(choice.scores, choice.topk, choice.logits, 0):
+        for key in trail.ops[index].reads if trail.ops[index].name in ("add", "add_") else ():
+            source = trail.back(key, index)[-1]
+            if trail.tensors[source].numel() == experts and trail.maker(source, index) is None and (path := witness.name(source)):
+                return name(path)
+    return None
+
+
+def _struck(witness: Witness, choice: Choice, experts: int) -> int:
+    """How many experts a token cannot choose, asked with logits of which no two are equal."""
+    trail = witness.trail
+    drawn = {made: torch.randn(trail.tensors[made].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+             for index in choice.logits for made in trail.ops[index].makes}
+    try:
+        scores = trail.replay(choice.scores, drawn, witness.numbers, choice.topk).reshape(-1, experts)[0]
+    except NoNumbers:
+        return 0
+    struck = int((scores == scores.min()).sum())
+    return struck if struck > 1 else 0

@@ -113,6 +113,12 @@ class Trail(Flow):
         op = self.ops[index]
         return op.name in _NORMING or op.name == "pow" and -0.5 in op.numbers
 
+    def norms(self, call: Call) -> bool:
+        """Whether a call of a module norms what it is called with, and multiplies it with no matrix on the way."""
+        entered, own = next(tensors((call.args, call.kwargs)), None), range(call.start, call.stop)
+        alike = entered is not None and isinstance(call.output, torch.Tensor) and call.output.shape == entered.shape
+        return alike and any(map(self.norming, own)) and not self.weighted(own)
+
     def normed_width(self, norm: int) -> int:
         """How many numbers a norming operation works on together."""
         key, before = self.ops[norm].reads[0], norm

@@ -151,12 +151,16 @@ class Witness:
             return _double(tensor)
         if isinstance(tensor, torch.nn.Parameter) and tensor.numel() <= _SMALL:
             return 0.5 + torch.rand(tensor.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        name = self._names.get(id(tensor))
+        name = self.name(id(tensor))
         if name is not None and (found := self.buffers.numbers(name)) is not None:
             return _double(found)
         if tensor.numel() == 0:
             return torch.empty(tensor.shape, dtype=torch.float64 if tensor.is_floating_point() else tensor.dtype)
         raise NoNumbers(f"nobody knows the numbers of {name or 'a tensor'} {list(tensor.shape)}")
+
+    def name(self, key: int) -> str | None:
+        """The path of a parameter or buffer of the twin, by the key it has in a trail."""
+        return self._names.get(key)
 
     @cached_property
     def buffers(self) -> Buffers:
