@@ -43,13 +43,14 @@ def cards(families: Sequence[Sequence[Record]], notes: Mapping[str, Mapping[str,
 
 
 def groups(made: Sequence[Card]) -> list[dict[str, Any]]:
-    """The traits there are, by group: ``[{label, traits: [{name, label, meaning, families}]}]``, both in the catalogue's order."""
+    """The traits there are by group, both in the catalogue's order: ``[{label, traits: [{name, label, meaning, families}]}]``."""
     known: dict[str, dict[str, Any]] = {}
     for trait in (trait for card in made for trait in card["traits"]):
         known.setdefault(trait["name"], {**trait, "families": 0})["families"] += 1
     found = []
     for group, label in (*GROUPS.items(), ("", _OTHERS)):
-        traits = sorted((trait for name, trait in known.items() if group_of(name) == group), key=lambda trait: _ORDER.get(trait["name"], 0))
+        there = (trait for name, trait in known.items() if group_of(name) == group)
+        traits = sorted(there, key=lambda trait: _ORDER.get(trait["name"], 0))
         if traits:
             found.append({"label": label, "traits": traits})
     return found
@@ -68,7 +69,8 @@ def _card(records: Sequence[Record], notes: Mapping[str, str]) -> Card:
         for layer in block.facts["layers"]:
             marks[layer] = (block.sublayers[0]["role"], block.title())
     return {
-        "family": first["family"], "title": notes.get("title") or first["title"], "summary": notes.get("summary") or first.get("summary") or "",
+        "family": first["family"], "title": notes.get("title") or first["title"],
+        "summary": notes.get("summary") or first.get("summary") or "",
         "traits": [_said(trait) for trait in first["traits"]], "marks": marks, "parameters": first["parameters"],
         "checkpoints": [record["checkpoint"] for record in records], "contract": first["contract"],
         "offers": [(host_key(row["host"]), row["name"]) for row in first["values"]],

@@ -26,7 +26,8 @@ def test_a_card_says_its_notes_words_and_its_records_numbers(made) -> None:
 def test_traits_that_most_families_have_do_not_tell_a_family(made) -> None:
     llama, gpt2 = made[0], made[1]
     names = lambda card, part: {trait["name"] for trait in card[part]}  # noqa: E731
-    assert {"pre_norm", "rms_norm"} <= names(llama, "usual") and {"fused_qkv", "learned_positions", "layer_norm"} <= names(gpt2, "telling")
+    assert {"pre_norm", "rms_norm"} <= names(llama, "usual")
+    assert {"fused_qkv", "learned_positions", "layer_norm"} <= names(gpt2, "telling")
     for card in made:
         assert [*card["telling"], *card["usual"]] != [] and names(card, "telling") | names(card, "usual") == names(card, "traits")
         for part, fits in (("telling", lambda count: 2 * count <= len(made)), ("usual", lambda count: 2 * count > len(made))):
@@ -37,7 +38,8 @@ def test_traits_stand_in_their_groups_with_the_families_that_have_them(made) -> 
     groups = index.groups(made)
     assert [group["label"] for group in groups] == list(GROUPS.values())
     by_name = {trait["name"]: (group["label"], trait) for group in groups for trait in group["traits"]}
-    assert by_name["hybrid"][0] == "mixers" and by_name["attention_sinks"][0] == "attention" and by_name["logit_cap"][0] == "scales and caps"
+    groups_of = [by_name[name][0] for name in ("hybrid", "attention_sinks", "logit_cap")]
+    assert groups_of == ["mixers", "attention", "scales and caps"]
     assert by_name["grouped_query"][1]["families"] == 4 and by_name["mixture"][1]["families"] == 2
     order = list(BY_NAME)
     for group in groups:
@@ -57,7 +59,7 @@ def test_a_record_of_an_older_version_is_said_in_todays_words() -> None:
 
 def test_values_to_choose_are_those_that_some_families_lack(made) -> None:
     values = {value["name"]: value["families"] for value in index.some_values(made)}
-    assert values["attention_sinks"] == 1 and values["head_gate"] == 2 and values["states"] == 2 and values["attention_scores"] == 5
+    assert [values[name] for name in ("attention_sinks", "head_gate", "states", "attention_scores")] == [1, 2, 2, 5]
     assert not {"logits", "layer_input", "layer_output", "attention_output"} & set(values)
     assert list(values) == sorted(values)
 

@@ -97,8 +97,10 @@ def block(witness: Witness) -> Found:
 
 
 def _alone(witness: Witness, layer: int) -> bool:
-    """Whether the one sublayer of a block does all the block's work with weights."""
+    """Whether the one sublayer of a block, where it was followed, does all the block's work with weights."""
     trail, block = witness.trail, witness.anatomy.block(layer)
+    if block.sublayers[0].host == "mixer":
+        return False
     call, whole = witness.host_call(layer, block.hosts[block.sublayers[0].host]), witness.call(layer, "")
     return all(call.start <= index < call.stop for index in trail.weighted(range(whole.start, whole.stop)))
 
