@@ -302,7 +302,8 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         """
         with self.lock:  # or a run in another thread would take this for a part of itself
             if self.anatomy.head_is_last and self.anatomy.head_reads_norm:
-                return self.lm_head(self.norm(hidden) if self.anatomy.norm is not None else hidden)
+                normed = self.norm(hidden) if self.anatomy.norm is not None else hidden
+                return self.lm_head(normed.to(self.hf.get_output_embeddings().weight.dtype))  # some streams are in float32
             if self.interleaver.interleaving:
                 raise Unavailable("This model scales or caps its logits: save the stream, and call project_on_vocab after the trace.")
             last = self.anatomy.block(self.num_layers - 1)

@@ -38,7 +38,7 @@ def _passed_over(s: Subject, start: int, end: int, stream: torch.Tensor | None) 
 
     def leaves(module, args, output):
         kept = entering[0] if stream is None else stream
-        return (kept, *output[1:]) if isinstance(output, tuple | list) else kept
+        return (kept, *[None] * (len(output) - 1)) if isinstance(output, tuple | list) else kept  # a block left out returns nothing else
 
     blocks = [s.module(layer, "") for layer in range(start, end + 1)]
     handles = [blocks[0].register_forward_pre_hook(enters, with_kwargs=True)]

@@ -78,11 +78,11 @@ def any_order(s: Subject, host: str, t: Tally) -> None:
             t.same((layer, name), found, s.clean[name, layer])
 
 
-def _where(s: Subject, name: str) -> tuple[int | None, ...]:
-    """The blocks a value is available on; (None,) for the model's own."""
-    host, _, bare = name.rpartition(".")
-    row = next(row for row in s.rows if row.host == host and row.name == bare)
-    return (None,) if host == "model" else row.layers
+def _where(s: Subject, name: str) -> list[int | None]:
+    """The blocks that what ``name`` means is available on: kinds of mixer that go by one name are all meant; (None,) for the model's own."""
+    if name.startswith("model."):
+        return [None]
+    return sorted({layer for row in s.rows if row.value in vocabulary.lookup(name) for layer in row.layers})
 
 
 @law(

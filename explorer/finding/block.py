@@ -11,7 +11,9 @@ from explorer.finding.flow import Call, Flow, tensors
 from explorer.finding.mlp import DENSE, ROUTED, experts_call, find_dense, find_mixture
 from explorer.finding.recurrent import find_convolution, find_recurrent, gates_a_convolution, kernel
 from explorer.finding.spots import Finds, Spot, argument, is_norm, result
-from explorer.finding.stream import SCALES, CannotFollow, Part, Step, addend_spot, contracts, halves, home, parts, several_mixers, steps, stream, tail, weighted
+from explorer.finding.stream import SCALES, CannotFollow, Part, Step, addend_spot, contracts, halves, home, parts, several_mixers, steps, stream
+from explorer.finding.stream import tail, weighted
+from explorer.vocabulary import HOSTS
 
 
 @dataclass
@@ -128,9 +130,10 @@ def _host(flow: Flow, block: Call, call: Call, part: Part) -> str:
 
 def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call, turn: int) -> None:
     host = _host(flow, block, call, part)
-    if host in ("mlp", "mixer") and host in finds.hosts:
+    taken = {HOSTS[other].attribute for other in finds.hosts}
+    if host in ("mlp", "mixer") and HOSTS[host].attribute in taken:
         host = "extra"
-    if host in finds.hosts:
+    if HOSTS[host].attribute in taken:
         raise CannotFollow(f"{finds.path} has two parts that play {host}")
     addend = addend_spot(flow, block, part)
     if host == "extra":

@@ -17,6 +17,9 @@ from explorer.finding.stream import Step, stream
 from explorer.finding.structure import Frame, Handing, frame, kinds
 from explorer.places import Place
 
+#: Parameters of a model of which a whole forward more is nothing.
+_SMALL = 10_000_000
+
 #: Lengths tried for the probe's batch and sequence, so that no size of the model equals one of them.
 _LENGTHS = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
@@ -140,6 +143,11 @@ def discover(twin: torch.nn.Module, alike: bool = True) -> Anatomy:
         _choose_no_expert(twin)
     paths = [f"{base.blocks}.{group[0]}" for group in groups]
     batch, seq = probe_lengths(twin)
+    named = twin.config.get_text_config().to_dict().get("num_hidden_layers", len(blocks))
+    if named != len(blocks) or twin.num_parameters() < _SMALL:  # some go through their blocks more than once
+        every = [f"{base.blocks}.{layer}" for layer in range(len(blocks))]
+        if once := set(every) - set(_ran(twin, every)):
+            raise CannotFollow(f"{min(once)} does not run exactly once in a forward")
     ids = torch.arange(batch * seq, device=twin.device).view(batch, seq) % twin.config.get_text_config().vocab_size
     with torch.no_grad(), unpadded(twin), _shortened(twin, base.blocks, depth):
         with recorded(twin, paths) as prompt, _tail(twin, base) as tail:
