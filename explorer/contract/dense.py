@@ -17,6 +17,11 @@ def _down(s: Subject, host: str, layer: int, neurons: torch.Tensor) -> torch.Ten
         return s.module(layer, place.module)(neurons)
 
 
+def _followed(s: Subject, host: str) -> list[int]:
+    """The blocks whose neurons are followed to what the block adds."""
+    return [layer for layer in s.layers(host, "mlp_neurons") if host != "mlp" or followed(s, host, layer)]
+
+
 @law(
     "neurons",
     "The down projection, and the norm and scale after it where the family has them, make mlp_output of mlp_neurons, and where mlp_activation is doubled mlp_neurons double with it.",
@@ -41,12 +46,10 @@ def neurons(s: Subject, host: str, t: Tally) -> None:
 @law(
     "silencing a neuron",
     "With one neuron at zero, mlp_output changes by that neuron's column of the down projection (or what a norm after it makes of that) and by nothing else.",
-    "mlp", "shared_experts", needs=("mlp_neurons",), float32=1e-5,
+    "mlp", "shared_experts", needs=("mlp_neurons",), float32=1e-5, when=lambda s: any(_followed(s, host) for host in ("mlp", "shared_experts")),
 )
 def silenced(s: Subject, host: str, t: Tally) -> None:
-    for layer in s.first(host, "mlp_neurons"):
-        if host == "mlp" and not followed(s, host, layer):
-            continue
+    for layer in _followed(s, host):
         clean = s.get(host, "mlp_neurons", layer)
         neuron = int(clean[0, -1].abs().argmax())
         with torch.no_grad(), s.model.trace(s.ids):
