@@ -16,9 +16,13 @@ FIRST = {
 }
 
 
+#: A sliding window, and latent attention with dense blocks before the mixtures.
+MORE = {"gemma2": "google/gemma-2-2b", "deepseek_v3": "deepseek-ai/DeepSeek-V3"}
+
+
 @cache
 def signed(family: str) -> dict:
-    return signature(shapes(FIRST[family]))
+    return signature(shapes({**FIRST, **MORE}[family]))
 
 
 @pytest.mark.parametrize("family", FIRST)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from explorer import accounting
+from explorer.signature.costs import Costs
 from explorer.signature.describe import Described, by_rank
 from explorer.signature.expressions import Expr
 from explorer.signature.kinds import block_list, counterparts, few_blocks
@@ -19,6 +20,7 @@ from explorer.signature.sizes import depth_key, order, table
 from explorer.signature.types import Type, Types
 from explorer.signature.values import typed_values
 from explorer.specimens.small import small_config, types
+from explorer.words import ranges
 
 if TYPE_CHECKING:
     from explorer.model import LanguageModel
@@ -31,7 +33,7 @@ Json = dict[str, Any]
 def signature(model: LanguageModel | Any) -> Json:
     """The signature of a loaded model, or of a transformers model on the meta device, as plain JSON-able data.
 
-    ``{generics, variables, dtype, entries, cache, blocks, values, resolved}``; a type is ``{dims, numbers, dtype}`` with axes as text over
+    ``{generics, variables, dtype, entries, cache, blocks, values, costs, resolved}``; a type is ``{dims, numbers, dtype}`` with axes as text over
     the generics and with this model's numbers (text where the call decides). ``numbers`` is None in a class that
     stands in the model with several sizes.
     """
@@ -48,6 +50,7 @@ def signature(model: LanguageModel | Any) -> Json:
     few = build(probes.config, type(module), probes.real)
     keeps = {layers_at: path for layers_at, path in _keepers(few).items()}
     described = Described(few, typed, write, blocks, layers, keeps)
+    costs = Costs(module, few, typed, blocks, layers, sizes).json()
     whole, resolved = typed.counts
     unresolved = [{"at": ".".join(part for part in site if part), "axis": axis, "number": number} for site, axis, number in typed.unresolved]
     classes, values = described.classes(), []
@@ -65,12 +68,13 @@ def signature(model: LanguageModel | Any) -> Json:
         "cache": described.cache(),
         "blocks": classes,
         "values": values,
+        "costs": costs,
         "resolved": {
             "axes": whole, "resolved": resolved, "probes": len(probes.runs), "fixed": probes.stuck,
             "unresolved": unresolved,
         },
     }
-    return {"generics": _generics(probes, typed, sizes, aliases, module), **found}
+    return {"generics": _generics(probes, typed, sizes, aliases, module, costs["kinds"]), **found}
 
 
 def _probes(module: Any, path: str) -> tuple[Probes, list[list[int]]]:
@@ -114,7 +118,8 @@ def _aliases(types: Types, probes: Probes) -> dict[Expr, str]:
     return found
 
 
-def _generics(probes: Probes, types: Types, sizes: dict[str, int], aliases: dict[Expr, str], module: Any) -> list[Json]:
+def _generics(probes: Probes, types: Types, sizes: dict[str, int], aliases: dict[Expr, str], module: Any,
+              kinds: list[Json]) -> list[Json]:
     """The sizes that types are written in, with their numbers and where each comes from."""
     used = {name for one in types.found.values() for axis in one.axes if isinstance(axis, Expr) for name in axis.names} - set(table()["variables"])
     longest = {name for name in sizes if name == "MaxSeq"}
@@ -124,6 +129,8 @@ def _generics(probes: Probes, types: Types, sizes: dict[str, int], aliases: dict
         rows[name] = {"name": name, "number": sizes[name], "source": source}
         if name in probes.follows:
             rows[name]["formula"] = probes.follows[name].text(order())
+    for kind in kinds:
+        rows[kind["name"]] = {"name": kind["name"], "number": kind["number"], "source": f"blocks {ranges(kind['layers'])}"}
     for expression, name in aliases.items():
         rows[name] = {"name": name, "number": int(expression.value(sizes)), "source": "", "formula": expression.text(order())}
     return [rows[name] for name in by_rank(list(rows))]

@@ -58,9 +58,14 @@ class Fitter:
                 continue
             expression = self._solve(chosen, numbers, observed)
             if expression is not None:  # the same in other words is no other expression
-                found.setdefault(expression.replaced(self.follows), expression)
+                same = expression.replaced(self.follows)
+                if same not in found or self._following(expression) < self._following(found[same]):
+                    found[same] = expression
                 simplest = rank
         return next(iter(found.values())) if len(found) == 1 else None
+
+    def _following(self, expression: Expr) -> int:
+        return len(expression.names & self.follows.keys())
 
     def _behind(self, name: str) -> frozenset[str]:
         return self.follows[name].names if name in self.follows else frozenset((name,))

@@ -56,12 +56,30 @@ def _whole(signature: _Json, numbers: bool) -> Iterator[str]:
     yield ""
     for one in signature["blocks"]:
         yield from _class(one, numbers)
+    yield from _costs(signature["costs"])
     found = signature["resolved"]
     yield f"{found['resolved']} of {found['axes']} axes resolved in {found['probes']} probes"
     for one in found["unresolved"][:20]:
         yield f"  not resolved: axis {one['axis']} of {one['at']}, {one['number']}"
     if len(found["unresolved"]) > 20:
         yield f"  and {len(found['unresolved']) - 20} more"
+
+
+def _costs(costs: _Json) -> Iterator[str]:
+    """Each cost by its formula, then its number, or what it comes to for a call."""
+    yield "costs"
+    for name, one in (("parameters", costs["parameters"]), ("active parameters", costs["parameters"].get("active")), ("bytes kept", costs["cache"]),
+                      ("operations for a token", costs["flops"])):
+        if one is None:
+            continue
+        if "unknown" in one:
+            yield f"  {name}: not known, {one['unknown']}"
+            continue
+        yield f"  {name} = {one['formula']}"
+        yield f"    = {format(one['number'], ',') if one['number'] is not None else one['numbers']}"
+        for word, meaning in one.get("where", {}).items():
+            yield f"    {word} = {meaning['formula']} = {meaning['numbers']}"
+    yield ""
 
 
 def _class(one: _Json, numbers: bool) -> Iterator[str]:

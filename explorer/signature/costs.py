@@ -1,0 +1,271 @@
+"""What a model costs, each as a formula over its generics: parameters, bytes of weights and caches, operations for a token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import nn
+
+from explorer import accounting
+from explorer.parts import PARTS, Parts
+from explorer.signature.expressions import Expr, product, total
+from explorer.signature.running import DECODE, PREFILL, Site
+from explorer.signature.sizes import camel, order, per_block
+from explorer.signature.types import Type, Types
+
+Json = dict[str, Any]
+
+#: What the operations counted are, for whoever prints the number.
+COUNTED = "matrix products and convolutions of one decoding step, a multiplication and an addition counted as two"
+
+#: The part of the operations that grows with the context: queries with keys, probabilities with values.
+OVER_CONTEXT = "attention over the context"
+
+#: Tokens in the cache and the new one together, in formulas.
+CONTEXT = "T"
+
+
+class Unknown(ValueError):
+    """A cost whose formula cannot be had, since an axis did not resolve."""
+
+
+@dataclass
+class Costs:
+    """Formulas of one model.
+
+    ``few`` has one block of each kind and is what ``types`` are of; ``blocks`` is the block list's path; ``layers`` are, for each block of ``few``,
+    those of ``whole`` that are so; ``sizes`` the numbers of the generics, to which the kinds of blocks are added.
+    """
+
+    whole: nn.Module
+    few: nn.Module
+    types: Types
+    blocks: str
+    layers: Sequence[Sequence[int]]
+    sizes: dict[str, int]
+    counts: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        firsts = [at for at, layers in enumerate(self.layers) if layers and layers not in self.layers[:at]]
+        lists = [values for values in per_block(self.few.config).values() if all(isinstance(one, str) for one in values) and len(values) == len(self.layers)]
+        said = ["_".join(values[at] for values in lists) for at in firsts]
+        labels = _labels(self.few, [self.few.get_submodule(f"{self.blocks}.{at}") for at in firsts], said)
+        self.counts = {at: "Layers" if len(firsts) == 1 else f"{label}Layers" for at, label in zip(firsts, labels, strict=True)}
+        self.sizes |= {name: len(self.layers[at]) for at, name in self.counts.items()}
+        try:
+            self.parts = Parts(self.whole, accounting.run(self.whole))
+        except Exception:  # noqa: BLE001  as `accounting.parameters` does: parts become "other"
+            self.parts = Parts(self.whole, None)
+
+    # -- everything ---------------------------------------------------------------
+
+    def json(self) -> Json:
+        """``{parameters, weights, cache, flops, kinds}``; what cannot be had is ``{unknown: reason}``."""
+        return {
+            "kinds": [{"name": name, "number": self.sizes[name], "layers": list(self.layers[at])} for at, name in self.counts.items() if name != "Layers"],
+            "parameters": _or_unknown(self.parameters), "weights": _or_unknown(self.weights),
+            "cache": _or_unknown(self.cache), "flops": _or_unknown(self.flops),
+        }
+
+    # -- parameters ---------------------------------------------------------------
+
+    def parameters(self) -> Json:
+        """Total, active and by part, as `explorer.accounting` counts them."""
+        every: dict[str, list[Expr]] = {}
+        used: dict[str, list[Expr]] = {}
+        for part, _, count, active in self._parameters():
+            every.setdefault(part, []).append(count)
+            used.setdefault(part, []).append(active)
+        rows = [{"part": part, **self._formula(total(every[part])), "active": self._formula(total(used[part]))} for part in PARTS if part in every]
+        return {
+            **self._formula(total(one for counts in every.values() for one in counts)),
+            "active": self._formula(total(one for counts in used.values() for one in counts)), "by_part": rows,
+        }
+
+    def weights(self) -> list[Json]:
+        """Bytes of the parameters, by dtype."""
+        by_dtype: dict[str, list[Expr]] = {}
+        for _, dtype, count, _ in self._parameters():
+            by_dtype.setdefault(dtype, []).append(count * Expr.number(getattr(torch, dtype).itemsize))
+        return [{"dtype": dtype, **self._formula(total(counts))} for dtype, counts in by_dtype.items()]
+
+    def _parameters(self) -> list[tuple[str, str, Expr, Expr]]:
+        """Part, dtype, count and active count of every parameter, over all blocks that have it; one shared by two modules once."""
+        found: dict[tuple[str, str, str, Expr, Expr], list[int | None]] = {}
+        own = dict(self.whole.named_parameters())
+        for path, parameter in self.few.named_parameters():
+            owner, _, name = path.rpartition(".")
+            at = self._block(owner)
+            if at is not None and at not in self.counts:
+                continue
+            one = self.types.found[Site("", owner, "parameter", name)]
+            count = self._size(one, path)
+            here = path if at is None else f"{self.blocks}.{self.layers[at][0]}.{path.removeprefix(f'{self.blocks}.{at}.')}"
+            part = self.parts.part(here, own.get(here, parameter))
+            active = count * self._share(here, owner, one) if part == "routed experts" else count
+            inner = path if at is None else path.removeprefix(f"{self.blocks}.{at}.")
+            found.setdefault((part, str(one.dtype), inner, count, active), []).append(at)
+        return [(part, dtype, count * self._times(where), active * self._times(where)) for (part, dtype, _, count, active), where in found.items()]
+
+    def _share(self, here: str, owner: str, one: Type) -> Expr:
+        """Which part of an expert's parameters a token uses."""
+        experts, chosen = self.parts.routing(here)
+        if chosen is None:
+            raise Unknown("how many experts a token chooses is not known")
+        for path in _above(owner):
+            for site, other in self.types.found.items():
+                if site.call == PREFILL and site.path == path and site.what == "in" and other.dtype.startswith("int"):
+                    slots, first = other.axes[-1], one.axes[0]
+                    if isinstance(slots, Expr) and isinstance(first, Expr) and len(first.terms) == 1 and (slots.value(self.sizes), first.value(self.sizes)) == (chosen, experts):
+                        ((powers, factor),) = first.terms
+                        return slots * Expr.of({tuple((name, -power) for name, power in powers): 1 / factor})
+        return Expr.number(Fraction(chosen, experts))
+
+    # -- what a call keeps ------------------------------------------------------------
+
+    def cache(self) -> Json:
+        """Bytes kept after ``S`` tokens of ``B`` sequences, by kind of block and whether they grow."""
+        where: dict[str, str] = {}
+        rows: dict[tuple[str, bool], list[Expr]] = {}
+        for at, name in self.counts.items():
+            prefix = f"{self.blocks}.{at}"
+            for site, one in self.types.found.items():
+                inside = site.path == str(at) if site.what == "cache" else site.what == "held" and (site.path == prefix or site.path.startswith(f"{prefix}."))
+                if site.call == PREFILL and inside:
+                    size = self._size(one, site.name, where, "Held") * Expr.number(getattr(torch, one.dtype).itemsize) * Expr.name(name)
+                    grows = bool(size.names & {"S", *where})
+                    rows.setdefault((name, grows), []).append(size)
+        parts = [{"blocks": name, "grows": grows, **self._formula(total(sizes))} for (name, grows), sizes in rows.items()]
+        return {**self._formula(total(one for sizes in rows.values() for one in sizes)), "by_kind": parts, "where": self._where(where)}
+
+    # -- operations -------------------------------------------------------------------
+
+    def flops(self) -> Json:
+        """Operations for one more token where the context, that token counted, is ``T`` tokens."""
+        where: dict[str, str] = {}
+        parts: dict[str, list[Expr]] = {}
+        for site, left in self.types.found.items():
+            if site.what != "matmul" or not site.name.endswith(".left"):
+                continue
+            at = self._block(site.path)
+            if at is not None and at not in self.counts:
+                continue
+            stem = site.name.removesuffix("left")
+            right, out = (self.types.found[site._replace(name=f"{stem}{side}")] for side in ("right", "out"))
+            kind = stem.split(".", 1)[1].rstrip(".")
+            axes = [[self._axis(axis, site.path, where, "Seen") for axis in one.axes] for one in (left, right, out)]
+            count = _operations(kind, *axes) * self._times([at])
+            parts.setdefault(self._part_of(site.path, kind, at), []).append(count)
+        if not parts:
+            raise Unknown("no decoding step was run")
+        context = {"Past": Expr.name(CONTEXT) + Expr.number(-1), "B": Expr.number(1)}
+        summed = {part: total(counts).replaced(context) for part, counts in parts.items()}
+        rows = [{"part": part, **self._formula(summed[part])} for part in (*PARTS, OVER_CONTEXT) if part in summed]
+        return {**self._formula(total(summed.values())), "by_part": rows, "where": self._where(where, context), "counted": COUNTED}
+
+    def _part_of(self, path: str, kind: str, at: int | None) -> str:
+        here = path if at is None else f"{self.blocks}.{self.layers[at][0]}.{path.removeprefix(f'{self.blocks}.{at}').lstrip('.')}".rstrip(".")
+        mixer = next((one for one in (*_above(here), here) if one in self.parts.mixers), None)
+        if kind.endswith(("bmm", "baddbmm")) and mixer is not None and self.parts.mixers[mixer] == "attention":
+            return OVER_CONTEXT
+        module = self.whole.get_submodule(here)
+        if module is self.whole.get_output_embeddings():
+            return "head"
+        name, parameter = next(iter(module.named_parameters()), (None, None))
+        return self.parts.part(f"{here}.{name}".lstrip("."), parameter) if name is not None else "other"
+
+    # -- formulas ---------------------------------------------------------------------
+
+    def _formula(self, expression: Expr) -> Json:
+        """``{formula, numbers, number}``: with names, with this model's sizes, and the number where nothing else is in it."""
+        expression = self._gathered(expression)
+        filled = expression.at(self.sizes)
+        constant = filled.constant
+        return {"formula": expression.text(order()), "numbers": filled.text(order()), "number": constant}
+
+    def _gathered(self, expression: Expr) -> Expr:
+        """The same with ``Layers`` for what every kind of block has as much of."""
+        kinds = set(self.counts.values())
+        apart: dict[tuple, dict[str, Any]] = {}
+        for powers, factor in expression.terms:
+            own = [name for name, _ in powers if name in kinds]
+            if len(own) == 1 and len(kinds) > 1:
+                apart.setdefault((tuple(one for one in powers if one[0] != own[0]), factor), {})[own[0]] = powers
+        found = dict(expression.terms)
+        for (rest, factor), by_kind in apart.items():
+            if by_kind.keys() == kinds:
+                for powers in by_kind.values():
+                    del found[powers]
+                found[tuple(sorted((*rest, ("Layers", 1))))] = factor
+        return Expr.of(found)
+
+    def _where(self, where: Mapping[str, Any], context: Mapping[str, Expr] | None = None) -> Json:
+        """What the names stand for that are the smaller of two sizes."""
+        found = {}
+        for name, expression in where.items():
+            expression = expression.replaced(context or {})
+            found[name] = {"formula": expression.text(order()), "numbers": expression.at(self.sizes).text(order())}
+        return found
+
+    def _axis(self, axis: Expr | int, at: str, where: dict[str, Any], word: str) -> Expr:
+        if isinstance(axis, int):
+            raise Unknown(f"an axis of {at} did not resolve")
+        if axis.cap is None:
+            return axis
+        name = next((name for name, known in where.items() if known == axis), None)
+        if name is None:
+            name = word if not where else f"{word}{len(where) + 1}"
+            where[name] = axis
+        return Expr.name(name)
+
+    def _size(self, one: Type, at: str, where: dict[str, Any] | None = None, word: str = "") -> Expr:
+        return product(self._axis(axis, at, {} if where is None else where, word) for axis in one.axes)
+
+    def _block(self, path: str) -> int | None:
+        rest = path.removeprefix(f"{self.blocks}.")
+        return None if rest == path else int(rest.partition(".")[0])
+
+    def _times(self, where: Sequence[int | None]) -> Expr:
+        """How many blocks there are of these kinds: ``Layers`` where they are all of them."""
+        if where == [None]:
+            return Expr.number(1)
+        kinds = {self.counts[at] for at in where if at is not None}
+        if kinds == set(self.counts.values()):
+            return Expr.name("Layers")
+        return total(Expr.name(name) for name in kinds)
+
+
+def _operations(kind: str, left: Sequence[Expr], right: Sequence[Expr], out: Sequence[Expr]) -> Expr:
+    """Of one product: two for each number multiplied."""
+    if kind == "aten.convolution":
+        return product([Expr.number(2), left[0], *right, *out[2:]])
+    return product([Expr.number(2), *left, right[-1]])
+
+
+def _above(path: str) -> list[str]:
+    steps = path.split(".")
+    return [".".join(steps[:i]) for i in range(len(steps), 0, -1)]
+
+
+def _or_unknown(ask: Any) -> Any:
+    try:
+        return ask()
+    except Unknown as error:
+        return {"unknown": str(error)}
+
+
+def _labels(model: nn.Module, blocks: Sequence[nn.Module], said: Sequence[str]) -> list[str]:
+    """A word for each kind of block: the classes of its parts where others have other classes, without the family's name; else what is ``said`` of it."""
+    prefix = type(model).__name__.partition("For")[0]
+    parts = [[(path, type(one).__name__) for path, one in block.named_modules() if path] for block in blocks]
+    common = set.intersection(*map(set, parts)) if parts else set()
+    words: list[str] = []
+    for at, own in enumerate(parts):
+        apart = list(dict.fromkeys(name.removeprefix(prefix) for path, name in own if (path, name) not in common and name.startswith(prefix)))
+        choices = ["".join(apart[:count]) for count in range(1, len(apart) + 1)]
+        words.append(next((word for word in [*choices, camel(said[at])] if word and word not in words), f"Kind{at + 1}"))
+    return words
