@@ -67,7 +67,8 @@ class Visit:
         self.views[self._key(name, reach)] = (name, value, -1, reach)
 
     def _key(self, name: str, reach: Reach) -> Any:
-        return ("native", reach.place.element) if self.native else name
+        # What a moment hands over once is one tensor, whatever it is called and however it is laid out.
+        return reach.place.element if self.native else (reach.place.element, reach.place.arrangement, reach.place.repeat)
 
     def back(self) -> Any:
         """What the model goes on with: the original where a copy was only looked at."""

@@ -15,6 +15,7 @@ from explorer.engine import TransformersModel
 from explorer.finding.discover import Anatomy, Host, unpadded
 from explorer.finding.structure import after_blocks
 from explorer.hosts import HOST_CLASSES, PART_CLASSES, BlocksEnvoy, HostEnvoy, Standard, Unavailable, host_class, implied
+from explorer.hub import LoadError
 from explorer.places import Place
 from explorer.printing import printout
 from explorer.prompts import PromptError, checked, checked_text, pieces, prepared, token_ids
@@ -357,7 +358,7 @@ def _alias(envoy: Any, alias: str, path: str, root: Any = None) -> None:
     if envoy.__dict__.get(alias) is target:
         return
     if alias in envoy.__dict__:
-        raise ValueError(f"{envoy.path} has a {alias} of its own, which is not the one meant by that name here.")
+        raise LoadError(f"{envoy.path} has a {alias} of its own, which is not the one meant by that name here.")
     object.__setattr__(envoy, alias, target)
     if isinstance(envoy, HostEnvoy):
         envoy._aliases[alias] = path

@@ -29,8 +29,8 @@ def flow(s: Subject, host: str, t: Tally) -> None:
             t.holds(where, value.requires_grad, "it is cut off from what it comes from")
             continue
         grad = grads.get(key)
-        if key[0].name == "router_scores" and s.traits("mlp", key[1])["scoring"].choice_only:
-            t.holds(where, grad is None, "a gradient reaches scores that only decide the choice")
+        if s.indifferent(key):
+            t.holds(where, grad is None or not grad.any(), "a gradient reaches what goes into no weight")
             continue
         if key[0].host == "gated_recurrence" and key[0].name == "state_input":
             continue  # a text's first token forgets it

@@ -30,6 +30,36 @@ def addends(s: Subject, host: str, t: Tally) -> None:
         t.near(layer, streams[-1], s.get("layers", "layer_output", layer), allowed)
 
 
+@law(
+    "the stream between is the stream",
+    "What is written into layer_mid is what the block goes on adding to: layer_output is what the rest of its steps makes of it.",
+    "layers", needs=("layer_mid",), float32=1e-5,
+)
+def between(s: Subject, host: str, t: Tally) -> None:
+    for layer in s.first("layers", "layer_mid"):
+        block = s.model.anatomy.block(layer)
+        written = torch.flip(s.get("layers", "layer_mid", layer), dims=[-1])
+        adds = [step.kind == "add" for step in block.steps]
+        late = [sub for sub in block.sublayers if sub.turn > sum(adds[: block.mid])]
+        with torch.no_grad(), s.model.trace(s.ids):
+            s.model.layers[layer].layer_mid = written
+            added = {sub.host: getattr(s.envoy(sub.host, layer), sub.output) for sub in sorted(late, key=lambda sub: _place(s, layer, sub))}.save()
+            left = s.model.layers[layer].layer_output.save()
+        stream, turn = written, sum(adds[: block.mid])
+        for step in block.steps[block.mid :]:
+            turn += step.kind == "add"
+            if step.kind == "add":
+                stream = stream + sum(added[sub.host] for sub in late if sub.turn == turn)
+            else:
+                stream = changed(s, layer, step, stream)
+        t.near(layer, left, stream)
+
+
+def _place(s: Subject, layer: int, sub: Sublayer) -> int:
+    """When a block's forward comes to what a sublayer adds."""
+    return s.model.anatomy.block(layer).order.index((sub.host, sub.output))
+
+
 def _stepped(s: Subject, layer: int) -> list[torch.Tensor]:
     """The stream before and after each of the block's steps, made from its addends."""
     block = s.model.anatomy.block(layer)

@@ -257,6 +257,15 @@ class Subject:
             return False
         return torch.allclose(found, self.plain[:, start:stop].float(), rtol=1e-3, atol=1e-3 * float(self.plain.abs().max()))
 
+    def indifferent(self, key: Key) -> bool:
+        """Whether a router's value goes into no weight: it decides the choice alone, or the only chosen one's weight is made one."""
+        value, layer = key
+        if value.host != "mlp" or value.name not in ("router_scores", "router_logits") or "scoring" not in self.traits("mlp", layer):
+            return False
+        scoring = self.traits("mlp", layer)["scoring"]
+        alone = scoring.renormalised and self.model.anatomy.block(layer).hosts["mlp"].sizes["top_k"] == 1
+        return alone or value.name == "router_scores" and scoring.choice_only
+
     def prompt_only(self, key: Key) -> bool:
         value, layer = key
         return layer is not None and value.name in self.model.anatomy.block(layer).hosts[value.host].prompt_only

@@ -152,7 +152,7 @@ def _same_tensor(s: Subject, keys: list[Key]) -> dict[Key, tuple[vocabulary.Valu
     names: dict[Key, tuple[vocabulary.Value, ...]] = {}
     for key in keys:
         reach = s.model.taps.hosts[key[0].host, key[1]].reach[key[0].name]
-        first_key = first.setdefault((reach.location, reach.place.element) if reach.native else (reach.location, key[0].name), key)
+        first_key = first.setdefault((reach.location, reach.place.element, reach.place.point), key)
         names[first_key] = (*names.get(first_key, ()), key[0])
     return names
 
@@ -189,7 +189,7 @@ def land(s: Subject, host: str, t: Tally) -> None:
             t.holds(where, not torch.equal(write.wrote, write.served), "the edit changed nothing")
             moved = witness.logits[write.row] != plain[write.row]
             idle = write.key[0].name == "attention_mask" and not s.masks
-            if not idle and not (write.key[0].name == "router_scores" and s.traits("mlp", write.key[1])["scoring"].choice_only):
+            if not idle and not s.indifferent(write.key):
                 t.holds(where, moved.any(), "the logits did not move")  # scores that only decide the choice may leave it as it was
     for key in s.order():
         if key[0].host == host and key[0].written and "batch" not in key[0].axes and key[1] in (None, *s.first(host)):

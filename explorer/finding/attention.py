@@ -263,7 +263,7 @@ def _score_traits(flow: Flow, call: Call, softmax: int, start: int) -> dict:
     both = any(len(flow.ops[i].reads) == 2 and all(_made_of_product(flow, key, i) for key in flow.ops[i].reads) for i in adds)
     biased = [i for i in adds if _heads_differ(flow, i)]
     # A bias made in the attention is made of what the text says, not of its positions alone.
-    own = any(_made_after(flow, key, i, start) and not _made_of_product(flow, key, i) for i in biased
+    own = any(_made_after(flow, key, i, start) and not _made_of_product(flow, key, i) for i in adds
               for key in (flow.ops[i].reads[:1] if flow.ops[i].name == "baddbmm" else flow.ops[i].reads))
     return {"cap": cap, "biased": bool(biased), "summed": both or own}
 
@@ -272,7 +272,7 @@ def _made_after(flow: Flow, key: int, before: int, start: int) -> bool:
     """Whether a tensor, whatever it is a view of, was made after an operation."""
     chain = flow.back(key, before)
     index = flow.maker(chain[-1], before)
-    return index is not None and index >= start
+    return index is not None and index >= start and flow.ops[index].name not in ("zeros", "empty", "full", "new_zeros")
 
 
 def _heads_differ(flow: Flow, add: int) -> bool:

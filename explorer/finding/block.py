@@ -203,7 +203,11 @@ def _between(finds: BlockFinds, flow: Flow, block: Call) -> None:
     if mlp is None:
         own.missing["mlp_input"] = "this block has no MLP"
     else:
-        own.spots["mlp_input"] = _entering(flow, finds.calls[mlp.host])
+        entering = _entering(flow, block, finds.calls[mlp.host])
+        if entering is None:
+            own.missing["mlp_input"] = "what the MLP reads is the result of no call in the block"
+        else:
+            own.spots["mlp_input"] = entering
     if second is None:
         own.missing["layer_mid"] = "this block has one sublayer"
     elif second.stage is None or first.stage is None:
@@ -214,26 +218,27 @@ def _between(finds: BlockFinds, flow: Flow, block: Call) -> None:
         _mid(finds, flow, block, second)
 
 
-def _entering(flow: Flow, call: Call) -> Spot:
-    """What a part is called with, as an argument of its module or of the first module in it."""
+def _entering(flow: Flow, block: Call, call: Call) -> Spot | None:
+    """What a part is called with: as an argument of its module, or, without one, where the block makes it."""
     entering = next(tensors((call.args, call.kwargs)))
     if call.part_of is None:
         return argument(call, {id(entering)})
-    return next(spot for c in flow.inside(call) if (spot := argument(c, {id(entering)})) is not None)
+    made = [spot for c in flow.inside(block) if c.fn is not None and c.ended <= call.began and (spot := result(c, {id(entering)})) is not None]
+    return made[0] if made else None
 
 
 def _mid(finds: BlockFinds, flow: Flow, block: Call, second: Sublayer) -> None:
-    """The stream as the second sublayer reads it, as the argument of the first call that takes it."""
+    """The stream as the second sublayer reads it, where the block makes it."""
     own = finds.hosts["layers"]
     step = finds.steps[second.stage - 1]
     keys = flow.onward(step.made)
+    # Where it is made and not where it is first taken: what the block adds to goes past its parts.
     made = [spot for c in flow.inside(block) if c.start <= step.ops[-1] < c.stop and (spot := result(c, keys)) is not None and c.fn is not None]
-    taken = [spot for c in flow.inside(block) if not c.labels and c.start > step.ops[-1] and (spot := argument(c, keys)) is not None]
-    if taken or made:
-        own.spots["layer_mid"] = (taken or made)[0]
+    if made:
+        own.spots["layer_mid"] = made[0]
         finds.mid = second.stage
     else:
-        own.missing["layer_mid"] = "no call takes or makes the stream between this block's sublayers"
+        own.missing["layer_mid"] = "no call makes the stream between this block's sublayers"
 
 
 __all__ = ["BlockFinds", "CannotFollow", "Sublayer", "find_block"]

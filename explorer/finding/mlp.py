@@ -56,7 +56,7 @@ def find_dense(flow: Flow, module: Call, products: list[int] | None = None) -> F
 
 
 #: Operations that are an activation, or the whole of one.
-_ACTIVATIONS = frozenset("silu gelu relu tanh sigmoid leaky_relu elu softplus erf pow".split())
+_ACTIVATIONS = frozenset("silu gelu relu leaky_relu elu softplus".split())
 
 
 def _activation(flow: Flow, module: Call, down: Call, neurons: torch.Tensor) -> Spot | None:
