@@ -12,7 +12,7 @@ def run(source: str, block: str | None, numbers: bool) -> int:
     """Print the signature of a checkpoint, a family or a folder; 2 with one sentence where there is none."""
     from explorer import cards, load
     from explorer.hub import LoadError
-    from explorer.signature import signature
+    from explorer.signature import NoSignature, signature
     from explorer.signature.text import UnknownBlock, text
     from explorer.specimens import UnknownFamily
     from explorer.specimens.small import types
@@ -22,7 +22,7 @@ def run(source: str, block: str | None, numbers: bool) -> int:
     try:
         with one_thread():
             written = text(signature(load(source, weights=False)), block, numbers)
-    except (LoadError, UnknownBlock, UnknownFamily) as error:
+    except (LoadError, NoSignature, UnknownBlock, UnknownFamily) as error:
         print(error, file=sys.stderr)
         return 2
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from explorer import accounting
+from explorer.hub import brief, ours
 from explorer.signature.costs import Costs
 from explorer.signature.describe import Described, by_rank
 from explorer.signature.expressions import Expr
@@ -25,9 +26,21 @@ from explorer.words import ranges
 if TYPE_CHECKING:
     from explorer.model import LanguageModel
 
-__all__ = ["signature"]
+__all__ = ["NoSignature", "recorded", "signature"]
 
 Json = dict[str, Any]
+
+
+class NoSignature(ValueError):
+    """A model of which no signature can be had, with the reason."""
+
+
+def recorded(model: LanguageModel) -> Json:
+    """The signature of a loaded model as records keep it: ``{unknown: reason}`` where there is none."""
+    try:
+        return signature(model)
+    except NoSignature as error:
+        return {"unknown": str(error)}
 
 
 def signature(model: LanguageModel | Any) -> Json:
@@ -36,10 +49,17 @@ def signature(model: LanguageModel | Any) -> Json:
     ``{generics, variables, dtype, entries, cache, blocks, values, costs, resolved}``; a type is ``{dims, numbers, dtype}`` with axes as text over
     the generics and with this model's numbers (text where the call decides). ``numbers`` is None in a class that
     stands in the model with several sizes.
+
+    Raises NoSignature where the class has no list of blocks, or does not run at any size tried.
     """
     module = getattr(model, "_module", model)
-    blocks = block_list(module)
-    probes, layers = _probes(module, blocks)
+    try:
+        blocks = block_list(module)
+        probes, layers = _probes(module, blocks)
+    except Exception as error:  # noqa: BLE001  whatever a foreign forward raises
+        if ours(error):
+            raise
+        raise NoSignature(f"{type(module).__name__} has no signature here: running it with other sizes failed with {brief(error)}.") from error
     typed = Types.of(probes)
     sizes = {**probes.released, "Layers": sum(map(len, layers))}
     aliases = _aliases(typed, probes)
@@ -47,7 +67,7 @@ def signature(model: LanguageModel | Any) -> Json:
     def write(one: Type) -> Json:
         return one.json(sizes, aliases)
 
-    few = build(probes.config, type(module), probes.real)
+    few = probes.model(0)
     keeps = {layers_at: path for layers_at, path in _keepers(few).items()}
     described = Described(few, typed, write, blocks, layers, keeps)
     costs = Costs(module, few, typed, blocks, layers, sizes).json()
@@ -82,10 +102,10 @@ def _probes(module: Any, path: str) -> tuple[Probes, list[list[int]]]:
 
     A class whose forward looks at numbers is run small, with some. Raises whatever that one raises.
     """
-    config, layers = few_blocks(module, path)
+    config, layers, count = few_blocks(module, path)
     try:
-        return Probes(config, type(module)), layers
-    except (NotImplementedError, RuntimeError, ValueError) as error:
+        return Probes(config, type(module), cut=None if count is None else (path, count)), layers
+    except Exception as error:  # noqa: BLE001  whatever a foreign forward raises
         kind = module.config.model_type if module.config.model_type in types() else module.config.get_text_config().model_type
         if kind not in types():
             raise

@@ -93,10 +93,14 @@ class Fitter:
 
 @lru_cache(maxsize=512)
 def _ranked(names: tuple[str, ...]) -> list[tuple[tuple[int, int], Powers]]:
-    """Every product of some of the names, at most one of them a divisor, with how involved it is; the bare number first."""
+    """Every product of some of the names, at most one of them a divisor, with how involved it is; the bare number first.
+
+    A name may come twice where there are few of them.
+    """
     found: list[tuple[tuple[int, int], Powers]] = [((0, 0), ())]
-    for signs in itertools.product((0, 1, -1), repeat=len(names)):
-        below, above = signs.count(-1), signs.count(1)
+    powers = (0, 1, -1, 2) if len(names) < 3 else (0, 1, -1)
+    for signs in itertools.product(powers, repeat=len(names)):
+        below, above = signs.count(-1), sum(sign for sign in signs if sign > 0)
         if above and below <= 1:
             found.append(((below, above + below), tuple(sorted((name, sign) for name, sign in zip(names, signs) if sign))))
     return sorted(found)

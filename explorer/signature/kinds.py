@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 _LEADING = ("first_k_dense_replace", "num_dense_layers")
 
 
-def few_blocks(model: PreTrainedModel, path: str) -> tuple[PreTrainedConfig, list[list[int]]]:
+def few_blocks(model: PreTrainedModel, path: str) -> tuple[PreTrainedConfig, list[list[int]], int | None]:
     """A configuration with few blocks and, for each of them, the blocks of ``model`` that are so.
 
     ``path`` is the block list's. One block of each kind, where the class builds the same ones of such a configuration; else the
-    first blocks up to the first of the last kind; else all of them.
+    first blocks up to the first of the last kind, by a configuration of so many or, where there is none, by the number of
+    blocks to keep of all, which comes last.
     """
     lists = list(per_block(model.config))
     kinds = _kinds(model.config, model.get_submodule(path), lists)
@@ -39,8 +40,9 @@ def few_blocks(model: PreTrainedModel, path: str) -> tuple[PreTrainedConfig, lis
         except Exception:  # noqa: BLE001  a class may want more of them
             continue
         if found == [kinds[i] for i in chosen]:
-            return config, [alike[kind] for kind in found]
-    return model.config, [alike[kind] for kind in kinds]
+            return config, [alike[kind] for kind in found], None
+    count = firsts[-1] + 1
+    return model.config, [alike[kind] for kind in kinds[:count]], count if count < len(kinds) else None
 
 
 def counterparts(small: PreTrainedModel, model: PreTrainedModel, path: str) -> list[list[int]]:
@@ -66,5 +68,5 @@ def _kinds(config: PreTrainedConfig, blocks: Sequence[nn.Module], lists: Sequenc
 def _looks_back(block: nn.Module) -> tuple[Any, ...]:
     return tuple(
         (path, name, value) for path, module in block.named_modules() for name, value in vars(module).items()
-        if ("window" in name or "sliding" in name) and isinstance(value, int | str | None)
+        if any(word in name for word in ("window", "sliding", "shared")) and isinstance(value, int | str | None)
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from explorer.signature.expressions import Expr
 from explorer.signature.fitting import Fitter
-from explorer.signature.running import Sites, build, observe
+from explorer.signature.running import Sites, build, observe, shorter
 from explorer.signature.sizes import Key, changed, derived, figures, named, relations, table
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ class Probes:
     ``sites`` what was seen there, the first of them the configuration's own sizes but for its windows; ``follows`` are sizes that
     cannot be chosen since others decide them; ``stuck`` are those that may be sizes and could not be changed.
 
-    released: the configuration whose sizes types are for, where ``config`` is a small one of which models with numbers are run, since
+    cut: the block list's path and how many of its blocks are enough, where no configuration has so few. released: the configuration whose sizes types are for, where ``config`` is a small one of which models with numbers are run, since
     without any the class does not run.
     """
 
-    def __init__(self, config: PreTrainedConfig, model_class: type, released: PreTrainedConfig | None = None, products: bool = True) -> None:
-        self.config, self.model_class, self.real, self.products = config, model_class, released is not None, products
+    def __init__(self, config: PreTrainedConfig, model_class: type, released: PreTrainedConfig | None = None, cut: tuple[str, int] | None = None) -> None:
+        self.config, self.model_class, self.real, self.cut = config, model_class, released is not None, cut
         found = figures(config)
         self.windows = {key: table()["windows"][key[-1]] for key, value in found.items() if value > table()["windows"].get(key[-1], value)}
         self.names: dict[Key, str] = named(list(found))
@@ -72,10 +72,12 @@ class Probes:
     def _run(self) -> None:
         base = self._observe({}, BATCH, SEQ)
         self._add({}, BATCH, SEQ, base)
-        for name, batch, seq in (("B", _OTHER_BATCHES[0], SEQ), ("S", BATCH, _OTHER_SEQS[0])):
-            seen = self._attempt({}, batch, seq)
-            if seen is not None:
-                self.singles[name] = [self._add({}, batch, seq, seen)]
+        for name, calls in (("B", [(batch, SEQ) for batch in _OTHER_BATCHES]), ("S", [(BATCH, seq) for seq in _OTHER_SEQS])):
+            for batch, seq in calls:
+                seen = self._attempt({}, batch, seq)
+                if seen is not None:
+                    self.singles[name] = [self._add({}, batch, seq, seen)]
+                    break
         failed = [name for name in self.numbers if not self._move(name)]
         while failed:
             left = self._follow(failed)
@@ -108,12 +110,13 @@ class Probes:
 
     def _observe(self, numbers: Mapping[str, int], batch: int, seq: int) -> Sites:
         self.tried += 1
-        return observe(self._build(numbers), batch, seq, self.products)
+        return observe(self._build(numbers), batch, seq, products=True)
 
     def _build(self, numbers: Mapping[str, int]) -> nn.Module:
         """A model with other numbers for some sizes, its windows narrow unless they are among them."""
         narrow = {key: self.numbers[self.names[key]] for key in self.windows}
-        return build(changed(self.config, narrow | {self.keys[name]: number for name, number in numbers.items()}), self.model_class, self.real)
+        model = build(changed(self.config, narrow | {self.keys[name]: number for name, number in numbers.items()}), self.model_class, self.real)
+        return model if self.cut is None else shorter(model, *self.cut)
 
     def model(self, run: int) -> nn.Module:
         """The model of one of the probes."""
@@ -171,8 +174,9 @@ class Probes:
     def _follow(self, failed: Sequence[str]) -> list[str]:
         """Find one size that follows from others, so that most of those can change that could not; what is left of them."""
         best: tuple[int, str, Expr] | None = None
-        hints = [(name, *hint) for name in failed for hint in relations(self.numbers, name, self.derived)[:_HINTS]]
-        hints.sort(key=lambda hint: hint[1] not in self.derived)
+        hints = [(name, *hint) for name in failed for hint in self._hints(name, failed)]
+        # What relates sizes that all refuse to change alone is likeliest to be why they do.
+        hints.sort(key=lambda hint: (len({hint[1], *hint[2].names} - set(failed)), hint[1] not in self.derived))
         for name, other, expression in hints[:2 * _HINTS]:
             if other in self.follows or other in self.singles or expression.names & self.follows.keys():
                 continue
@@ -188,6 +192,11 @@ class Probes:
             return list(failed)
         self.follows[best[1]] = best[2]
         return [name for name in failed if name != best[1] and not self._move(name)]
+
+    def _hints(self, name: str, failed: Sequence[str]) -> list[tuple[str, Expr]]:
+        """Relations to try for one size: the likeliest, and those that are between sizes that do not change alone."""
+        found = relations(self.numbers, name, self.derived)
+        return [*found[:_HINTS], *(one for one in found[_HINTS:] if {one[0], *one[1].names} <= set(failed))]
 
     def _tries(self, name: str) -> bool:
         """Whether a size can be changed now to something that another model is built of."""

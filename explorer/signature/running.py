@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -53,6 +53,13 @@ def build(config: Any, model_class: type, numbers: bool = False) -> torch.nn.Mod
     return model_class._from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
 
 
+def shorter(model: torch.nn.Module, path: str, count: int) -> torch.nn.Module:
+    """The same model with its first ``count`` blocks alone."""
+    owner, _, name = path.rpartition(".")
+    setattr(model.get_submodule(owner), name, model.get_submodule(path)[:count])
+    return model
+
+
 def observe(model: torch.nn.Module, batch: int, seq: int, products: bool = False) -> Sites:
     """Run ``model`` on a prompt [batch seq] and one further token, and note every tensor.
 
@@ -65,15 +72,14 @@ def observe(model: torch.nn.Module, batch: int, seq: int, products: bool = False
         _note(sites, "", name.rpartition(".")[0], "buffer", name.rpartition(".")[2], buffer)
     ids = torch.zeros(batch, seq, dtype=torch.long, device=model.device)
     before = {path: {name for name, value in vars(module).items() if isinstance(value, torch.Tensor)} for path, module in model.named_modules()}
-    with torch.no_grad(), unpadded(model):
+    with torch.no_grad(), unpadded(model) if model.device.type == "meta" else nullcontext():
         with _watching(model, sites, PREFILL):
             out = model(ids, use_cache=True)
         _held(sites, PREFILL, model, out, before)
         again = _again(out)
         if again is not None:
             with _watching(model, sites, DECODE) as stack:
-                mode = _Products(sites, stack) if products else None
-                with mode if mode is not None else _nothing():
+                with _Products(sites, stack) if products else nullcontext():
                     out = model(ids[:, :1], use_cache=True, **again)
             _held(sites, DECODE, model, out, before)
     return sites
@@ -85,11 +91,6 @@ def _again(out: Any) -> dict[str, Any] | None:
         if out.get(name) is not None:
             return {name: out[name]}
     return None
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 def _note(sites: Sites, call: str, path: str, what: str, name: str, tensor: torch.Tensor) -> None:

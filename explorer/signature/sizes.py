@@ -71,8 +71,15 @@ def _figures(holder: Any, where: Key, found: dict[Key, int]) -> None:
             continue
         if type(value) is int and value > 0:
             found[*where, name] = value
+        elif _repeats_one(value) and any(re.match(pattern, name) for _, pattern in table()["generics"]):
+            found[*where, name] = value[0]
         elif isinstance(value, PreTrainedConfig) or isinstance(value, dict) and value and len(where) < 2:
             _figures(value, (*where, name), found)
+
+
+def _repeats_one(value: Any) -> bool:
+    """Whether a value is a list over the blocks with one number for all of them."""
+    return isinstance(value, list | tuple) and bool(value) and type(value[0]) is int and value[0] > 0 and len(set(value)) == 1
 
 
 def named(keys: Sequence[Key]) -> dict[Key, str]:
@@ -89,7 +96,9 @@ def changed(config: PreTrainedConfig, numbers: Mapping[Key, Any]) -> PreTrainedC
     other = copy.deepcopy(config)
     for key, number in numbers.items():
         holder = at(other, key[:-1])
-        (holder if isinstance(holder, dict) else vars(holder))[key[-1]] = number
+        inside = holder if isinstance(holder, dict) else vars(holder)
+        before = inside.get(key[-1])
+        inside[key[-1]] = [number] * len(before) if type(number) is int and _repeats_one(before) else number
     return other
 
 
@@ -126,6 +135,8 @@ def with_blocks(config: PreTrainedConfig, blocks: Sequence[int]) -> PreTrainedCo
     for name, value in holder.items():
         if (*depth[:-1], name) not in lists and isinstance(value, list | tuple) and value and _are_blocks(name, value, holder[depth[-1]]):
             lists[*depth[:-1], name] = [blocks.index(i) for i in value if i in blocks]
+        if name == "num_kv_shared_layers" and type(value) is int:  # so many of the last blocks
+            lists[*depth[:-1], name] = sum(i >= holder[depth[-1]] - value for i in blocks)
     return changed(config, {depth: len(blocks), **lists})
 
 
@@ -175,5 +186,11 @@ def relations(numbers: Mapping[str, int], moved: str, derived: Collection[str] =
                 found.append((3, name, term((moved, 1), (first, 1), (second, -1))))
             if first < second and own * value == numbers[first] * numbers[second]:
                 found.append((3, name, term((first, 1), (second, 1), (moved, -1))))
-    found.sort(key=lambda one: (one[1] not in derived, one[0]))
+    word = _last_word(moved)
+    # Equal sizes of one sort, such as two widths, are the likeliest to be one size.
+    found.sort(key=lambda one: (not (numbers[one[1]] == value and _last_word(one[1]) == word), one[1] not in derived, one[0]))
     return [(name, expression) for _, name, expression in found]
+
+
+def _last_word(name: str) -> str:
+    return re.findall(r"[A-Z][a-z0-9]*|^[a-z0-9]+", name)[-1]

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from explorer.signature.expressions import Expr
-from explorer.signature.fitting import Fitter
-from explorer.signature.probes import BATCH, Probes
+from explorer.signature.probes import BATCH, SEQ, Probes
 from explorer.signature.running import DECODE, Site, Sites
 from explorer.signature.sizes import order
+
+
+#: Tokens of the second call with wide windows.
+LONGER = SEQ + 2
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,10 @@ class Types:
             axes: list[Expr | int] = []
             for axis, number in enumerate(own.shape):
                 expression = fitter.fit([sites[site].shape[axis] for sites in probes.sites])
-                if expression is not None and wide:
-                    expression = _capped(expression, [sites[site].shape[axis] for sites in wide], number, fitter)
+                if expression is not None and all(site in sites for sites in wide) and wide:
+                    expression = _capped(expression, [sites[site].shape[axis] for sites in wide], probes)
+                if expression is not None and _stuck(expression, probes):
+                    expression = None
                 if expression is None:
                     types.unresolved.append((site, axis, number))
                 elif site.call == DECODE:
@@ -74,19 +79,25 @@ class Types:
                 yield site.name, found
 
 
+def _stuck(expression: Expr, probes: Probes) -> bool:
+    """Whether a bare number may be that of a size that could not be changed."""
+    number = expression.constant
+    return number is not None and number > 1 and any((own := probes.numbers[name]) > 1 and number % own == 0 for name in probes.stuck)
+
+
 def _without_windows(probes: Probes) -> list[Sites]:
     """What is seen where every window is wider than the call, for two lengths of it; nothing where there are no windows."""
-    return [probes.wide(BATCH, seq) for seq in (11, 13)] if probes.windows else []
+    return [probes.wide(BATCH, seq) for seq in (SEQ, LONGER)] if probes.windows else []
 
 
-def _capped(expression: Expr, numbers: list[int], number: int, fitter: Fitter) -> Expr | None:
+def _capped(expression: Expr, numbers: list[int], probes: Probes) -> Expr | None:
     """The smaller of two where an axis has another length as soon as the window is wider than the call.
 
-    numbers: the axis's in calls of 11 and of 13 tokens with wide windows; number: with narrow ones.
+    numbers: the axis's in calls of `SEQ` and of `LONGER` tokens with wide windows.
     """
-    if numbers[0] == number and numbers[1] - numbers[0] == expression.value({**fitter.runs[0], "S": 13}) - number:
+    if [expression.value({**probes.released, "B": BATCH, "S": seq}) for seq in (SEQ, LONGER)] == numbers:
         return expression
-    if numbers[1] - numbers[0] != 2:
+    if numbers[1] - numbers[0] != LONGER - SEQ:
         return None
-    longest = Expr.name("S") + Expr.number(numbers[0] - 11)
+    longest = Expr.name("S") + Expr.number(numbers[0] - SEQ)
     return Expr(longest.terms, expression)
