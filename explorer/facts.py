@@ -21,6 +21,7 @@ from explorer.finding.discover import Block, Host, _shortened, probe_lengths
 from explorer.finding.stream import Tail
 from explorer.loading import DEFAULT, SPECIMEN, load
 from explorer.model import LanguageModel
+from explorer.signature import recorded
 from explorer.specimens import small
 from explorer.support import Row, telling
 from explorer.traits import traits
@@ -86,6 +87,7 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
                 "meanings and notes": "authored; the notes' code is executed at every build",
             },
         },
+        "signature": recorded(model),
     }
 
 
