@@ -1,12 +1,23 @@
-"""Signatures: what the inferred types of whole families say, and that they hold on the models themselves."""
+"""Signatures: what the inferred types of whole families say, and that they hold on models that were not probed."""
 
 from __future__ import annotations
 
+import json
 from functools import cache
 
 import pytest
 
-from explorer.signature import signature
+from builder.__main__ import main
+from explorer import specimens
+from explorer.accounting import build_meta
+from explorer.signature import NoSignature, recorded, signature
+from explorer.signature.kinds import block_list, few_blocks
+from explorer.signature.probes import Probes
+from explorer.signature.running import observe
+from explorer.signature.sizes import figures
+from explorer.signature.text import text
+from explorer.signature.types import Types
+from explorer.specimens.small import small_config
 from tests.models import shapes
 
 #: A checkpoint of each of the first families.
@@ -14,7 +25,6 @@ FIRST = {
     "llama": "HuggingFaceTB/SmolLM2-135M-Instruct", "qwen3_moe": "Qwen/Qwen3-30B-A3B",
     "qwen3_next": "Qwen/Qwen3-Next-80B-A3B-Instruct", "qwen3_5_moe_text": "Qwen/Qwen3.6-35B-A3B",
 }
-
 
 #: A sliding window, and latent attention with dense blocks before the mixtures.
 MORE = {"gemma2": "google/gemma-2-2b", "deepseek_v3": "deepseek-ai/DeepSeek-V3"}
@@ -25,21 +35,124 @@ def signed(family: str) -> dict:
     return signature(shapes({**FIRST, **MORE}[family]))
 
 
-@pytest.mark.parametrize("family", FIRST)
-def test_every_axis_of_the_first_families_resolves(family):
+@cache
+def probed(family: str) -> tuple[Probes, Types]:
+    module = shapes({**FIRST, **MORE}[family]).hf
+    config, _, _ = few_blocks(module, block_list(module))
+    probes = Probes(config, type(module))
+    return probes, Types.of(probes)
+
+
+@pytest.mark.parametrize("family", [*FIRST, *MORE])
+def test_every_axis_resolves(family):
     found = signed(family)["resolved"]
     assert found["unresolved"] == [] and found["resolved"] == found["axes"] > 300 and found["probes"] > 10
 
 
 @pytest.mark.parametrize("family", FIRST)
+def test_types_hold_on_a_model_of_other_sizes_that_was_not_probed(family):
+    """The specimen's sizes, which have nothing to do with those of the probes."""
+    probes, types = probed(family)
+    module = build_meta(specimens.config_of(family))
+    config, _, _ = few_blocks(module, block_list(module))
+    numbers = figures(config)
+    sizes = {name: numbers[key] for name, key in probes.keys.items() if key in numbers} | {"B": 5, "S": 14, "Past": 14}
+    seen = observe(build_meta(config), 5, 14, products=True)
+    common = types.found.keys() & seen.keys()
+    assert len(common) > 0.9 * len(types.found)
+    for site in common:
+        assert [axis.value(sizes) for axis in types.found[site].axes] == list(seen[site].shape), site
+
+
+@pytest.mark.parametrize("family", [*FIRST, *MORE])
 def test_parameters_have_the_numbers_of_the_model(family):
-    module = shapes(FIRST[family]).hf
+    module = shapes({**FIRST, **MORE}[family]).hf
     checked = 0
     for block in signed(family)["blocks"]:
         for path in block["paths"]:
-            own = module.get_submodule(path)
             for part in block["parameters"]:
                 if part["type"]["numbers"] is not None:
-                    assert list(getattr(own, part["name"]).shape) == part["type"]["numbers"], (path, part)
+                    assert list(getattr(module.get_submodule(path), part["name"]).shape) == part["type"]["numbers"], (path, part)
                     checked += 1
     assert checked > 3
+
+
+@pytest.mark.parametrize("family", FIRST)
+def test_values_have_the_rows_and_blocks_that_support_has(family):
+    model = shapes(FIRST[family])
+    rows: dict[str, set[int]] = {}
+    for row in signed(family)["values"]:
+        rows.setdefault(f"{row['host']}.{row['name']}", set()).update(row["layers"])
+    from explorer.vocabulary import HOSTS
+
+    wanted = {f"{HOSTS[row.host].path}.{row.name}": set() if row.host == "model" else set(row.layers) for row in model.support() if row.available}
+    assert rows == wanted
+
+
+def test_a_sliding_window_caps_what_is_kept():
+    sliding, full = signed("gemma2")["cache"]
+    assert sliding["tensors"][0]["after_prefill"]["dims"] == ["B", "KvHeads", "min(S, -1 + Window)", "HeadDim"]
+    assert sliding["tensors"][0]["after_prefill"]["numbers"] == ["B", 4, "min(S, 4095)", 256]
+    assert full["tensors"][0]["after_prefill"]["dims"] == ["B", "KvHeads", "S", "HeadDim"]
+
+
+def test_a_size_that_follows_from_others_is_told_apart_from_them():
+    """The rotary width of latent attention is one size under two keys of the configuration."""
+    probes, _ = probed("deepseek_v3")
+    assert {name: str(follows) for name, follows in probes.follows.items()} == {"HeadDim": "RopeDim"}
+    (attention,) = [one for one in signed("deepseek_v3")["blocks"] if one["class"] == "DeepseekV3Attention"]
+    bound = {sub["name"]: sub["arguments"] for sub in attention["submodules"]}
+    assert bound["kv_a_proj_with_mqa"] == ["Hidden", "RopeDim + Latent"] and bound["kv_b_proj"] == ["Latent", "Heads * NopeDim + Heads * VDim"]
+
+
+def test_a_size_that_cannot_change_is_not_taken_for_a_bare_number():
+    """Experts kept in a list are as many modules: another number of them is another model."""
+    found = signature(build_meta(small_config("jetmoe")))["resolved"]
+    assert found["fixed"] and found["resolved"] < found["axes"]
+    assert {one["number"] for one in found["unresolved"]} and all(one["at"] for one in found["unresolved"])
+
+
+def test_a_signature_is_plain_json():
+    found = signed("qwen3_next")
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_a_class_whose_forward_looks_at_numbers_is_run_with_some():
+    found = signature(build_meta(small_config("dbrx")))
+    assert found["resolved"]["resolved"] > 0.98 * found["resolved"]["axes"] > 100
+
+
+def test_what_has_no_list_of_blocks_is_refused_in_a_sentence():
+    from torch import nn
+
+    with pytest.raises(NoSignature, match="Linear has no signature here"):
+        signature(nn.Linear(2, 2))
+    assert "has no signature here" in recorded(nn.Linear(2, 2))["unknown"]
+
+
+def test_inspect_prints_symbols_and_numbers(capsys):
+    assert main(["inspect", "llama"]) == 0
+    symbols = capsys.readouterr().out
+    assert "param weight: bf16[Vocab, Hidden]" in symbols and "forward(input_ids: i64[B, S]) -> logits: bf16[B, S, Vocab]" in symbols
+    assert "keys: bf16[B, KvHeads, S, HeadDim], then bf16[B, KvHeads, 1 + Past, HeadDim]" in symbols
+    assert main(["inspect", "llama", "--block", "LlamaMLP", "--numbers"]) == 0
+    assert capsys.readouterr().out == (
+        "LlamaMLP  (blocks 0–29)\n  sub gate_proj: Linear<Hidden, Inner>\n  sub up_proj: Linear<Hidden, Inner>\n  sub down_proj: Linear<Inner, Hidden>\n"
+        "  sub act_fn: SiLUActivation\n  fn forward(x: bf16[B, S, 576]) -> bf16[B, S, 576]\n  fn decode(x: bf16[B, 1, 576]) -> bf16[B, 1, 576]\n"
+        "  value mlp_activation: bf16[B, S, 1536]\n  value mlp_neurons: bf16[B, S, 1536]\n  value mlp_output: bf16[B, S, 576]\n")
+
+
+def test_the_whole_text_names_what_is_unresolved():
+    found = dict(signed("llama"), resolved={"axes": 3, "resolved": 2, "probes": 7, "fixed": [], "unresolved": [{"at": "x.weight", "axis": 0, "number": 7}]})
+    assert text(found).endswith("2 of 3 axes resolved in 7 probes\n  not resolved: axis 0 of x.weight, 7")
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["inspect", "lama"], "lama"), (["inspect", "/nowhere"], "nothing at /nowhere"),
+    (["inspect", "llama", "--block", "LlamaMlp"], "it has LlamaForCausalLM, LlamaModel"),
+])
+def test_bad_words_get_one_sentence_and_exit_2(words, says, capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1 and "Traceback" not in err

@@ -155,7 +155,7 @@ class Probes:
     # -- one size at a time ------------------------------------------------------
 
     def _ways_of(self, name: str) -> Sequence[_Way]:
-        return _NARROW if self.keys[name] in self.windows else _WAYS
+        return _NARROW if self.keys[name][-1] in table()["windows"] else _WAYS
 
     def _move(self, name: str, ways: Sequence[_Way] = ()) -> bool:
         """Change one size alone, or with what is known to follow; whether that could be done."""
