@@ -25,7 +25,7 @@ demo: $(STAMP) $(BUILT)
 	$(PY) -m builder.demo --site $(OUT)
 
 test: $(STAMP) $(WEIGHTS) browser
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n auto --dist loadfile $(ARGS)
 
 site: $(BUILT)
 
