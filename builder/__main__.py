@@ -108,7 +108,8 @@ def _build(asked: argparse.Namespace) -> int:
         print(f"left out: {line}", file=sys.stderr)
     for line in built.failed:
         print(f"failed: {line}", file=sys.stderr)
-    print(f"The site is in {asked.out}: {len(built.families)} families, {len(built.anew)} of them collected anew.")
+    count = len(built.families)
+    print(f"The site is in {asked.out}: {count} {'family' if count == 1 else 'families'}, {len(built.anew)} collected anew.")
     return 1 if built.failed else 0
 
 

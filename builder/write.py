@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from builder import coverage, render
+from builder.snippets import read_notes
 from explorer.widgets import palette
 from explorer.widgets.diagram import ASSETS
 
@@ -99,8 +100,9 @@ def remove_guide(name: str, *, site: Path = SITE) -> None:
 
 
 def guide_sources(site: Path = SITE) -> dict[str, Path]:
-    """The authored guides by name: ``guides/<name>/notes.md``."""
-    return {path.parent.name: path for path in sorted((site / "guides").glob("*/notes.md"))}
+    """The authored guides by name, ``guides/<name>/notes.md``, in the order of the ``place`` in their front matter."""
+    found = {path.parent.name: path for path in sorted((site / "guides").glob("*/notes.md"))}
+    return dict(sorted(found.items(), key=lambda item: int(read_notes(item[1]).meta.get("place", len(found)))))
 
 
 def write_shared(*, site: Path = SITE) -> list[Path]:

@@ -6,6 +6,7 @@ on the meta device; what is *proven* comes from the contract, run on the specime
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import date
@@ -56,9 +57,10 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
     released = checkpoint not in (f"{DEFAULT}{family}", f"{SPECIMEN}{family}")
     if released and cards.card(checkpoint).family != family:
         raise ValueError(f"{checkpoint} is of the family {cards.card(checkpoint).family}, not {family}.")
-    model = load(checkpoint, weights=False)
+    # A small model has numbers, on which also a forward runs that looks at them.
+    model = load(checkpoint, weights=checkpoint == f"{SPECIMEN}{family}")
     report = dict(contract) if contract is not None else {"checks": [], "passed": 0, "failed": 0}
-    blocks = [_block(model, block) for block in model.anatomy.blocks]
+    told = anatomy(model, verified(report["checks"]))
     return {
         "schema": SCHEMA,
         "family": family,
@@ -66,13 +68,13 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
         "released": released,
         "architecture": type(model.hf).__name__,
         "title": cards.card(checkpoint).title if released else _name(type(model.hf).__name__),
-        "summary": summary(blocks, model.num_layers),
+        "summary": summary(told["blocks"], model.num_layers),
         "versions": {"bestiary": __version__, **{name: version(name).partition("+")[0] for name in ("transformers", "torch", "nnsight")}},
         "parameters": {**accounting.parameters(model), "convention": accounting.ACTIVE_CONVENTION},
         "size_notes": model.size_notes,
         **_caches(model),
         "config": config_of(model),
-        **anatomy(model, verified(report["checks"])),
+        **told,
         "printout": repr(model),
         "traits": traits(model),
         # Which values a check compared has gone into the values' own marks.
@@ -129,10 +131,31 @@ def anatomy(model: LanguageModel, proven: Collection[str] = ()) -> dict[str, Any
     shapes = _shapes(model)
     return {
         "sizes": model.sizes,
-        "blocks": [_block(model, block) for block in model.anatomy.blocks],
+        "blocks": _blocks(model),
         "values": [_value(model, row, shapes, f"{row.host}.{row.name}" in proven)
                    for row in model.support() if row.available],
     }
+
+
+def _blocks(model: LanguageModel) -> list[dict[str, Any]]:
+    """A record of each kind of block. Kinds that a record tells apart by nothing but numbers they scale the stream with are one."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for block in model.anatomy.blocks:
+        new = _block(model, block)
+        alike = new | {"layers": [], "stream": [step | {"by": isinstance(step.get("by"), str) and step["by"]} for step in new["stream"]]}
+        kinds.setdefault(json.dumps(alike, sort_keys=True), []).append(new)
+    return [_merged(alike) for alike in kinds.values()]
+
+
+def _merged(blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Records of blocks that are alike as one; where their numbers differ, a list of them in the order of the blocks."""
+    single = sorted(((layer, block) for block in blocks for layer in block["layers"]), key=lambda one: one[0])
+    stream = []
+    for place, step in enumerate(blocks[0]["stream"]):
+        numbers = [block["stream"][place].get("by") for _, block in single]
+        stream.append(step if len(set(numbers)) == 1 else step | {"by": numbers})
+    merged = blocks[0] | {"layers": [layer for layer, _ in single], "stream": stream}
+    return merged | {"identity": _identity(merged)}
 
 
 def _shapes(model: LanguageModel) -> dict[tuple[str, str], torch.Tensor]:
@@ -234,27 +257,31 @@ def _block(model: LanguageModel, block: Block) -> dict[str, Any]:
         # What the block does to its stream, in order, and after how much of that the stream is layer_mid.
         "stream": [{"kind": step.kind} if step.kind == "add" else {"kind": step.kind, "by": step.by} for step in block.steps],
         "mid": block.mid,
-        "identity": _identity(block),
     }
 
 
-def _identity(block: Block) -> str:
-    """What the block adds, as code; in words where not all of it is served."""
-    lacking = [sub.host for sub in block.sublayers if sub.output not in block.hosts[sub.host].places]
+def _identity(block: Mapping[str, Any]) -> str:
+    """What a block of the record adds to its stream, as code; in words where not all of it is served."""
+    lacking = [vocabulary.HOSTS[sub["host"]].attribute for sub in block["sublayers"] if sub["output"] not in sub["values"]]
     if lacking:
-        return f"not stated: what {' and '.join(vocabulary.HOSTS[host].attribute for host in lacking)} adds is not served"
-    stream, turn = "layers[i].input", 0
-    for step in block.steps:
-        if step.kind == "add":
+        return f"not stated: what {' and '.join(lacking)} adds is not served"
+    stream, turn, own = "layers[i].input", 0, []
+    for step in block["stream"]:
+        if step["kind"] == "add":
             turn += 1
-            added = [f"{vocabulary.HOSTS[sub.host].attribute}.{sub.output}" for sub in block.sublayers if sub.turn == turn]
+            added = [f"{vocabulary.HOSTS[sub['host']].attribute}.{sub['output']}" for sub in block["sublayers"] if sub["turn"] == turn]
             stream = " + ".join([stream, *added])
-        elif step.kind == "norm":
-            stream = f"layers[i].{step.by}({stream})"
+            continue
+        by = step["by"]
+        if isinstance(by, list):
+            own.append(f"{'abcd'[len(own)]}[i]")
+            by = own[-1]
+        elif isinstance(by, str):
+            by = f"layers[i].{by}"
         else:
-            by = f"layers[i].{step.by}" if isinstance(step.by, str) else f"{step.by:g}"
-            stream = f"({stream}) * {by}" if step.kind == "scale" else f"{stream} + {by}"
-    return f"{stream} == layer_output"
+            by = f"{by:g}"
+        stream = f"{by}({stream})" if step["kind"] == "norm" else f"({stream}) * {by}" if step["kind"] == "scale" else f"{stream} + {by}"
+    return f"{stream} == layer_output" + (f", {' and '.join(own)} numbers of each block's own" if own else "")
 
 
 def _in_words(sublayers: Sequence[Mapping[str, Any]]) -> str:

@@ -17,7 +17,7 @@ from explorer.widgets.diagram import LAYOUTS, block_svg, element
 from explorer.widgets.diagram_block import attribute, axis_name, host_key, lit_cells, shapes, type_of
 from explorer.widgets.diagram_draw import grid
 from explorer.widgets.diagram_element import card_data
-from tests.facts_records import records
+from tests.facts_records import drawn, records
 
 #: Between them every kind of sublayer and every way a block puts them together.
 FAMILIES = ("llama", "qwen3_moe", "qwen3_next", "cohere", "gpt_neox", "falcon_h1", "nemotron_h", "mamba", "recurrent_gemma", "lfm2", "kimi_linear",
@@ -33,7 +33,7 @@ def parts(svg: str) -> list[tuple[str, str]]:
 @cache
 def trees(family: str, layout: str) -> list:
     """Every drawing of a family, parsed."""
-    record = records(family, 1)[0]
+    record = drawn(family)
     return [ElementTree.fromstring(block_svg(record, shape, layout)) for shape in range(len(record["blocks"]))]
 
 
@@ -54,11 +54,10 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS)
 @families
 @layouts
 def test_every_value_of_the_block_is_drawn_once(family: str, layout: str) -> None:
-    record = records(family, 1)[0]
-    for block, tree in zip(shapes(record), trees(family, layout), strict=True):
-        drawn = [name for name, *_ in pills(tree)]
-        assert set(drawn) == {f"{host}.{name}" for host, name in block.rows if host != "model"}
-        assert len(drawn) == len(set(drawn))
+    for block, tree in zip(shapes(drawn(family)), trees(family, layout), strict=True):
+        seen = [name for name, *_ in pills(tree)]
+        assert set(seen) == {f"{host}.{name}" for host, name in block.rows if host != "model"}
+        assert len(seen) == len(set(seen))
 
 
 @families
@@ -125,25 +124,35 @@ def test_the_stream_is_read_and_added_to_in_the_order_of_the_forward(family: str
 
 
 def test_a_parallel_block_says_so_in_its_title() -> None:
-    assert shapes(records("gpt_neox", 1)[0])[0].title() == "Attention beside MLP"
-    assert shapes(records("falcon_h1", 1)[0])[0].title() == "Mamba-2 mixer beside Attention, then MLP"
-    assert shapes(records("llama", 1)[0])[0].title() == "Attention, then MLP"
+    assert shapes(drawn("gpt_neox"))[0].title() == "Attention beside MLP"
+    assert shapes(drawn("falcon_h1"))[0].title() == "Mamba-2 mixer beside Attention, then MLP"
+    assert shapes(drawn("llama"))[0].title() == "Attention, then MLP"
 
 
 def test_a_norm_that_two_sublayers_read_stands_once() -> None:
     for family, count in (("cohere", 1), ("falcon_h1", 2), ("gpt_neox", 2), ("olmo2", 0)):
-        assert block_svg(records(family, 1)[0]).count('class="bd-norm ') == count, family
-    assert "× scale" in block_svg(records("falcon_h1", 1)[0]), "attention reads the norm's result times a number"
+        assert block_svg(drawn(family)).count('class="bd-norm ') == count, family
+    assert "× scale" in block_svg(drawn("falcon_h1")), "attention reads the norm's result times a number"
+
+
+def test_blocks_that_only_scale_by_numbers_of_their_own_are_one_kind() -> None:
+    """Fifty drawings that differ in a number would be fifty times the page."""
+    record = drawn("beam")
+    assert [len(block["layers"]) for block in record["blocks"]] == [3, 49]
+    first = record["blocks"][0]
+    scales = [step["by"] for step in first["stream"] if step["kind"] == "scale"]
+    assert all(len(by) == 3 and len(set(by)) == 3 for by in scales) and first["identity"].endswith("a[i] and b[i] numbers of each block's own")
+    assert f"× {min(scales[0]):.4g} … {max(scales[0]):.4g}" in block_svg(record)
 
 
 def test_what_is_not_followed_says_so() -> None:
     for layout in LAYOUTS:
-        assert "What is inside is not followed" in block_svg(records("zamba", 1)[0], 0, layout)
-        assert "What is inside is not followed" not in block_svg(records("mamba", 1)[0], 0, layout)
+        assert "What is inside is not followed" in block_svg(drawn("zamba"), 0, layout)
+        assert "What is inside is not followed" not in block_svg(drawn("mamba"), 0, layout)
 
 
 def test_a_norm_behind_a_sublayer_is_a_step_on_its_way_to_the_stream() -> None:
-    record = records("gemma2", 1)[0]
+    record = drawn("gemma2")
     assert [sub["steps"] for sub in record["blocks"][0]["sublayers"]] == [["o_proj → post_attention_layernorm"], ["post_feedforward_layernorm"]]
     assert "post_feedforward_layernorm" in block_svg(record)
 

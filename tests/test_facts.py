@@ -13,6 +13,7 @@ from explorer import facts as facts_module
 from explorer.facts import facts
 from explorer.finding.discover import probe_lengths
 from explorer.hub import LoadError
+from tests.facts_records import drawn
 
 FAMILIES = ("llama", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
 
@@ -181,7 +182,7 @@ def test_the_shapes_are_those_of_a_forward_through_the_whole_model():
     }),
 ])
 def test_blocks_of_other_builds_are_told_as_they_are(family, block):
-    found = record(family)["blocks"][0]
+    found = drawn(family)["blocks"][0]
     assert found["title"] == block["title"] and found["identity"] == block["identity"] and found["mid"] == block["mid"]
     assert set(found["hosts"]) == block["hosts"]
     assert [sub["stage"] for sub in found["sublayers"]] == block["stages"]
@@ -189,7 +190,7 @@ def test_blocks_of_other_builds_are_told_as_they_are(family, block):
 
 
 def test_a_block_that_norms_its_stream_says_so_in_its_identity():
-    found = record("openai-gpt")["blocks"][0]
+    found = drawn("openai-gpt")["blocks"][0]
     assert found["identity"] == "layers[i].ln_2(layers[i].ln_1(layers[i].input + self_attn.attention_output) + mlp.mlp_output) == layer_output"
     assert [step["kind"] for step in found["stream"]] == ["add", "norm", "add", "norm"]
     assert found["sublayers"][1]["norm"]["on_stream"]

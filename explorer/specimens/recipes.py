@@ -21,6 +21,7 @@ FAMILIES = (
     "llama", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text",
     "gpt2", "gpt_neox", "gptj", "bloom", "opt", "gemma2", "olmo2", "cohere", "granite", "mixtral", "gpt_oss", "deepseek_v3",
     "mamba", "mamba2", "jamba", "nemotron_h", "falcon_h1", "recurrent_gemma", "lfm2", "kimi_linear",
+    "flint",
 )
 
 #: What a family's own file may leave unsaid.

@@ -88,19 +88,23 @@ class Part:
 class Turn:
     """A stretch of the stream: ``after`` so many steps, the sublayers that read it there, and the step at its end.
 
-    The step's ``kind`` is add (of ``adds``), scale or shift (by the number or the parameter ``by``) or norm (the module ``by``).
+    The step's ``kind`` is add (of ``adds``), scale or shift (by the number or the parameter ``by``; a list: a number for each
+    block) or norm (the module ``by``).
     """
 
     after: int
     kind: str
-    by: float | str = ""
+    by: float | str | list[float] = ""
     reads: list[Record] = field(default_factory=list)
     adds: list[Record] = field(default_factory=list)
 
     @property
     def says(self) -> str:
         """The step in a few signs, where it is no add."""
-        by = self.by.rpartition(".")[2] if isinstance(self.by, str) else f"{self.by:.4g}"
+        if isinstance(self.by, list):  # a number of each block's own
+            by = f"{min(self.by):.4g} … {max(self.by):.4g}"
+        else:
+            by = self.by.rpartition(".")[2] if isinstance(self.by, str) else f"{self.by:.4g}"
         return {"scale": f"× {by}", "shift": f"+ {by}", "norm": by}[self.kind]
 
 

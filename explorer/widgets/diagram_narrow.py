@@ -193,14 +193,14 @@ def draw_attention(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple
     sinks = block.part(host, "attention_sinks")
     if sinks:
         pill = canvas.pill(sinks, X0 + 206, y + 29, 124)
-        canvas.edge((pill.x, pill.cy), (X0 + 155, pill.cy))
+        canvas.edge((pill.x, pill.cy), (X0 + 164, pill.cy))
     y += 58
     mix = row(canvas, block, block.parts(host, ("attention_probabilities",)), y, w=172)
     meet = (X0 + 190, y + PILL / 2)
     values = block.part(host, "attention_values")
     for score, weights in zip(scores, mix):
-        canvas.edge((X0 + 154, score.bottom), (X0 + 154, weights.y - 1))
-        canvas.text(X0 + 146, weights.y - 7, "softmax", "note", anchor="end")
+        canvas.edge((X0 + 163, score.bottom), (X0 + 163, weights.y - 1))
+        canvas.text(X0 + 155, weights.y - 7, "softmax", "note", anchor="end")
         canvas.edge((weights.right, weights.cy), (meet[0] - 8, meet[1]))
     if values:
         pill = canvas.pill(values, X0 + 212, y, X1 - X0 - 212)

@@ -93,11 +93,11 @@ def draw_attention(canvas: Canvas, block: Block, sub: Record, top: float) -> Lea
         if name in rows and score:
             canvas.curve((rows[name].right, rows[name].cy), (score.x - 1, score.cy), arrow=name == "attention_keys")
     if score and mix:
-        canvas.text(mix.x + 146, mix.y - 8, "softmax", "note", anchor="end")
-        canvas.edge((mix.x + 154, score.bottom), (mix.x + 154, mix.y - 1))
+        canvas.text(mix.x + 156, mix.y - 8, "softmax", "note", anchor="end")
+        canvas.edge((mix.x + 164, score.bottom), (mix.x + 164, mix.y - 1))
     if sinks:
         pill = canvas.pill(sinks, b, top + 93, 118)
-        canvas.edge((pill.right, pill.cy), (b + 153, pill.cy))
+        canvas.edge((pill.right, pill.cy), (b + 163, pill.cy))
     meet = (b + 196, low + PILL / 2)
     if mix:
         canvas.edge((mix.right, meet[1]), (meet[0] - 8, meet[1]))
