@@ -105,21 +105,17 @@ def test_a_size_that_follows_from_others_is_told_apart_from_them():
     assert bound["kv_a_proj_with_mqa"] == ["Hidden", "RopeDim + Latent"] and bound["kv_b_proj"] == ["Latent", "Heads * NopeDim + Heads * VDim"]
 
 
-def test_a_size_that_cannot_change_is_not_taken_for_a_bare_number():
-    """Experts kept in a list are as many modules: another number of them is another model."""
-    found = signature(build_meta(small_config("jetmoe")))["resolved"]
-    assert found["fixed"] and found["resolved"] < found["axes"]
-    assert {one["number"] for one in found["unresolved"]} and all(one["at"] for one in found["unresolved"])
-
-
 def test_a_signature_is_plain_json():
     found = signed("qwen3_next")
     assert json.loads(json.dumps(found)) == found
 
 
 def test_a_class_whose_forward_looks_at_numbers_is_run_with_some():
-    found = signature(build_meta(small_config("dbrx")))
-    assert found["resolved"]["resolved"] > 0.98 * found["resolved"]["axes"] > 100
+    """Here the number of experts a token chooses cannot change: it is printed, and listed, and taken for no bare number."""
+    found = signature(build_meta(small_config("dbrx")))["resolved"]
+    assert found["resolved"] > 0.98 * found["axes"] > 100 and found["fixed"] == ["TopK"]
+    assert len(found["unresolved"]) == found["axes"] - found["resolved"] > 0
+    assert all("top_k" in one["at"] and one["number"] == 3 for one in found["unresolved"])
 
 
 def test_what_has_no_list_of_blocks_is_refused_in_a_sentence():

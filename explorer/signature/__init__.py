@@ -46,9 +46,9 @@ def recorded(model: LanguageModel) -> Json:
 def signature(model: LanguageModel | Any) -> Json:
     """The signature of a loaded model, or of a transformers model on the meta device, as plain JSON-able data.
 
-    ``{generics, variables, dtype, entries, cache, blocks, values, costs, resolved}``; a type is ``{dims, numbers, dtype}`` with axes as text over
-    the generics and with this model's numbers (text where the call decides). ``numbers`` is None in a class that
-    stands in the model with several sizes.
+    ``{generics, variables, dtype, entries, cache, blocks, values, costs, resolved}``; a type is ``{dims, numbers, dtype}``
+    with axes as text over the generics and with this model's numbers (text where the call decides). ``numbers`` is None
+    in a class that stands in the model with several sizes; an axis that did not resolve is "?" and its number.
 
     Raises NoSignature where the class has no list of blocks, or does not run at any size tried.
     """
@@ -59,7 +59,8 @@ def signature(model: LanguageModel | Any) -> Json:
     except Exception as error:  # noqa: BLE001  whatever a foreign forward raises
         if ours(error):
             raise
-        raise NoSignature(f"{type(module).__name__} has no signature here: running it with other sizes failed with {brief(error)}.") from error
+        name = type(module).__name__
+        raise NoSignature(f"{name} has no signature here: running it with other sizes failed with {brief(error)}.") from error
     typed = Types.of(probes)
     sizes = {**probes.released, "Layers": sum(map(len, layers))}
     aliases = _aliases(typed, probes)
@@ -72,7 +73,9 @@ def signature(model: LanguageModel | Any) -> Json:
     described = Described(few, typed, write, blocks, layers, keeps)
     costs = Costs(module, few, typed, blocks, layers, sizes).json()
     whole, resolved = typed.counts
-    unresolved = [{"at": ".".join(part for part in site if part), "axis": axis, "number": number} for site, axis, number in typed.unresolved]
+    unresolved = [
+        {"at": ".".join(part for part in site if part), "axis": axis, "number": number} for site, axis, number in typed.unresolved
+    ]
     classes, values = described.classes(), []
     if module is not model:
         values, lacking = typed_values(model, probes, typed, layers, write)
@@ -132,7 +135,8 @@ def _aliases(types: Types, probes: Probes) -> dict[Expr, str]:
     for site, one in types.found.items():
         if site.call != PREFILL or site.what != "cache" or len(one.axes) < 3:
             continue
-        axis, name = (one.axes[1], "Conv") if site.name.startswith("conv_states") else (one.axes[-1], "HeadDim") if site.name == "keys" else (None, "")
+        convolved = site.name.startswith("conv_states")
+        axis, name = (one.axes[1], "Conv") if convolved else (one.axes[-1], "HeadDim") if site.name == "keys" else (None, "")
         if isinstance(axis, Expr) and len(axis.names) > 1 and axis.cap is None and name not in (*taken, *found.values()):
             found[axis] = name
     return found
@@ -141,11 +145,12 @@ def _aliases(types: Types, probes: Probes) -> dict[Expr, str]:
 def _generics(probes: Probes, types: Types, sizes: dict[str, int], aliases: dict[Expr, str], module: Any,
               kinds: list[Json]) -> list[Json]:
     """The sizes that types are written in, with their numbers and where each comes from."""
-    used = {name for one in types.found.values() for axis in one.axes if isinstance(axis, Expr) for name in axis.names} - set(table()["variables"])
+    expressions = [axis for one in types.found.values() for axis in one.axes if isinstance(axis, Expr)]
+    used = {name for axis in expressions for name in axis.names} - set(table()["variables"])
     longest = {name for name in sizes if name == "MaxSeq"}
     rows = {}
     for name in used | longest | {"Layers"}:
-        source = ".".join(depth_key(module.config) if name == "Layers" else probes.keys[name])
+        source = ".".join((depth_key(module.config) or ()) if name == "Layers" else probes.keys[name])
         rows[name] = {"name": name, "number": sizes[name], "source": source}
         if name in probes.follows:
             rows[name]["formula"] = probes.follows[name].text(order())

@@ -37,8 +37,9 @@ class Unknown(ValueError):
 class Costs:
     """Formulas of one model.
 
-    ``few`` has one block of each kind and is what ``types`` are of; ``blocks`` is the block list's path; ``layers`` are, for each block of ``few``,
-    those of ``whole`` that are so; ``sizes`` the numbers of the generics, to which the kinds of blocks are added.
+    ``few`` has one block of each kind and is what ``types`` are of; ``blocks`` is the block list's path; ``layers`` are,
+    for each block of ``few``, those of ``whole`` that are so; ``sizes`` the numbers of the generics, to which the kinds
+    of blocks are added.
     """
 
     whole: nn.Module
@@ -51,7 +52,7 @@ class Costs:
 
     def __post_init__(self) -> None:
         firsts = [at for at, layers in enumerate(self.layers) if layers and layers not in self.layers[:at]]
-        lists = [values for values in per_block(self.few.config).values() if all(isinstance(one, str) for one in values) and len(values) == len(self.layers)]
+        lists = [values for values in per_block(self.few.config).values() if all(isinstance(one, str) for one in values)]
         said = ["_".join(values[at] for values in lists) for at in firsts]
         labels = _labels(self.few, [self.few.get_submodule(f"{self.blocks}.{at}") for at in firsts], said)
         self.counts = {at: "Layers" if len(firsts) == 1 else f"{label}Layers" for at, label in zip(firsts, labels, strict=True)}
@@ -66,7 +67,8 @@ class Costs:
     def json(self) -> Json:
         """``{parameters, weights, cache, flops, kinds}``; what cannot be had is ``{unknown: reason}``."""
         return {
-            "kinds": [{"name": name, "number": self.sizes[name], "layers": list(self.layers[at])} for at, name in self.counts.items() if name != "Layers"],
+            "kinds": [{"name": name, "number": self.sizes[name], "layers": list(self.layers[at])}
+                      for at, name in self.counts.items() if name != "Layers"],
             "parameters": _or_unknown(self.parameters), "weights": _or_unknown(self.weights),
             "cache": _or_unknown(self.cache), "flops": _or_unknown(self.flops),
         }
@@ -80,7 +82,8 @@ class Costs:
         for part, _, count, active in self._parameters():
             every.setdefault(part, []).append(count)
             used.setdefault(part, []).append(active)
-        rows = [{"part": part, **self._formula(total(every[part])), "active": self._formula(total(used[part]))} for part in PARTS if part in every]
+        rows = [{"part": part, **self._formula(total(every[part])), "active": self._formula(total(used[part]))}
+                for part in PARTS if part in every]
         return {
             **self._formula(total(one for counts in every.values() for one in counts)),
             "active": self._formula(total(one for counts in used.values() for one in counts)), "by_part": rows,
@@ -109,20 +112,22 @@ class Costs:
             active = count * self._share(here, owner, one) if part == "routed experts" else count
             inner = path if at is None else path.removeprefix(f"{self.blocks}.{at}.")
             found.setdefault((part, str(one.dtype), inner, count, active), []).append(at)
-        return [(part, dtype, count * self._times(where), active * self._times(where)) for (part, dtype, _, count, active), where in found.items()]
+        return [(part, dtype, count * self._times(where), active * self._times(where))
+                for (part, dtype, _, count, active), where in found.items()]
 
     def _share(self, here: str, owner: str, one: Type) -> Expr:
         """Which part of an expert's parameters a token uses."""
         experts, chosen = self.parts.routing(here)
         if chosen is None:
             raise Unknown("how many experts a token chooses is not known")
-        for path in _above(owner):
-            for site, other in self.types.found.items():
-                if site.call == PREFILL and site.path == path and site.what == "in" and other.dtype.startswith("int"):
-                    slots, first = other.axes[-1], one.axes[0]
-                    if isinstance(slots, Expr) and isinstance(first, Expr) and len(first.terms) == 1 and (slots.value(self.sizes), first.value(self.sizes)) == (chosen, experts):
-                        ((powers, factor),) = first.terms
-                        return slots * Expr.of({tuple((name, -power) for name, power in powers): 1 / factor})
+        every = one.axes[0]
+        integers = [other.axes[-1] for path in _above(owner) for site, other in self.types.found.items()
+                    if site[:3] == (PREFILL, path, "in") and other.dtype.startswith("int")]
+        for slots in integers:
+            if isinstance(slots, Expr) and isinstance(every, Expr) and len(every.terms) == 1:
+                if (slots.value(self.sizes), every.value(self.sizes)) == (chosen, experts):
+                    ((powers, factor),) = every.terms
+                    return slots * Expr.of({tuple((name, -power) for name, power in powers): 1 / factor})
         return Expr.number(Fraction(chosen, experts))
 
     # -- what a call keeps ------------------------------------------------------------
@@ -134,8 +139,8 @@ class Costs:
         for at, name in self.counts.items():
             prefix = f"{self.blocks}.{at}"
             for site, one in self.types.found.items():
-                inside = site.path == str(at) if site.what == "cache" else site.what == "held" and (site.path == prefix or site.path.startswith(f"{prefix}."))
-                if site.call == PREFILL and inside:
+                held = site.what == "held" and f"{site.path}.".startswith(f"{prefix}.")
+                if site.call == PREFILL and (held or (site.what, site.path) == ("cache", str(at))):
                     size = self._size(one, site.name, where, "Held") * Expr.number(getattr(torch, one.dtype).itemsize) * Expr.name(name)
                     grows = bool(size.names & {"S", *where})
                     rows.setdefault((name, grows), []).append(size)
@@ -168,7 +173,8 @@ class Costs:
         return {**self._formula(total(summed.values())), "by_part": rows, "where": self._where(where, context), "counted": COUNTED}
 
     def _part_of(self, path: str, kind: str, at: int | None) -> str:
-        here = path if at is None else f"{self.blocks}.{self.layers[at][0]}.{path.removeprefix(f'{self.blocks}.{at}').lstrip('.')}".rstrip(".")
+        inner = path.removeprefix(f"{self.blocks}.{at}").lstrip(".")
+        here = path if at is None else f"{self.blocks}.{self.layers[at][0]}.{inner}".rstrip(".")
         mixer = next((one for one in (*_above(here), here) if one in self.parts.mixers), None)
         if kind.endswith(("bmm", "baddbmm")) and mixer is not None and self.parts.mixers[mixer] == "attention":
             return OVER_CONTEXT
@@ -259,13 +265,16 @@ def _or_unknown(ask: Any) -> Any:
 
 
 def _labels(model: nn.Module, blocks: Sequence[nn.Module], said: Sequence[str]) -> list[str]:
-    """A word for each kind of block: the classes of its parts where others have other classes, without the family's name; else what is ``said`` of it."""
+    """A word for each kind of block: the classes of its parts where others have other classes, without the family's name;
+    else what is ``said`` of it.
+    """
     prefix = type(model).__name__.partition("For")[0]
     parts = [[(path, type(one).__name__) for path, one in block.named_modules() if path] for block in blocks]
     common = set.intersection(*map(set, parts)) if parts else set()
     words: list[str] = []
     for at, own in enumerate(parts):
-        apart = list(dict.fromkeys(name.removeprefix(prefix) for path, name in own if (path, name) not in common and name.startswith(prefix)))
+        names = [name for path, name in own if (path, name) not in common and name.startswith(prefix)]
+        apart = [name.removeprefix(prefix) for name in dict.fromkeys(names)]
         choices = ["".join(apart[:count]) for count in range(1, len(apart) + 1)]
         words.append(next((word for word in [*choices, camel(said[at])] if word and word not in words), f"Kind{at + 1}"))
     return words

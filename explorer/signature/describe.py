@@ -24,8 +24,8 @@ _FORMAL = {"Linear": {"weight": ("Out", "In"), "bias": ("Out",)}, "Conv1D": {"we
 class Described:
     """A model with one block of each kind, its types, and how pages write a type.
 
-    ``layers`` are, for each block of ``module``, the blocks of the whole model that are so; ``blocks`` is the block list's path; ``keeps`` is, by
-    block, the path of the module that writes to its cache.
+    ``layers`` are, for each block of ``module``, the blocks of the whole model that are so; ``blocks`` is the block list's
+    path; ``keeps`` is, by block, the path of the module that writes to its cache.
     """
 
     module: nn.Module
@@ -68,7 +68,8 @@ class Described:
             for path in self._inside(f"{self.blocks}.{at}"):
                 tensors += self._kept(path, "held")
             if tensors:
-                found.append({"layers": layers, "module": self.keeps.get(at, "").removeprefix(f"{self.blocks}.{at}").lstrip("."), "tensors": tensors})
+                inner = self.keeps.get(at, "").removeprefix(f"{self.blocks}.{at}").lstrip(".")
+                found.append({"layers": layers, "module": inner, "tensors": tensors})
         return found
 
     def _kept(self, path: str, what: str) -> list[Json]:
@@ -167,8 +168,8 @@ class _Formal:
         self.own: dict[tuple[str, ...], str] = {}
         for name, found in self._fields("", "parameter"):
             hints = _FORMAL.get(self.kind, {}).get(name, ())
-            for at in range(len(found[0].axes)):
-                self._axis([one.axes[at] if at < len(one.axes) else 0 for one in found], hints[at] if len(hints) == len(found[0].axes) else "")
+            for at in range(min(len(one.axes) for one in found)):
+                self._axis([one.axes[at] for one in found], hints[at] if at < len(hints) else "")
 
     @property
     def names(self) -> list[str]:
@@ -214,7 +215,8 @@ class _Formal:
         if len({len(one.axes) for one in found}) == 1:
             texts = [tuple(self._text(one.axes[at]) for one in found) for at in range(len(found[0].axes))]
             if all(len(set(one)) == 1 or one in self.own for one in texts):
-                return {"dims": [one[0] if len(set(one)) == 1 else self.own[one] for one in texts], "numbers": None, "dtype": whole["dtype"]}
+                dims = [one[0] if len(set(one)) == 1 else self.own[one] for one in texts]
+                return {"dims": dims, "numbers": None, "dtype": whole["dtype"]}
         last = tuple(self._text(one.axes[-1]) if one.axes else "" for one in found)
         tail = last[0] if len(set(last)) == 1 else self.own.get(last, "*")
         return {"dims": ["*"] if tail == "*" else ["*", tail], "numbers": None, "dtype": whole["dtype"]}

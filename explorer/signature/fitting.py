@@ -25,7 +25,8 @@ class Fitter:
     differs from the first probe, alone or with sizes that follow from it; follows: those, as expressions.
     """
 
-    def __init__(self, runs: Sequence[Mapping[str, int]], singles: Mapping[str, Sequence[int]], follows: Mapping[str, Expr] | None = None) -> None:
+    def __init__(self, runs: Sequence[Mapping[str, int]], singles: Mapping[str, Sequence[int]],
+                 follows: Mapping[str, Expr] | None = None) -> None:
         self.runs, self.singles, self.follows = runs, singles, dict(follows or {})
         self._known: dict[tuple[int, ...], Expr | None] = {}
 
@@ -71,7 +72,8 @@ class Fitter:
         return self.follows[name].names if name in self.follows else frozenset((name,))
 
     def _solve(self, chosen: Sequence[Powers], numbers: Mapping[str, np.ndarray], observed: tuple[int, ...]) -> Expr | None:
-        columns = [np.prod([numbers[name] ** power for name, power in powers], axis=0) if powers else np.ones(len(observed)) for powers in chosen]
+        ones = np.ones(len(observed))
+        columns = [np.prod([ones, *(numbers[name] ** power for name, power in powers)], axis=0) for powers in chosen]
         wanted = np.array(observed, dtype=float)
         if len(columns) == 1:
             factors = [wanted[0] / columns[0][0]]

@@ -48,7 +48,8 @@ def few_blocks(model: PreTrainedModel, path: str) -> tuple[PreTrainedConfig, lis
 def counterparts(small: PreTrainedModel, model: PreTrainedModel, path: str) -> list[list[int]]:
     """For each block of a small model of the same class, the blocks of ``model`` that have the same modules and parameters."""
     def built(block: nn.Module) -> tuple:
-        return tuple((name, type(one).__name__) for name, one in block.named_modules()), tuple(name for name, _ in block.named_parameters())
+        modules = tuple((name, type(one).__name__) for name, one in block.named_modules())
+        return modules, tuple(name for name, _ in block.named_parameters())
 
     whole = [built(block) for block in model.get_submodule(path)]
     return [[i for i, one in enumerate(whole) if one == built(block)] for block in small.get_submodule(path)]
@@ -61,7 +62,8 @@ def block_list(model: PreTrainedModel) -> str:
 
 def _kinds(config: PreTrainedConfig, blocks: Sequence[nn.Module], lists: Sequence[Key]) -> list[tuple]:
     """What tells each block from others: how it is built, what the configuration's lists say of it, how far it looks back."""
-    said = [values for key in lists if len(values := at(config, key)) == len(blocks) and all(isinstance(one, str | int) for one in values)]
+    said = [values for key in lists if len(values := at(config, key)) == len(blocks)]
+    said = [values for values in said if all(isinstance(one, str | int) for one in values)]
     return [(signature(block), tuple(values[i] for values in said), _looks_back(block)) for i, block in enumerate(blocks)]
 
 

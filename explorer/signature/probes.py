@@ -24,6 +24,9 @@ _JOINT = 3
 #: Models that are built at most to find out which sizes may change.
 _PATIENCE = 260
 
+#: Of these, for one probe in which all sizes change at once.
+_JOINT_PATIENCE = 30
+
 #: Relations between numbers that are tried for each size that does not change alone.
 _HINTS = 16
 
@@ -32,17 +35,22 @@ class Probes:
     """The probes of one configuration and their shapes.
 
     ``names`` are the sizes by figure, ``numbers`` those of the first probe by name; ``runs`` the sizes of each probe and
-    ``sites`` what was seen there, the first of them the configuration's own sizes but for its windows; ``follows`` are sizes that
-    cannot be chosen since others decide them; ``stuck`` are those that may be sizes and could not be changed.
+    ``sites`` what was seen there, the first of them the configuration's own sizes but for its windows; ``singles`` are, by
+    name, the probes in which that size changed; ``follows`` are sizes that cannot be chosen since others decide them;
+    ``stuck`` are those that may be sizes and could not be changed. Sizes change to multiples of what they are where that
+    builds, so what a class rounds to shows only where it rounds one of these.
 
-    cut: the block list's path and how many of its blocks are enough, where no configuration has so few. released: the configuration whose sizes types are for, where ``config`` is a small one of which models with numbers are run, since
-    without any the class does not run.
+    released: the configuration whose sizes types are for, where ``config`` is a small one of which models with numbers
+    are run, since without any the class does not run. cut: the block list's path and how many of its blocks are enough,
+    where no configuration has so few.
     """
 
-    def __init__(self, config: PreTrainedConfig, model_class: type, released: PreTrainedConfig | None = None, cut: tuple[str, int] | None = None) -> None:
+    def __init__(self, config: PreTrainedConfig, model_class: type, released: PreTrainedConfig | None = None,
+                 cut: tuple[str, int] | None = None) -> None:
         self.config, self.model_class, self.real, self.cut = config, model_class, released is not None, cut
         found = figures(config)
-        self.windows = {key: table()["windows"][key[-1]] for key, value in found.items() if value > table()["windows"].get(key[-1], value)}
+        narrow: dict[str, int] = table()["windows"]
+        self.windows = {key: narrow[key[-1]] for key, value in found.items() if value > narrow.get(key[-1], value)}
         self.names: dict[Key, str] = named(list(found))
         whole = figures(released or config)
         self.released = {self.names[key]: whole.get(key, value) for key, value in found.items()}
@@ -55,7 +63,7 @@ class Probes:
         self.sites: list[Sites] = []
         self.singles: dict[str, list[int]] = {}
         self.error: Exception | None = None
-        self.tried = 0
+        self.tried, self._until = 0, 0
         self._ways: dict[str, _Way] = {}
         self._run()
 
@@ -93,7 +101,8 @@ class Probes:
     def _even_out(self) -> None:
         """Where an axis does not resolve, a division may have left a remainder: change what moves it by factors of two instead."""
         fitter = self.fitter()
-        vectors = {tuple(sites[site].shape[axis] for sites in self.sites) for site, own in self.sites[0].items() for axis in range(len(own.shape))}
+        axes = [(site, axis) for site, own in self.sites[0].items() for axis in range(len(own.shape))]
+        vectors = {tuple(sites[site].shape[axis] for sites in self.sites) for site, axis in axes}
         suspects = {name for vector in vectors if fitter.fit(vector) is None for name in fitter.moves(vector)}
         moved = False
         for name in [name for name in self._ways if name in suspects and name in self.singles and self._ways[name] is _odd]:
@@ -115,12 +124,13 @@ class Probes:
     def _build(self, numbers: Mapping[str, int]) -> nn.Module:
         """A model with other numbers for some sizes, its windows narrow unless they are among them."""
         narrow = {key: self.numbers[self.names[key]] for key in self.windows}
-        model = build(changed(self.config, narrow | {self.keys[name]: number for name, number in numbers.items()}), self.model_class, self.real)
+        config = changed(self.config, narrow | {self.keys[name]: number for name, number in numbers.items()})
+        model = build(config, self.model_class, self.real)
         return model if self.cut is None else shorter(model, *self.cut)
 
     def model(self, run: int) -> nn.Module:
         """The model of one of the probes."""
-        return self._build({name: number for name, number in self.runs[run].items() if name in self.keys and number != self.numbers[name]})
+        return self._build({name: number for name, number in self.runs[run].items() if number != self.numbers.get(name, number)})
 
     def _attempt(self, numbers: Mapping[str, int], batch: int = BATCH, seq: int = SEQ) -> Sites | None:
         """What is seen with other numbers; None where that does not build, run, or makes another model of it."""
@@ -133,7 +143,9 @@ class Probes:
             self.error = error
             return None
         base = self.sites[0]
-        same = seen.keys() == base.keys() and all(len(one.shape) == len(base[site].shape) and one.dtype == base[site].dtype for site, one in seen.items())
+        if seen.keys() != base.keys():
+            return None
+        same = all(len(one.shape) == len(base[site].shape) and one.dtype == base[site].dtype for site, one in seen.items())
         return seen if same else None
 
     def _followed(self, numbers: Mapping[str, int]) -> dict[str, int]:
@@ -175,16 +187,24 @@ class Probes:
         """Find one size that follows from others, so that most of those can change that could not; what is left of them."""
         best: tuple[int, str, Expr] | None = None
         hints = [(name, *hint) for name in failed for hint in self._hints(name, failed)]
+
+        def outside(hint: tuple[str, str, Expr]) -> int:
+            return len({hint[1], *hint[2].names} - set(failed))
+
         # What relates sizes that all refuse to change alone is likeliest to be why they do.
-        hints.sort(key=lambda hint: (len({hint[1], *hint[2].names} - set(failed)), hint[1] not in self.derived))
-        for name, other, expression in hints[:2 * _HINTS]:
+        hints.sort(key=lambda hint: (outside(hint), hint[1] not in self.derived, len(hint[2].names)))
+        nearest = None
+        for hint in hints[:2 * _HINTS]:
+            name, other, expression = hint
             if other in self.follows or other in self.singles or expression.names & self.follows.keys():
                 continue
+            if nearest is not None and outside(hint) > nearest:
+                break
             self.follows[other] = expression
             if self._tries(name):
                 freed = 1 + sum(self._tries(one) for one in failed if one not in (name, other))
                 if best is None or freed > best[0]:
-                    best = freed, other, expression
+                    best, nearest = (freed, other, expression), outside(hint)
             del self.follows[other]
             if best is not None and best[0] >= len(failed) - 1:
                 break
@@ -211,6 +231,7 @@ class Probes:
         options = self._options(names, turn)
         batch, seq = _OTHER_BATCHES[turn + 1], _OTHER_SEQS[turn + 1]
         kept: dict[str, int] = {}
+        self._until = self.tried + _JOINT_PATIENCE
         seen = self._grow(kept, options, batch, seq)
         if seen is not None:
             self._add(kept, batch, seq, seen)
@@ -235,6 +256,8 @@ class Probes:
 
     def _grow(self, kept: dict[str, int], options: dict[str, list[int]], batch: int, seq: int) -> Sites | None:
         """Take as many sizes as build together into ``kept``; what is seen with the last that did."""
+        if self.tried >= self._until:
+            return None
         seen = self._attempt({**kept, **{name: values[0] for name, values in options.items() if values}}, batch, seq)
         if seen is not None:
             kept |= {name: values[0] for name, values in options.items() if values}

@@ -22,7 +22,10 @@ PREFILL, DECODE = "prefill", "decode"
 
 
 class Site(NamedTuple):
-    """Where a tensor is: of which call, at which module's path, as what (parameter, buffer, in, out, cache, held, matmul), and its name there."""
+    """Where a tensor is: of which call, at which module's path, as what, and its name there.
+
+    ``what`` is "parameter", "buffer", "in", "out", "cache", "held" (by a module, for the next call) or "matmul".
+    """
 
     call: str
     path: str
@@ -71,7 +74,8 @@ def observe(model: torch.nn.Module, batch: int, seq: int, products: bool = False
     for name, buffer in model.named_buffers():
         _note(sites, "", name.rpartition(".")[0], "buffer", name.rpartition(".")[2], buffer)
     ids = torch.zeros(batch, seq, dtype=torch.long, device=model.device)
-    before = {path: {name for name, value in vars(module).items() if isinstance(value, torch.Tensor)} for path, module in model.named_modules()}
+    before = {path: {name for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
+              for path, module in model.named_modules()}
     with torch.no_grad(), unpadded(model) if model.device.type == "meta" else nullcontext():
         with _watching(model, sites, PREFILL):
             out = model(ids, use_cache=True)

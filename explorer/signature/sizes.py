@@ -60,7 +60,10 @@ def figures(config: PreTrainedConfig, everything: bool = False) -> dict[Key, int
     start = text_key(config)
     found: dict[Key, int] = {}
     _figures(at(config, start), start, found)
-    return found if everything else {key: value for key, value in found.items() if not re.search(table()["never"], key[-1]) and generic(key[-1]) != "Layers"}
+    if everything:
+        return found
+    never = table()["never"]
+    return {key: value for key, value in found.items() if not re.search(never, key[-1]) and generic(key[-1]) != "Layers"}
 
 
 def _figures(holder: Any, where: Key, found: dict[Key, int]) -> None:
@@ -109,35 +112,36 @@ def at(holder: Any, key: Key) -> Any:
     return holder
 
 
-def depth_key(config: PreTrainedConfig) -> Key:
-    """The figure that is the number of blocks; ValueError where there is none."""
+def depth_key(config: PreTrainedConfig) -> Key | None:
+    """The figure that is the number of blocks, None where there is none."""
     start = text_key(config)
     holder = vars(at(config, start))
-    name = next((name for name, value in holder.items() if generic(name) == "Layers" and type(value) is int), None)
-    if name is None:
-        raise ValueError(f"the configuration of {config.model_type} does not say how many blocks there are")
-    return (*start, name)
+    return next(((*start, name) for name, value in holder.items() if generic(name) == "Layers" and type(value) is int), None)
+
+
+def _depth(config: PreTrainedConfig) -> int | None:
+    """The number of blocks, which may be the length of a list."""
+    key = depth_key(config)
+    return at(config, key) if key is not None else getattr(config.get_text_config(), "num_hidden_layers", None)
 
 
 def per_block(config: PreTrainedConfig) -> dict[Key, list[Any]]:
     """The lists of a configuration that hold an entry for each block."""
-    depth = depth_key(config)
-    holder = vars(at(config, depth[:-1]))
-    count = holder[depth[-1]]
-    return {(*depth[:-1], name): list(value) for name, value in holder.items() if isinstance(value, list | tuple) and len(value) == count > 1}
+    start, count = text_key(config), _depth(config)
+    return {(*start, name): list(value) for name, value in vars(at(config, start)).items()
+            if isinstance(value, list | tuple) and len(value) == count and count > 1}
 
 
 def with_blocks(config: PreTrainedConfig, blocks: Sequence[int]) -> PreTrainedConfig:
     """A copy with as many blocks as ``blocks`` has entries, of the kinds that those blocks have in its lists."""
-    depth = depth_key(config)
-    holder = vars(at(config, depth[:-1]))
-    lists: dict[Key, Any] = {key: [values[i] for i in blocks] for key, values in per_block(config).items()}
-    for name, value in holder.items():
-        if (*depth[:-1], name) not in lists and isinstance(value, list | tuple) and value and _are_blocks(name, value, holder[depth[-1]]):
-            lists[*depth[:-1], name] = [blocks.index(i) for i in value if i in blocks]
+    start, key, count = text_key(config), depth_key(config), _depth(config) or 0
+    new: dict[Key, Any] = {where: [values[i] for i in blocks] for where, values in per_block(config).items()}
+    for name, value in vars(at(config, start)).items():
+        if (*start, name) not in new and isinstance(value, list | tuple) and value and _are_blocks(name, value, count):
+            new[*start, name] = [blocks.index(i) for i in value if i in blocks]
         if name == "num_kv_shared_layers" and type(value) is int:  # so many of the last blocks
-            lists[*depth[:-1], name] = sum(i >= holder[depth[-1]] - value for i in blocks)
-    return changed(config, {depth: len(blocks), **lists})
+            new[*start, name] = sum(i >= count - value for i in blocks)
+    return changed(config, new if key is None else {**new, key: len(blocks)})
 
 
 def _are_blocks(name: str, value: Sequence[Any], count: int) -> bool:

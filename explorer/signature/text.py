@@ -51,7 +51,8 @@ def _whole(signature: _Json, numbers: bool) -> Iterator[str]:
     for row in signature["cache"]:
         yield f"  blocks {ranges(row['layers'])}" + (f", {row['module']}" if row["module"] else "")
         for tensor in row["tensors"]:
-            later = f", then {typed(tensor['after_decode'], numbers)}" if tensor["after_decode"] not in (None, tensor["after_prefill"]) else ""
+            again = tensor["after_decode"]
+            later = f", then {typed(again, numbers)}" if again not in (None, tensor["after_prefill"]) else ""
             yield f"    {tensor['name']}: {typed(tensor['after_prefill'], numbers)}{later}"
     yield ""
     for one in signature["blocks"]:
@@ -68,8 +69,9 @@ def _whole(signature: _Json, numbers: bool) -> Iterator[str]:
 def _costs(costs: _Json) -> Iterator[str]:
     """Each cost by its formula, then its number, or what it comes to for a call."""
     yield "costs"
-    for name, one in (("parameters", costs["parameters"]), ("active parameters", costs["parameters"].get("active")), ("bytes kept", costs["cache"]),
-                      ("operations for a token", costs["flops"])):
+    rows = {"parameters": costs["parameters"], "active parameters": costs["parameters"].get("active"),
+            "bytes kept": costs["cache"], "operations for a token": costs["flops"]}
+    for name, one in rows.items():
         if one is None:
             continue
         if "unknown" in one:
@@ -110,5 +112,6 @@ def _function(one: _Json, numbers: bool, also: str = "") -> str:
 def _results(results: Sequence[_Json], numbers: bool) -> str:
     if not results:
         return "nothing"
-    written = [f"{part['name']}: {typed(part['type'], numbers)}" if part["name"] and not part["name"].isdigit() else typed(part["type"], numbers) for part in results]
+    names = [f"{part['name']}: " if part["name"] and not part["name"].isdigit() else "" for part in results]
+    written = [name + typed(part["type"], numbers) for name, part in zip(names, results, strict=True)]
     return written[0] if len(written) == 1 else f"({', '.join(written)})"

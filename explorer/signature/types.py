@@ -24,7 +24,7 @@ class Type:
     dtype: str
 
     def json(self, sizes: Mapping[str, int], aliases: Mapping[Expr, str]) -> dict[str, Any]:
-        """``{dims, numbers, dtype}``: axes as text, the same with ``sizes`` filled in (text where the call decides), unresolved ones as "?number"."""
+        """``{dims, numbers, dtype}``: axes as text, "?" before the number of an unresolved one; the same with ``sizes`` filled in."""
         numbers: list[int | str] = []
         dims: list[str] = []
         for axis in self.axes:

@@ -29,9 +29,10 @@ _Sizes = dict[tuple[int, str], dict[str, Expr]]
 
 def typed_values(model: LanguageModel, probes: Probes, types: Types, layers: Sequence[Sequence[int]],
                  write: Callable[[Type], dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A row for each value, or for each of its types where kinds of blocks differ, ``{host, name, modules, layers, type}``, and those left out.
+    """A row for each value, or for each of its types where kinds of blocks differ, and what did not resolve.
 
-    ``layers`` are, for each block of the probes, the model's blocks that are so. What is left out is ``{at, axis, number}``.
+    A row is ``{host, name, modules, layers, type}``, what did not resolve ``{at, axis, number}``. ``layers`` are, for
+    each block of the probes, the model's blocks that are so.
     """
     sizes = _sizes(model, probes, types, layers)
     tensors = _tensors(model)
@@ -53,12 +54,14 @@ def typed_values(model: LanguageModel, probes: Probes, types: Types, layers: Seq
                     axes.append(number)
                 else:
                     axes.append(expression)
-            written, module = write(Type(tuple(axes), _dtype(row, tensor, tensors, blocks))), _module(model.anatomy, row.host, blocks)
-            if rows and (rows[-1]["host"], rows[-1]["name"], rows[-1]["type"]) == (vocabulary.HOSTS[row.host].path, row.name, written):
+            new = {"host": vocabulary.HOSTS[row.host].path, "name": row.name,
+                   "type": write(Type(tuple(axes), _dtype(row, tensor, tensors, blocks)))}
+            module = _module(model.anatomy, row.host, blocks)
+            if rows and rows[-1] | new == rows[-1]:
                 rows[-1]["layers"] = sorted([*rows[-1]["layers"], *blocks])
                 rows[-1]["modules"].append(module)
             else:
-                rows.append({"host": vocabulary.HOSTS[row.host].path, "name": row.name, "modules": [module], "layers": blocks, "type": written})
+                rows.append({**new, "modules": [module], "layers": blocks})
     return rows, unresolved
 
 
@@ -115,30 +118,37 @@ def _tensors(model: LanguageModel) -> dict[tuple[str, str, int | None], torch.Te
 
 
 def _sizes(model: LanguageModel, probes: Probes, types: Types, layers: Sequence[Sequence[int]]) -> _Sizes:
-    """The expression of each size that discovery gives a host: the one known of the model's tensors that comes to it in several probes."""
-    known = {axis.replaced(probes.follows): axis for one in types.found.values() for axis in one.axes if isinstance(axis, Expr) and axis.cap is None}
+    """The expression of each size that discovery gives a host.
+
+    It is the one of the model's tensors' axes that comes to that size in several probes, where no other as simple does.
+    """
+    axes = [axis for one in types.found.values() for axis in one.axes if isinstance(axis, Expr) and axis.cap is None]
+    known = {axis.replaced(probes.follows): axis for axis in axes if not axis.names & {"B", "S", "Past"}}
     known |= {Expr.name(name): Expr.name(name) for name in probes.singles if name not in ("B", "S")}
-    candidates = sorted((one for one in known.values() if not one.names & {"B", "S", "Past"}), key=lambda one: (len(one.terms), len(one.names), str(one)))
-    compared = [at for at in range(len(probes.runs) - 1, -1, -1) if at not in {i for single in probes.singles.values() for i in single} and at][:_COMPARED]
+    candidates = sorted(known.values(), key=lambda one: (*_involved(one), str(one)))
+    single = {at for probe in probes.singles.values() for at in probe}
+    compared = [at for at in range(len(probes.runs) - 1, 0, -1) if at not in single][:_COMPARED]
     anatomies = [discover(probes.model(at)) for at in compared]
+
+    def fit(numbers: Sequence[int | None]) -> Expr | None:
+        sizes = [probes.released, *(probes.runs[at] for at in compared)]
+        fits = [one for one in candidates if all(one.value(run) == number for run, number in zip(sizes, numbers, strict=True))]
+        return fits[0] if len(fits) == 1 or fits and _involved(fits[0]) < _involved(fits[1]) else None
+
     found: _Sizes = {}
     for kind, block in enumerate(model.anatomy.blocks):
         at = next((i for i, alike in enumerate(layers) if block.layers[0] in alike), None)
-        others = [anatomy.block(at) for anatomy in anatomies if at is not None and at < anatomy.frame.num_layers]
+        if at is None or not compared:
+            continue
+        others = [anatomy.block(at) for anatomy in anatomies]
         for name, host in block.hosts.items():
-            for axis, number in host.sizes.items():
-                observed = [one.hosts[name].sizes.get(axis) for one in others]
-                fits = [one for one in candidates if one.value(probes.released) == number
-                        and all(one.value(probes.runs[run]) == other for run, other in zip(compared, observed))]
-                if others and fits and (len(fits) == 1 or len(fits[0].names) < len(fits[1].names) or len(fits[0].terms) < len(fits[1].terms)):
-                    found.setdefault((kind, name), {})[axis] = fits[0]
-    top: dict[str, Expr] = {}
-    for axis, site in (("vocab_size", ("logits", "")), ("hidden_size", None)):
-        if site is not None:
-            last = next((one.axes[-1] for where, one in types.found.items() if where.path == "" and where.what == "out" and where.name == site[0]), None)
-        else:
-            last = found.get((0, "layers"), {}).get("hidden_size")
-        if isinstance(last, Expr):
-            top[axis] = last
-    found[-1, "model"] = top
+            fitted = {axis: fit([number, *(one.hosts[name].sizes.get(axis) for one in others)]) for axis, number in host.sizes.items()}
+            found[kind, name] = {axis: expression for axis, expression in fitted.items() if expression is not None}
+    logits = next((one for where, one in types.found.items() if where[1:] == ("", "out", "logits")), None)
+    top = {"hidden_size": found.get((0, "layers"), {}).get("hidden_size"), "vocab_size": None if logits is None else logits.axes[-1]}
+    found[-1, "model"] = {axis: expression for axis, expression in top.items() if isinstance(expression, Expr)}
     return found
+
+
+def _involved(expression: Expr) -> tuple[int, int]:
+    return len(expression.terms), len(expression.names)
