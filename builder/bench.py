@@ -1,8 +1,8 @@
 """``python -m builder bench``: what the parts cost, each as a ratio taken in one run or as what a browser saw.
 
-Sections: ``facts`` (collecting a family's record), ``record`` (reading values of
-a real model), ``site`` (the slider of a page, what a page weighs), ``app`` (the
-heads of the explorer). Aims are printed beside the figures and enforced by nobody.
+Sections: ``facts`` (collecting a family's record), ``build`` (the whole site, and the
+memory of a family), ``record`` (reading values of a real model), ``site`` (the slider
+of a page, what a page weighs), ``app`` (the heads of the explorer). Aims are printed beside the figures and enforced by nobody.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ class Figure:
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure and how often; ``quick`` is for trying the measurements themselves."""
+    """What to measure and how often; ``quick`` is for trying the measurements themselves, ``named`` says that the families were asked for."""
 
     families: tuple[str, ...] = ()
     site: Path | None = None
     quick: bool = False
+    named: bool = False
 
     @property
     def repeats(self) -> int:
@@ -69,21 +70,30 @@ def facts_section(settings: Settings) -> Iterator[Figure]:
     from explorer import cards
     from explorer.accounting import build_meta
     from builder.collect import proof
-    from explorer.facts import facts
+    from explorer.facts import checkpoints, facts
+    from explorer.specimens.small import default_config
 
     for family in settings.families:
-        checkpoint = cards.family_checkpoints(family)[0]
+        checkpoint = checkpoints(family)[0]
         report, specimen = proof(family)  # run once per release of the library, then kept: not part of collecting
         ids = torch.zeros(2, 7, dtype=torch.long, device="meta")
 
         def floor() -> None:
-            model = build_meta(cards.config(checkpoint))
+            model = build_meta(cards.config(checkpoint) if checkpoint in cards.IDS else default_config(family))
             with torch.no_grad():
                 model(input_ids=ids)
 
         ratio = against(lambda: facts(family, checkpoint, report, specimen), floor, settings.repeats)
         detail = f"{checkpoint}: {_ms(ratio.ours)} against {_ms(ratio.theirs)} for a meta build and forward"
         yield Figure("facts", f"facts of {family}", ratio.value, "x", 2.0, detail)
+
+
+def build_section(settings: Settings) -> Iterator[Figure]:
+    """A build of everything that is proven, against the meta builds and forwards it cannot do without."""
+    from builder.bench_build import build_rows
+
+    for row in build_rows(settings):
+        yield Figure("build", *row)
 
 
 def record_section(settings: Settings) -> Iterator[Figure]:
@@ -179,7 +189,7 @@ def app_section(settings: Settings) -> Iterator[Figure]:
 
 
 SECTIONS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
-    "facts": facts_section, "record": record_section, "site": site_section, "app": app_section,
+    "facts": facts_section, "build": build_section, "record": record_section, "site": site_section, "app": app_section,
 }
 
 
@@ -233,7 +243,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m builder bench", description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument("--only", metavar="SECTION", choices=list(SECTIONS), nargs="+", help=", ".join(SECTIONS))
-    parser.add_argument("--family", nargs="+", default=None, help="families to measure (default: all)")
+    parser.add_argument("--family", nargs="+", default=None, help="families to measure (default: those with notes; the build: all that are proven)")
     parser.add_argument("--site", type=Path, help="a built site (default: built for the occasion)")
     parser.add_argument("--quick", action="store_true", help="one repeat and few steps, to see that it runs")
     return parser.parse_args(argv)
@@ -249,7 +259,7 @@ def main(argv: list[str] | None = None) -> int:
     except UnknownFamily as error:
         print(error, file=sys.stderr)
         return 2
-    settings = Settings(families, args.site, args.quick)
+    settings = Settings(families, args.site, args.quick, args.family is not None)
     figures, failed = measure(args.only or SECTIONS, settings, lambda text: print(text, file=sys.stderr, flush=True))
     if args.json:
         print(json.dumps({"setting": setting_words(), "figures": [asdict(f) | {"met": f.met} for f in figures], "failed": failed}, indent=1))

@@ -97,19 +97,38 @@ def record(family: str, checkpoint: str | None, say: Say = lambda text: None) ->
 def collect(family: str, fresh: bool = False, say: Say = lambda text: None) -> Collected:
     """Everything a family's page is made of; ``fresh``: nothing of it from before."""
     import explorer.engine  # noqa: F401  before any modeling module
-    from builder.render import value_link
-    from builder.snippets import Block, notes_html, read_notes
 
     kept = Kept(fresh)
     with one_thread():  # several families may be collected side by side
         records = kept.get("records", family, records_key(family), lambda: _records(family, say, kept))
+        blocks = None
+        if has_notes(family):
+            say(f"running the notes of {family}")
+            path = NOTES / family / "notes.md"
+            blocks = kept.get("notes", family, notes_key(path, family), lambda: _run(path, family))
+    return _collected(family, records, blocks, kept)
+
+
+def again(family: str) -> Collected | None:
+    """What an earlier build collected, where nothing of it has changed; None where something has to be run."""
+    kept = Kept()
+    try:
+        records = kept.there("records", family, records_key(family))
         path = NOTES / family / "notes.md"
-        if not has_notes(family):
-            return Collected(family, records, None, {}, tuple(kept.made))
-        say(f"running the notes of {family}")
-        blocks = kept.get("notes", family, notes_key(path, family), lambda: _run(path, family))
+        blocks = kept.there("notes", family, notes_key(path, family)) if has_notes(family) else None
+    except Exception:  # noqa: BLE001  no key of a family that cannot even be configured: collecting it says why
+        return None
+    return None if records is None or (blocks is None and has_notes(family)) else _collected(family, records, blocks, kept)
+
+
+def _collected(family: str, records: list[Record], blocks: list[dict[str, Any]] | None, kept: Kept) -> Collected:
+    from builder.render import value_link
+    from builder.snippets import Block, notes_html, read_notes
+
+    if blocks is None:
+        return Collected(family, records, None, {}, tuple(kept.made))
     html = notes_html([Block(**block) for block in blocks], value_link(records[0]))
-    return Collected(family, records, html, read_notes(path).meta, tuple(kept.made))
+    return Collected(family, records, html, read_notes(NOTES / family / "notes.md").meta, tuple(kept.made))
 
 
 def _records(family: str, say: Say, kept: Kept) -> list[Record]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,16 @@ _IN_A_PROCESS = 48
 
 @dataclass(frozen=True)
 class Built:
-    """What became of a build: the families with a page, those of which something had to be made anew, and what failed, in words."""
+    """What became of a build: the families with a page, those of which something had to be made anew, and what failed, in words.
+
+    ``left_out``: families that were tried and are not followed; ``seconds``: how long its parts took, by name.
+    """
 
     families: list[str]
     anew: dict[str, tuple[str, ...]]
     failed: list[str]
     left_out: list[str]
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 def build(asked: list[str], out: Path, jobs: int, site: Path = write.SITE, *, everything: bool = False, fresh: bool = False) -> Built:
@@ -50,8 +55,9 @@ def build(asked: list[str], out: Path, jobs: int, site: Path = write.SITE, *, ev
     if not asked:
         write.remove_others(wanted, site=site)
     built = Built([], {}, [], [])
+    clock = _Clock(built.seconds)
     with tqdm(total=len(wanted) + 2, unit="step", desc="pages", file=sys.stderr) as bar:
-        for family, outcome in _collected(wanted, min(jobs, len(wanted)), fresh, bar):
+        for family, outcome in _collected(wanted, jobs, fresh, bar):
             try:
                 if isinstance(outcome, BaseException):
                     raise outcome
@@ -66,23 +72,46 @@ def build(asked: list[str], out: Path, jobs: int, site: Path = write.SITE, *, ev
                 (built.left_out if unknown else built.failed).append(f"{family}: {_words(error, quiet=unknown)}")
                 write.remove_family(family, site=site)
             bar.update()
+        clock.passed("families")
         bar.set_postfix_str("guides and index")
         titles, failed = _shared(site, fresh)
         built.failed.extend(failed)
         bar.update()
+        clock.passed("guides and index")
         bar.set_postfix_str("mkdocs")
         # The navigation names those with notes; the index and the coverage page lead to all.
         write.build_site(out, families={family: title for family, title in titles.items() if collect.has_notes(family)}, site=site)
         bar.update()
+        clock.passed("mkdocs")
         bar.set_postfix_str("")
     return built
 
 
+class _Clock:
+    """Notes how long each part took, from one call to the next."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds, self.since = seconds, time.perf_counter()
+
+    def passed(self, part: str) -> None:
+        now = time.perf_counter()
+        self.seconds[part], self.since = now - self.since, now
+
+
 def _collected(families: list[str], jobs: int, fresh: bool, bar: Any) -> Iterator[tuple[str, Any]]:
-    """(family, what was collected or the error), in the order they finish."""
+    """(family, what was collected or the error): what is kept from before first, then in the order they finish."""
+    changed = []
+    for family in families:
+        bar.set_postfix_str(family)
+        found = None if fresh else collect.again(family)
+        if found is not None:
+            yield family, found
+        else:
+            changed.append(family)
+    jobs = min(jobs, len(changed))
     if jobs <= 1:
         _quiet()
-        for family in families:
+        for family in changed:
             bar.set_postfix_str(family)
             try:
                 yield family, collect.collect(family, fresh, bar.set_postfix_str)
@@ -91,7 +120,7 @@ def _collected(families: list[str], jobs: int, fresh: bool, bar: Any) -> Iterato
         return
     # Fresh processes: torch's threads do not survive a fork.
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=_IN_A_PROCESS, initializer=_quiet) as pool:
-        running = {pool.submit(collect.collect, family, fresh): family for family in families}
+        running = {pool.submit(collect.collect, family, fresh): family for family in changed}
         for future in as_completed(running):
             family = running.pop(future)  # and with it, what was collected
             bar.set_postfix_str(family)

@@ -51,19 +51,29 @@ class Kept:
 
     def get(self, kind: str, family: str, key: str, make: Callable[[], Any]) -> Any:
         """The result of ``make``, plain data, unless it is kept under the same key."""
-        path = folder() / f"{kind}-{family}-{key}.json"
-        if not self.fresh:
-            try:
-                found = json.loads(path.read_text(encoding="utf-8"))
-                os.utime(path)
-                return found
-            except (OSError, ValueError):
-                pass  # not there, or damaged: made anew
+        if (found := self.there(kind, family, key)) is not None:
+            return found
         result = make()
         self.made.append(kind)
-        _write(path, result)
+        _write(_path(kind, family, key), result)
         _prune(kind, family)
         return result
+
+    def there(self, kind: str, family: str, key: str) -> Any:
+        """What is kept under a key; None where there is nothing, or where it is damaged."""
+        if self.fresh:
+            return None
+        path = _path(kind, family, key)
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            os.utime(path)
+            return found
+        except (OSError, ValueError):
+            return None
+
+
+def _path(kind: str, family: str, key: str) -> Path:
+    return folder() / f"{kind}-{family}-{key}.json"
 
 
 def _write(path: Path, result: Any) -> None:

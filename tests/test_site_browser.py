@@ -57,6 +57,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write.write_family(made[-1], notes_html(notes.blocks), notes.meta, site=source)
     write.write_index(made, meta, site=source)
     write.write_shared(site=source)
+    write.write_coverage({family: meta[family]["title"] for family in FAMILIES}, site=source)
     for name, path in write.guide_sources(source).items():
         notes = read_notes(path)
         write.write_guide(name, notes_html(notes.blocks, shift=0), notes.meta, site=source)
