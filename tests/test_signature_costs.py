@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from explorer import accounting
 from explorer.finding.discover import unpadded
+from explorer.signature import signature
 from tests.models import shapes
 from tests.test_signature import FIRST, MORE, signed
 
@@ -48,6 +49,15 @@ def test_parameters_are_those_counted(family):
     assert found["parameters"]["active"]["number"] == truth["active"]
     assert [(row["part"], row["number"], row["active"]["number"]) for row in found["parameters"]["by_part"]] == [
         (row["part"], row["count"], row["active"]) for row in truth["by_part"]]
+
+
+@pytest.mark.parametrize("id", ["ai21labs/Jamba-v0.1", "google/recurrentgemma-2b", "tiiuae/Falcon-H1-0.5B-Base"])
+def test_costs_of_hybrids_are_those_of_the_model(id):
+    """Mixtures on some blocks, a state that modules keep themselves, two mixers side by side."""
+    module = shapes(id).hf
+    found, truth = signature(module)["costs"], accounting.parameters(module)
+    assert (found["parameters"]["number"], found["parameters"]["active"]["number"]) == (truth["total"], truth["active"])
+    assert calls(found["cache"], S=40, B=2) == accounting.measured_cache_bytes(module, 40, 2)
 
 
 @pytest.mark.parametrize("family", [*FIRST, *MORE])

@@ -84,3 +84,10 @@ def test_a_size_that_follows_is_used_where_it_says_less():
     fitter = Fitter(runs, SINGLES, {"D": A * B})
     assert fitter.fit([run["D"] + run["C"] for run in runs]) in (Expr.name("D") + C, A * B + C)
     assert fitter.fit([run["D"] for run in runs]) == Expr.name("D")
+
+
+def test_a_share_rounded_up_is_a_size_of_its_own():
+    fitter = Fitter(RUNS, SINGLES)
+    assert fitter.fit([-(-(run["A"] * 2 // 3) // run["B"]) * run["B"] for run in RUNS]) == Expr.name("RoundedA")
+    assert str(fitter.rounded["RoundedA"]) == "2 * A / 3 rounded up to a multiple of B"
+    assert fitter.rounded["RoundedA"].value({"A": 100, "B": 7}) == 70

@@ -62,7 +62,7 @@ def signature(model: LanguageModel | Any) -> Json:
         name = type(module).__name__
         raise NoSignature(f"{name} has no signature here: running it with other sizes failed with {brief(error)}.") from error
     typed = Types.of(probes)
-    sizes = {**probes.released, "Layers": sum(map(len, layers))}
+    sizes = {**probes.released, "Layers": len(module.get_submodule(blocks))}
     aliases = _aliases(typed, probes)
 
     def write(one: Type) -> Json:
@@ -147,9 +147,14 @@ def _generics(probes: Probes, types: Types, sizes: dict[str, int], aliases: dict
     """The sizes that types are written in, with their numbers and where each comes from."""
     expressions = [axis for one in types.found.values() for axis in one.axes if isinstance(axis, Expr)]
     used = {name for axis in expressions for name in axis.names} - set(table()["variables"])
+    used |= {name for size in types.rounded.values() for name in (size.of, size.to)}
+    used |= {name for follows in (*aliases, *(probes.follows[name] for name in used & probes.follows.keys())) for name in follows.names}
     longest = {name for name in sizes if name == "MaxSeq"}
     rows = {}
     for name in used | longest | {"Layers"}:
+        if name in types.rounded:
+            rows[name] = {"name": name, "number": sizes[name], "source": "", "formula": str(types.rounded[name])}
+            continue
         source = ".".join((depth_key(module.config) or ()) if name == "Layers" else probes.keys[name])
         rows[name] = {"name": name, "number": sizes[name], "source": source}
         if name in probes.follows:

@@ -201,12 +201,11 @@ class Costs:
             own = [name for name, _ in powers if name in kinds]
             if len(own) == 1 and len(kinds) > 1:
                 apart.setdefault((tuple(one for one in powers if one[0] != own[0]), factor), {})[own[0]] = powers
-        found = dict(expression.terms)
+        found = list(expression.terms)
         for (rest, factor), by_kind in apart.items():
             if by_kind.keys() == kinds:
-                for powers in by_kind.values():
-                    del found[powers]
-                found[tuple(sorted((*rest, ("Layers", 1))))] = factor
+                found = [term for term in found if term[0] not in by_kind.values()]
+                found.append((tuple(sorted((*rest, ("Layers", 1)))), factor))
         return Expr.of(found)
 
     def _where(self, where: Mapping[str, Any], context: Mapping[str, Expr] | None = None) -> Json:

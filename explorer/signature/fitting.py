@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
@@ -18,6 +19,26 @@ _FACTOR, _PARTS = 4096, 64
 _TERMS = {1: 2, 2: 3, 3: 4, 4: 4, 5: 3, 6: 3, 7: 2}
 
 
+@dataclass(frozen=True)
+class Rounded:
+    """A share of the size ``of``, rounded up to a multiple of the size ``to``."""
+
+    of: str
+    share: Fraction
+    to: str
+
+    @property
+    def name(self) -> str:
+        return f"Rounded{self.of}"
+
+    def value(self, sizes: Mapping[str, int]) -> int:
+        multiple = sizes[self.to]
+        return -(-int(self.share * sizes[self.of]) // multiple) * multiple
+
+    def __str__(self) -> str:
+        return f"{Expr.of({((self.of, 1),): self.share})} rounded up to a multiple of {self.to}"
+
+
 class Fitter:
     """Finds expressions for numbers observed in the same probes.
 
@@ -28,13 +49,15 @@ class Fitter:
     def __init__(self, runs: Sequence[Mapping[str, int]], singles: Mapping[str, Sequence[int]],
                  follows: Mapping[str, Expr] | None = None) -> None:
         self.runs, self.singles, self.follows = runs, singles, dict(follows or {})
+        #: Sizes that are others rounded up, by a name of their own.
+        self.rounded: dict[str, Rounded] = {}
         self._known: dict[tuple[int, ...], Expr | None] = {}
 
     def fit(self, observed: Sequence[int]) -> Expr | None:
         """The simplest expression with these numbers, None where there is none or several are as simple."""
         key = tuple(observed)
         if key not in self._known:
-            self._known[key] = self._fit(key)
+            self._known[key] = self._fit(key) or self._round(key)
         return self._known[key]
 
     def moves(self, observed: Sequence[int]) -> list[str]:
@@ -70,6 +93,20 @@ class Fitter:
 
     def _behind(self, name: str) -> frozenset[str]:
         return self.follows[name].names if name in self.follows else frozenset((name,))
+
+    def _round(self, observed: tuple[int, ...]) -> Expr | None:
+        """Of two sizes, one that is a share of the one, rounded up to a multiple of the other."""
+        names = self.moves(observed)
+        if len(names) != 2:
+            return None
+        found = {Rounded(of, share, to) for of, to in (names, names[::-1])
+                 for share in {Fraction(number, run[of]).limit_denominator(12) for run, number in zip(self.runs, observed, strict=True)}
+                 if all(Rounded(of, share, to).value(run) == number for run, number in zip(self.runs, observed, strict=True))}
+        if len(found) != 1:
+            return None
+        size = found.pop()
+        self.rounded[size.name] = size
+        return Expr.name(size.name)
 
     def _solve(self, chosen: Sequence[Powers], numbers: Mapping[str, np.ndarray], observed: tuple[int, ...]) -> Expr | None:
         ones = np.ones(len(observed))

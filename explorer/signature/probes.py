@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from explorer.signature.expressions import Expr
-from explorer.signature.fitting import Fitter
+from explorer.signature.fitting import Fitter, Rounded
 from explorer.signature.running import Sites, build, observe, shorter
 from explorer.signature.sizes import Key, changed, derived, figures, named, relations, table
 
@@ -70,6 +70,12 @@ class Probes:
     def fitter(self) -> Fitter:
         return Fitter(self.runs, self.singles, self.follows)
 
+    def know(self, rounded: Mapping[str, Rounded]) -> None:
+        """Add sizes that follow by rounding to those of every probe."""
+        for name, size in rounded.items():
+            for sizes in (self.released, *self.runs):
+                sizes.setdefault(name, size.value(sizes))
+
     def wide(self, batch: int, seq: int) -> Sites:
         """What is seen with the windows that the configuration has."""
         released = {self.names[key]: self.released[self.names[key]] for key in self.windows}
@@ -130,7 +136,7 @@ class Probes:
 
     def model(self, run: int) -> nn.Module:
         """The model of one of the probes."""
-        return self._build({name: number for name, number in self.runs[run].items() if number != self.numbers.get(name, number)})
+        return self._build({name: number for name, number in self.runs[run].items() if self.numbers.get(name, number) != number})
 
     def _attempt(self, numbers: Mapping[str, int], batch: int = BATCH, seq: int = SEQ) -> Sites | None:
         """What is seen with other numbers; None where that does not build, run, or makes another model of it."""

@@ -79,13 +79,13 @@ def observe(model: torch.nn.Module, batch: int, seq: int, products: bool = False
     with torch.no_grad(), unpadded(model) if model.device.type == "meta" else nullcontext():
         with _watching(model, sites, PREFILL):
             out = model(ids, use_cache=True)
-        _held(sites, PREFILL, model, out, before)
-        again = _again(out)
+        again = _again(out) or _given(model, ids)
+        _held(sites, PREFILL, model, again, before)
         if again is not None:
             with _watching(model, sites, DECODE) as stack:
                 with _Products(sites, stack) if products else nullcontext():
                     out = model(ids[:, :1], use_cache=True, **again)
-            _held(sites, DECODE, model, out, before)
+            _held(sites, DECODE, model, _again(out) or again, before)
     return sites
 
 
@@ -116,6 +116,18 @@ def _flat(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, torch.Te
 @lru_cache(maxsize=4096)
 def _parameters(kind: type) -> inspect.Signature:
     return inspect.signature(kind.forward)
+
+
+def _given(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, Any] | None:
+    """A cache filled by a call that gets it and does not hand it back; None where the class takes none."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=model.config)
+    try:
+        model(ids, use_cache=True, cache=cache)
+    except Exception:  # noqa: BLE001  whatever a foreign forward raises
+        return None
+    return {"cache": cache} if any(tensor.dim() for layer in cache.layers for _, tensor in _flat("", vars(layer))) else None
 
 
 @contextmanager
@@ -154,9 +166,9 @@ def _watching(model: torch.nn.Module, sites: Sites, call: str) -> Iterator[list[
             handle.remove()
 
 
-def _held(sites: Sites, call: str, model: torch.nn.Module, out: Any, before: Mapping[str, set[str]]) -> None:
-    """What is kept for the next call: in the cache that was returned, or by modules themselves."""
-    kept = next((out[name] for name in ("cache", "past_key_values", "cache_params") if out.get(name) is not None), None)
+def _held(sites: Sites, call: str, model: torch.nn.Module, again: dict[str, Any] | None, before: Mapping[str, set[str]]) -> None:
+    """What is kept for the next call: in what that is given, or by modules themselves."""
+    kept = next(iter(again.values())) if again is not None and "state" not in again else None
     layers = getattr(kept, "layers", None)
     for at, layer in enumerate(layers if layers is not None else [] if kept is None else [kept]):
         for name, value in vars(layer).items() if hasattr(layer, "__dict__") else ():

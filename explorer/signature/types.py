@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from explorer.signature.expressions import Expr
+from explorer.signature.fitting import Rounded
 from explorer.signature.probes import BATCH, SEQ, Probes
 from explorer.signature.running import DECODE, Site, Sites
 from explorer.signature.sizes import order
@@ -40,20 +41,25 @@ class Type:
 
 @dataclass
 class Types:
-    """Every tensor that was seen, with its type; ``unresolved`` are the axes no expression was found for."""
+    """Every tensor that was seen, with its type.
+
+    ``unresolved`` are the axes no expression was found for; ``rounded`` the sizes that are others rounded up.
+    """
 
     found: dict[Site, Type]
     unresolved: list[tuple[Site, int, int]] = field(default_factory=list)
+    rounded: dict[str, Rounded] = field(default_factory=dict)
 
     @classmethod
     def of(cls, probes: Probes) -> Types:
         fitter, base = probes.fitter(), probes.sites[0]
         wide = _without_windows(probes)
-        types = cls({})
+        types = cls({}, rounded=fitter.rounded)
         for site, own in base.items():
             axes: list[Expr | int] = []
             for axis, number in enumerate(own.shape):
                 expression = fitter.fit([sites[site].shape[axis] for sites in probes.sites])
+                probes.know(types.rounded)
                 if expression is not None and all(site in sites for sites in wide) and wide:
                     expression = _capped(expression, [sites[site].shape[axis] for sites in wide], probes)
                 if expression is not None and _stuck(expression, probes):

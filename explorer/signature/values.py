@@ -110,8 +110,10 @@ def _tensors(model: LanguageModel) -> dict[tuple[str, str, int | None], torch.Te
     found = {}
     for row in rows:
         for layer in (None,) if row.host == "model" else [at for at in layers if at in row.layers]:
-            if (row.value.key, layer) in recording:
-                tensor = recording[row.value.key, layer]
+            # Two mixers side by side have values of one name.
+            key = row.value.key if layer is None else f"{row.host}.{row.name}"
+            if (key, layer) in recording:
+                tensor = recording[key, layer]
                 if isinstance(tensor, torch.Tensor):
                     found[row.host, row.name, layer] = tensor
     return found
