@@ -125,7 +125,8 @@ def _enter(canvas: Canvas, block: Block, sub: Record, y: float, norms: dict[str,
         return _branch(canvas, block, shared, box.cy, part, called_with, into)
     canvas.edge((STREAM, box.cy), (box.x - 1, box.cy))
     canvas.box(box, "norm", "norm", 10)
-    canvas.text(box.cx, y + 18, norm["module"], "normname", "norm", anchor="middle")
+    room = box.w - 14
+    canvas.text(box.cx, y + 18, norm["module"], "normname", "norm", anchor="middle", width=room if mono_width(norm["module"], 10.8) > room else None)
     if part:
         canvas.pill(part, box.x + 6, y + 25, box.w - 12, size=10.5)
     if not called_with:

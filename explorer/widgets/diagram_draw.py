@@ -91,10 +91,11 @@ class Canvas:
         )
         return box
 
-    def text(self, x: float, y: float, text: str, kind: str, role: str = "", anchor: str = "start") -> None:
-        """A line of text; ``kind`` is title, module, note, caption or formula."""
+    def text(self, x: float, y: float, text: str, kind: str, role: str = "", anchor: str = "start", width: float | None = None) -> None:
+        """A line of text; ``kind`` is title, module, note, caption or formula. With ``width`` it is set that wide."""
         classes = f"bd-{kind}" + (f" role-{role}" if role else "")
         place = "" if anchor == "start" else f' text-anchor="{anchor}"'
+        place += f' textLength="{number(width)}" lengthAdjust="spacingAndGlyphs"' if width else ""
         self.over.append(f'<text class="{classes}" x="{number(x)}" y="{number(y)}"{place}>{escape(text)}</text>')
 
     def title(self, x: float, y: float, title: str, module: str, role: str) -> None:
