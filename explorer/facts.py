@@ -163,16 +163,21 @@ def _shapes(model: LanguageModel) -> dict[tuple[str, str], torch.Tensor]:
     batch, seq = probe_lengths(model.hf)
     ids = torch.zeros(batch, seq, dtype=torch.long, device=model.hf.device)
     layers = sorted({block.layers[0] for block in model.anatomy.blocks})
-    names = [row.value.key for row in model.support() if row.available and not row.value.derived]
+    names = [_named(row) for row in model.support() if row.available and not row.value.derived]
     # Every kind of block is among the first so many; the others add nothing but time.
     with model.lock, _shortened(model.hf, model.anatomy.frame.blocks, layers[-1] + 1):
         recording = model.record(ids, names, layers=layers)
     found: dict[tuple[str, str], torch.Tensor] = {}
     for row in model.support():
         for layer in (None,) if row.host == "model" else [i for i in layers if i in row.layers]:
-            if (row.value.key, layer) in recording:
-                found.setdefault((row.host, row.name), recording[row.value.key, layer])
+            if (_named(row), layer) in recording:
+                found.setdefault((row.host, row.name), recording[_named(row), layer])
     return found
+
+
+def _named(row: Row) -> str:
+    """A value by its host too, as a recording is asked for it: two mixers of a block may share a name."""
+    return row.name if row.host == "model" else f"{row.host}.{row.name}"
 
 
 def _value(model: LanguageModel, row: Row, shapes: Mapping[tuple[str, str], torch.Tensor], verified: bool) -> dict[str, Any]:

@@ -217,3 +217,11 @@ def test_a_checkpoint_of_another_family_is_refused():
         facts("llama", "Qwen/Qwen3-Next-80B-A3B-Instruct")
     with pytest.raises(cards.UnknownCheckpoint, match="did you mean"):
         facts("llama", "Qwen/Qwen3-Nxt-80B-A3B-Instruct")
+
+
+def test_two_mixers_of_a_block_have_their_own_shapes():
+    found = {(row["host"], row["name"]): row["shape"]["numbers"] for row in facts_module.anatomy(load("specimen:falcon_h1"))["values"]}
+    model = load("specimen:falcon_h1")
+    heads, mixer = model.layers[0].self_attn, model.layers[0].mixer
+    assert found["model.layers[i].self_attn", "attention_queries"] == ["B", heads.num_heads, "S", heads.qk_head_dim]
+    assert found["model.layers[i].mixer", "attention_queries"] == ["B", "S", mixer.heads, mixer.key_dim]
