@@ -121,6 +121,8 @@ class _Rows:
                          note="float32 whatever the model's dtype" if fixed else None)
 
     def _convolution(self, held: Held) -> dict[str, Any]:
+        if len(held.shape) != 3:
+            raise ValueError(f"inputs of a convolution of {len(held.shape)} axes ({self.config.model_type}) have no formula here")
         channels, width = self._axis(held.shape[1], _CONVOLVED), self._axis(held.shape[2], _WIDTH)
         whole = " - " not in width.source
         note = "transformers keeps Width columns; the next token needs the last Width - 1" if whole else None

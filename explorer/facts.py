@@ -182,8 +182,8 @@ def _named(row: Row) -> str:
 
 def _value(model: LanguageModel, row: Row, shapes: Mapping[tuple[str, str], torch.Tensor], verified: bool) -> dict[str, Any]:
     value = row.value
-    host = model if row.host == "model" else _first_envoy(model, row)
-    sizes = model.sizes if row.host == "model" else {**model.sizes, **model.anatomy.block(row.layers[0]).hosts[row.host].sizes}
+    first = None if row.host == "model" else model.anatomy.block(row.layers[0]).hosts[row.host]
+    sizes = model.sizes if first is None else {**model.sizes, **first.sizes}
     tensor = shapes.get((row.host, row.name))
     return {
         "host": vocabulary.HOSTS[row.host].path,
@@ -198,7 +198,7 @@ def _value(model: LanguageModel, row: Row, shapes: Mapping[tuple[str, str], torc
         "optional": value.optional,
         "shape": {"symbols": list(value.axes), "numbers": _extents(value, tensor, sizes)},
         "dtype": str(tensor.dtype).removeprefix("torch.") if isinstance(tensor, torch.Tensor) else _dtype(value, shapes),
-        "class": type(host._module).__name__,
+        "class": type(model.hf).__name__ if first is None else _class(model.layers[row.layers[0]], first),
         "verified": verified,
     }
 
@@ -220,14 +220,9 @@ def _dtype(value: vocabulary.Value, shapes: Mapping[tuple[str, str], torch.Tenso
     return str(state.dtype).removeprefix("torch.") if state is not None else None
 
 
-def _first_envoy(model: LanguageModel, row: Row) -> Any:
-    """The envoy of the first block that has a value, or of the block itself where its host is no module."""
-    layer = row.layers[0]
-    return _envoy(model.layers[layer], model.anatomy.block(layer).hosts[row.host])
-
-
-def _envoy(block: Any, host: Host) -> Any:
-    return block.get(host.module) if host.module else block
+def _class(block: Any, host: Host) -> str:
+    """The class of a host's module; of the block itself where it has none."""
+    return type(block._module.get_submodule(host.module)).__name__
 
 
 def config_of(model: LanguageModel) -> dict[str, Any]:
@@ -251,7 +246,7 @@ def _block(model: LanguageModel, block: Block) -> dict[str, Any]:
     hosts = {}
     for host in block.hosts.values():
         if host.places and host.name != "layers":
-            hosts[host.name] = {"path": host.module, "class": type(_envoy(layer, host)._module).__name__, "sizes": host.sizes}
+            hosts[host.name] = {"path": host.module, "class": _class(layer, host), "sizes": host.sizes}
     sublayers = [_sublayer(block, sub) for sub in block.sublayers]
     return {
         "layers": list(block.layers),

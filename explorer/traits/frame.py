@@ -111,7 +111,8 @@ def _kind(norm: torch.nn.Module) -> list[str]:
     """What a norm does, asked of a copy with numbers."""
     made = copy.deepcopy(norm).to_empty(device="cpu") if any(p.is_meta for p in norm.parameters()) else copy.deepcopy(norm).cpu()
     parameters = dict(made.named_parameters())
-    width = next((len(p) for p in parameters.values()), None) or 64
+    # Some without weights know how wide they are, the others take anything.
+    width = next((len(p) for p in parameters.values()), None) or next(iter(getattr(made, "normalized_shape", ())), 64)
     drawn = torch.Generator().manual_seed(0)
     x = torch.randn(1, 1, width, generator=drawn)
     with torch.no_grad():
