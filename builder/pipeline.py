@@ -19,7 +19,7 @@ from builder import collect, write
 from builder.snippets import SnippetError
 
 
-#: Families that one process works on before another takes its place: what the libraries keep of each adds up.
+#: Families that one process works on, more or less, before another takes its place: what the libraries keep of each adds up.
 _IN_A_PROCESS = 48
 
 
@@ -118,9 +118,14 @@ def _collected(families: list[str], jobs: int, fresh: bool, bar: Any) -> Iterato
             except Exception as error:
                 yield family, error
         return
-    # Fresh processes: torch's threads do not survive a fork.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=_IN_A_PROCESS, initializer=_quiet) as pool:
-        running = {pool.submit(collect.collect, family, fresh): family for family in changed}
+    # Fresh processes: torch's threads do not survive a fork. And new ones after a while.
+    for start in range(0, len(changed), jobs * _IN_A_PROCESS):
+        yield from _side_by_side(changed[start : start + jobs * _IN_A_PROCESS], jobs, fresh, bar)
+
+
+def _side_by_side(families: list[str], jobs: int, fresh: bool, bar: Any) -> Iterator[tuple[str, Any]]:
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_quiet) as pool:
+        running = {pool.submit(collect.collect, family, fresh): family for family in families}
         for future in as_completed(running):
             family = running.pop(future)  # and with it, what was collected
             bar.set_postfix_str(family)

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
 import explorer.loading
 from builder import collect, pipeline, reuse, write
@@ -122,6 +123,18 @@ def test_what_did_not_change_is_not_run_again(site, tmp_path, counted):
     kept.write_text("{damaged")
     assert build() == ({"record": len(cards.family_checkpoints("gpt2"))}, {"gpt2": ("records",)})
     assert build(fresh=True)[0] == whole
+
+
+def test_families_are_collected_side_by_side_by_processes_that_are_replaced(site, tmp_path, monkeypatch):
+    """What a family that cannot be loaded says comes back from the process it was tried in."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(pipeline, "_IN_A_PROCESS", 1)
+    started = []
+    pools = pipeline.ProcessPoolExecutor
+    monkeypatch.setattr(pipeline, "ProcessPoolExecutor", lambda jobs, **options: started.append(jobs) or pools(jobs, **options))
+    found = dict(pipeline._collected(["llamas", "gpt3", "opal"], 2, False, tqdm(disable=True)))
+    assert {family: str(error).partition("'")[2].partition("'")[0] for family, error in found.items()} == {name: name for name in found}
+    assert set(found) == {"llamas", "gpt3", "opal"} and started == [2, 2]
 
 
 def test_what_is_kept_goes_by_all_it_depends_on(tmp_path, monkeypatch):
