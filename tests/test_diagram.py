@@ -14,7 +14,7 @@ from explorer import load, vocabulary
 from explorer.facts import anatomy
 from explorer.widgets import palette
 from explorer.widgets.diagram import LAYOUTS, block_svg, element
-from explorer.widgets.diagram_block import attribute, axis_name, host_key, lit_cells, shapes, type_of
+from explorer.widgets.diagram_block import attribute, host_key, lit_cells, shapes
 from explorer.widgets.diagram_draw import grid
 from explorer.widgets.diagram_element import card_data
 from tests.facts_records import drawn, records
@@ -206,20 +206,6 @@ def test_addend_edges_can_be_marked() -> None:
     assert re.findall(r'data-addend="(\w+)"', svg) == ["attention_output", "mlp_output"]
 
 
-def test_types_have_names_and_numbers() -> None:
-    row = {"dims": ["batch", "num_kv_heads", "seq", "head_dim"], "dtype": "float32",
-           "shape": {"symbols": ["batch", "num_kv_heads", "seq", "head_dim"], "numbers": ["B", 2, "S", 256]}}
-    assert type_of(row).names == "[B, KvHeads, S, HeadDim; f32]"
-    assert type_of(row).numbers == "[B, 2, S, 256; f32]"
-    assert type_of(row, "float32").names == "[B, KvHeads, S, HeadDim]"
-
-
-def test_every_axis_of_the_vocabulary_has_a_short_name() -> None:
-    for layout in vocabulary.LAYOUTS.values():
-        for axis in layout.axes:
-            assert re.fullmatch(r"[A-Z][A-Za-z]*", axis_name(axis))
-
-
 def test_a_block_without_a_norm_or_shapes_still_draws() -> None:
     record = records("llama", 1)[0]
     for sub in record["blocks"][0]["sublayers"]:
@@ -269,7 +255,7 @@ def test_the_element_holds_every_drawing_and_its_data() -> None:
 def test_card_data_says_which_shapes_have_a_value() -> None:
     record = records("qwen3_next", 1)[0]
     data = card_data([record])
-    where = {(data["values"][index]["host"], data["values"][index]["name"]): have for index, _, have in data["checkpoints"][0]["values"]}
+    where = {(data["values"][index]["host"], data["values"][index]["name"]): have for index, have, _ in data["checkpoints"][0]["values"]}
     assert where["linear_attn", "decays"] == [0] and where["self_attn", "attention_scores"] == [1]
     assert where["mlp", "router_logits"] == [0, 1] and where["model", "logits"] is None
 

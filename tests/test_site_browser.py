@@ -6,6 +6,7 @@ import gzip
 import re
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -93,13 +94,13 @@ def test_the_slider_redraws_the_block_by_keyboard(visit, address: str) -> None:
     seen = visit(address + HYBRID)
     page = seen.page
     assert stage(page) == ("0", "0") and part(page, "decays", "linear_attn").is_visible()
-    page.locator("block-diagram input").focus()
+    page.locator("block-diagram input[type=range]").focus()
     for _ in range(3):
         page.keyboard.press("ArrowRight")
     assert stage(page) == ("3", "1")
     assert part(page, "attention_scores", "self_attn").is_visible() and part(page, "decays", "linear_attn").count() == 0
     assert page.locator(".bd-identity code").inner_text() == "layers[3].input + self_attn.attention_output + mlp.mlp_output == layer_output"
-    assert "Gated attention" in page.locator("block-diagram input").get_attribute("aria-valuetext")
+    assert "Gated attention" in page.locator("block-diagram input[type=range]").get_attribute("aria-valuetext")
     page.keyboard.press("End")
     assert stage(page) == ("47", "1")
     page.keyboard.press("Home")
@@ -109,7 +110,7 @@ def test_the_slider_redraws_the_block_by_keyboard(visit, address: str) -> None:
 
 def test_the_redraw_is_done_when_the_input_event_is_over(visit, address: str) -> None:
     page = visit(address + HYBRID).page
-    drawn = page.evaluate("""() => { const slider = document.querySelector('block-diagram input'); slider.value = 7;
+    drawn = page.evaluate("""() => { const slider = document.querySelector('block-diagram input[type=range]'); slider.value = 7;
         slider.dispatchEvent(new Event('input', {bubbles: true}));
         return [document.querySelector('.bd-stage').dataset.layer, Boolean(document.querySelector('.bd-stage [data-value=attention_scores]'))]; }""")
     assert drawn == ["7", True]
@@ -140,7 +141,7 @@ def test_pointing_shows_and_enter_pins_and_escape_lets_go(visit, address: str) -
     part(page, "router_logits", "mlp").hover()
     page.mouse.move(2, 2)
     assert "linear_attn.decays" in card.inner_text()
-    for word in ("Gates [batch seq heads]", "[B, S, 32] float32", "log decay", "torch_chunk_gated_delta_rule"):
+    for word in ("Gates [batch seq heads]", "[B, S, ValueHeads] float32", "[B, S, 32]", "log decay", "torch_chunk_gated_delta_rule"):
         assert word.lower() in card.inner_text().lower()
     page.keyboard.press("Escape")
     assert part(page, "decays", "linear_attn").get_attribute("aria-pressed") == "false"
@@ -174,16 +175,75 @@ def test_a_pinned_card_follows_the_slider_and_says_where_the_value_is_missing(vi
     assert "Block 3 has no linear_attn.decays" in said and "0–2, 4–6" in said
 
 
-def test_types_show_names_or_numbers(visit, address: str) -> None:
+def types(page) -> list[str]:
+    return page.locator(".bd-svg:visible .bd-t").all_text_contents()
+
+
+def test_types_are_written_by_name_in_numbers_or_for_a_call(visit, address: str) -> None:
+    seen = visit(address + HYBRID)
+    page = seen.page
+    drawn = types(page)
+    assert "[B, S, Conv]" in drawn and "[B, S, 8192]" not in drawn
+    page.get_by_role("button", name="numbers").click()
+    assert page.get_by_role("button", name="numbers").get_attribute("aria-pressed") == "true"
+    assert "[B, S, 8192]" in types(page) and "[B, S, Conv]" not in types(page)
+    assert not page.locator(".bd-call").is_visible()
+    page.get_by_role("button", name="at B, S").press("Enter")
+    page.get_by_label("B", exact=True).fill("16")
+    page.get_by_label("S", exact=True).fill("300")
+    assert "[16, 300, 8192]" in types(page)
+    # A size that is none leaves what was written.
+    page.get_by_label("S", exact=True).fill("-4")
+    assert "[16, 300, 8192]" in types(page)
+    page.evaluate("document.querySelector('block-diagram').layer = 3")
+    assert "[16, 16, 300, 300]" in types(page)
+    # By name again, it is what was drawn without the script.
+    page.evaluate("document.querySelector('block-diagram').layer = 0")
+    page.get_by_role("button", name="names").click()
+    assert types(page) == drawn
+    seen.assert_clean()
+
+
+def test_a_shortened_type_unfolds_where_it_is_pointed_at_or_focused(visit, address: str) -> None:
     page = visit(address + HYBRID).page
-    names = page.locator(".bd-svg:visible .bd-names", has_text="Channels")
-    numbers = page.locator(".bd-svg:visible .bd-numbers", has_text="8192")
-    assert names.text_content() == "[B, S, Channels]" and numbers.text_content() == "[B, S, 8192]"
-    assert names.is_visible() and not numbers.is_visible()
-    switch = page.get_by_role("button", name="sizes as numbers")
-    switch.click()
-    assert switch.get_attribute("aria-pressed") == "true"
-    assert numbers.is_visible() and not names.is_visible()
+    cut = page.locator(".bd-wide .bd-cut").first
+    folded, full = cut.text_content(), cut.get_attribute("aria-label")
+    assert "…" in folded and "…" not in full and len(full) > len(folded)
+    for come, go in ((cut.focus, lambda: cut.evaluate("node => node.blur()")), (cut.hover, lambda: page.mouse.move(2, 2))):
+        come()
+        assert cut.text_content() == full
+        right = cut.evaluate("node => node.getBoundingClientRect().right - node.ownerSVGElement.getBoundingClientRect().right")
+        assert right < 1
+        go()
+        assert cut.text_content() == folded
+
+
+def test_the_block_stands_as_text_below_and_stays_open(visit, address: str) -> None:
+    page = visit(address + HYBRID).page
+    page.locator(".bd-words summary").press("Enter")
+    assert "linear_attn.state_output [B, ValueHeads, KeyDim, ValueDim; f32]" in page.locator(".bd-words").inner_text()
+    page.evaluate("document.querySelector('block-diagram').layer = 3")
+    assert page.locator(".bd-words[open]").count() == 1
+    page.get_by_role("button", name="numbers").click()
+    assert "self_attn.attention_keys [B, 2, S, 256; bf16]" in page.locator(".bd-words").inner_text()
+
+
+def test_the_drawing_in_view_is_saved_as_it_looks(visit, address: str, tmp_path) -> None:
+    page = visit(address + HYBRID).page
+    page.get_by_role("button", name="numbers").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="save SVG").click()
+    assert download.value.suggested_filename == "qwen3_next-block-0.svg"
+    download.value.save_as(tmp_path / "block.svg")
+    text = (tmp_path / "block.svg").read_text(encoding="utf-8")
+    tree = ElementTree.fromstring(text)
+    assert "[B, S, 8192]" in [node.text for node in tree.iter() if node.tag.endswith("tspan")]
+    # It stands alone: nothing in it needs a style sheet, and its colours are those of the page.
+    assert "var(" not in text and "class=" not in text
+    stream = page.locator(".bd-wide .bd-stream").evaluate("node => getComputedStyle(node).stroke")
+    assert stream in {node.get("stroke") for node in tree.iter()}
+    page.goto((tmp_path / "block.svg").as_uri())
+    assert page.evaluate("document.querySelector('svg').getBoundingClientRect().width") == float(tree.get("width"))
 
 
 def test_another_checkpoint_without_a_reload(visit, address: str) -> None:
@@ -191,7 +251,7 @@ def test_another_checkpoint_without_a_reload(visit, address: str) -> None:
     page = seen.page
     first, second = (record["checkpoint"] for record in records("qwen3_moe"))
     page.evaluate("window.mark = 1")
-    page.locator("block-diagram input").focus()
+    page.locator("block-diagram input[type=range]").focus()
     page.keyboard.press("End")
     page.locator("checkpoint-select select").select_option(second)
     assert page.evaluate("window.mark") == 1
@@ -223,7 +283,7 @@ def test_the_element_comes_alive_in_html_that_arrives_later(visit, address: str)
     page.evaluate("""async () => { const text = await (await fetch(location.href)).text();
         const there = new DOMParser().parseFromString(text, 'text/html');
         document.querySelector('article').replaceWith(document.adoptNode(there.querySelector('article'))); }""")
-    page.locator("block-diagram input").focus()
+    page.locator("block-diagram input[type=range]").focus()
     page.keyboard.press("ArrowRight")
     assert stage(page) == ("1", "0") and page.locator(".bd-ticks > i").count() == 48
     seen.assert_clean()
@@ -337,7 +397,7 @@ def test_search_finds_a_value_by_name(visit, site: Path, address: str, from_file
 def test_a_page_opened_from_a_file_works(visit, site: Path) -> None:
     seen = visit(site.as_uri() + "/" + MIXTURE)
     page = seen.page
-    page.locator("block-diagram input").focus()
+    page.locator("block-diagram input[type=range]").focus()
     page.keyboard.press("End")
     assert stage(page) == ("47", "0")
     second = records("qwen3_moe")[1]["checkpoint"]

@@ -96,9 +96,11 @@ def _mark(canvas: Canvas, block: Block, name: str, y: float, with_type: bool = F
     part = block.part("layers", name)
     canvas.dot(STREAM, y)
     if part:
-        canvas.pill(part, STREAM + 10, y - PILL / 2, mono_width(name, 12) + 14, bare=True, size=12)
+        pill = canvas.pill(part, STREAM + 10, y - PILL / 2, mono_width(name, 12) + 14, bare=True, size=12)
         if with_type:
             canvas.type(STREAM + 17, y + 22, block.type(part, with_dtype=True))
+        else:
+            canvas.type(pill.right + 2, y + 4, block.type(part), room=(300 if name == _LEAVES else diagram_wide.LEFT - 4) - pill.right)
 
 
 def _enter(canvas: Canvas, block: Block, sub: Record, y: float, norms: dict[str, Box]) -> float:
@@ -113,7 +115,7 @@ def _enter(canvas: Canvas, block: Block, sub: Record, y: float, norms: dict[str,
         canvas.edge((STREAM, box.cy), (into, box.cy))
         if called_with:
             canvas.pill(called_with, box.cx - 48, box.cy - PILL / 2, 96)
-            canvas.type(box.x + 4, box.cy + PILL / 2 + 12, block.type(called_with))
+            canvas.type(box.x + 4, box.cy + PILL / 2 + 12, block.type(called_with), room=NORM_W + 8)
         return box.cy + (PILL if called_with else 0)
     part = block.part("layers", norm["value"]) if norm.get("value") else None
     if norm["scaled"]:
@@ -132,9 +134,9 @@ def _enter(canvas: Canvas, block: Block, sub: Record, y: float, norms: dict[str,
     if not called_with:
         canvas.edge((box.right, box.cy), (into, box.cy))
         if part:
-            canvas.type(box.x + 4, box.bottom + 13, block.type(part))
+            canvas.type(box.x + 4, box.bottom + 13, block.type(part), room=NORM_W + 8)
         return box.bottom + 16
-    return _called(canvas, block, called_with, box, into)
+    return _called(canvas, block, [called_with, *([part] if part else [])], box, into)
 
 
 def _branch(canvas: Canvas, block: Block, norm: Box, y: float, part: Part | None, called_with: Part | None, into: float) -> float:
@@ -147,15 +149,16 @@ def _branch(canvas: Canvas, block: Block, norm: Box, y: float, part: Part | None
     pill = canvas.pill(part, NORM_X + 6, y - PILL / 2, NORM_W - 12, size=10.5)
     canvas.edge(*way[:1], (x, pill.y - 1) if norm.w else (pill.x - 1, y))
     if called_with:
-        return _called(canvas, block, called_with, pill, into)
+        return _called(canvas, block, [called_with, part], pill, into)
     canvas.edge((pill.right, y), (into, y))
-    return pill.bottom
+    canvas.type_under(pill, block.type(part), NORM_W)
+    return pill.bottom + 14
 
 
-def _called(canvas: Canvas, block: Block, part: Part, above: Box, into: float) -> float:
-    """What the sublayer is called with, between what it comes from and the sublayer."""
-    pill = canvas.pill(part, above.cx - 48, above.bottom + 30, 96)
-    canvas.type(above.cx + 8, above.bottom + 18, block.type(part))
+def _called(canvas: Canvas, block: Block, parts: Sequence[Part], above: Box, into: float) -> float:
+    """What the sublayer is called with, the first of ``parts``, between what it comes from, the other, and the sublayer."""
+    pill = canvas.pill(parts[0], above.cx - 48, above.bottom + 30, 96)
+    canvas.type(above.cx + 8, above.bottom + 18, block.type(*parts), room=into - above.cx - 8)
     canvas.edge((above.cx, above.bottom), (above.cx, pill.y - 1))
     canvas.edge((pill.right, pill.cy), (into, pill.cy))
     return pill.bottom

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from explorer.vocabulary import HOSTS
+from explorer.widgets.diagram_types import Type, dtype_of, type_of
 
 Record = Mapping[str, Any]
-
-#: Dimensions of the call, and how a type writes them.
-_CALL = {"batch": "B", "seq": "S", "query": "Query", "key": "Key"}
-_DTYPES = {
-    "bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int64": "i64", "int32": "i32", "bool": "bool",
-}
-
 
 def host_key(path: str) -> str:
     """The short name of a host: ``model.layers[i].mlp`` is ``mlp``, ``model.layers[i]`` is ``layers``."""
@@ -27,38 +22,6 @@ def host_key(path: str) -> str:
 def attribute(host: str) -> str:
     """What a block calls a host: kinds of one thing, such as ``ssd`` and ``selective_scan``, are all its ``mixer``."""
     return HOSTS[host].attribute if host in HOSTS and HOSTS[host].mixer else host
-
-
-def axis_name(axis: str) -> str:
-    """An axis as types write it: ``batch`` is B, ``num_kv_heads`` is KvHeads, ``hidden_size`` is Hidden."""
-    if axis in _CALL:
-        return _CALL[axis]
-    words = axis.removeprefix("num_").removesuffix("_size").split("_")
-    return "".join(word[:1].upper() + word[1:] for word in words)
-
-
-@dataclass(frozen=True)
-class Type:
-    """A tensor type in two notations: by the names of its sizes and by their numbers."""
-
-    names: str
-    numbers: str
-
-    @property
-    def longest(self) -> int:
-        return max(len(self.names), len(self.numbers))
-
-
-def type_of(row: Record, usual_dtype: str | None = None) -> Type:
-    """The type of a value row; the dtype stands in it where it is not the model's usual one."""
-    shape = row.get("shape") or {}
-    axes = shape.get("symbols") or row["dims"]
-    numbers = shape.get("numbers") or axes
-    dtype = row.get("dtype")
-    suffix = f"; {_DTYPES.get(dtype, dtype)}" if dtype and dtype != usual_dtype else ""
-    named = ", ".join(axis_name(axis) for axis in axes)
-    counted = ", ".join(axis_name(str(number)) for number in numbers)
-    return Type(f"[{named}{suffix}]", f"[{counted}{suffix}]")
 
 
 @dataclass(frozen=True)
@@ -78,6 +41,10 @@ class Part:
         """The length of its last axis, where the record has numbers."""
         numbers = (self.row.get("shape") or {}).get("numbers")
         return numbers[-1] if numbers else None
+
+    @property
+    def key(self) -> str:
+        return f"{self.host}.{self.name}"
 
     @property
     def label(self) -> str:
@@ -133,6 +100,15 @@ class Block:
         }
 
     @cached_property
+    def typed(self) -> dict[tuple[str, str], Record]:
+        """The type that the record's signature has of each value of this block, where it has one."""
+        return {
+            (host_key(row["host"]), row["name"]): row["type"]
+            for row in self.record.get("signature", {}).get("values", ())
+            if not row["layers"] or self.first in row["layers"]
+        }
+
+    @cached_property
     def usual_dtype(self) -> str | None:
         stream = self.rows.get(("layers", "layer_output"))
         return stream.get("dtype") if stream else None
@@ -145,12 +121,12 @@ class Block:
         found = (self.part(host, name) for name in names)
         return [part for part in found if part]
 
-    def rest(self, sub: Record, drawn: Container[tuple[str, str]]) -> list[Part]:
+    def rest(self, sub: Record, drawn: Container[str]) -> list[Part]:
         """The sublayer's values, those of its shared expert included, that ``drawn`` lacks; its addend is not among them."""
         found = self.parts(sub["host"], [name for name in sub["values"] if name != sub["output"]])
         if sub["host"] == "mlp":
             found += [Part(host, name, row) for (host, name), row in self.rows.items() if host == "shared_experts"]
-        return [part for part in found if (part.host, part.name) not in drawn]
+        return [part for part in found if part.key not in drawn]
 
     def addend(self, sub: Record) -> str:
         """The name that live marks know a sublayer's addend by: with its host where it stands beside attention."""
@@ -162,9 +138,14 @@ class Block:
         same = sum(other["output"] == sub["output"] for other in self.sublayers) > 1
         return f"{attribute(sub['host'])}.{sub['output']}" if same else sub["output"]
 
-    def type(self, part: Part, with_dtype: bool = False) -> Type:
-        """The part's type; its dtype is written when it is unusual, or when ``with_dtype``."""
-        return type_of(part.row, None if with_dtype else self.usual_dtype)
+    def type(self, part: Part, *others: Part, with_dtype: bool = False) -> Type:
+        """The part's type, and that of those ``others`` that have the same; its dtype is written when it is unusual, or when ``with_dtype``."""
+        kind = self._type(part, with_dtype)
+        return kind.also(other.key for other in others if self._type(other, with_dtype) == kind)
+
+    def _type(self, part: Part, with_dtype: bool) -> Type:
+        kind = type_of(part.row, self.typed.get((part.host, part.name)), of=part.key)
+        return kind.plain() if not with_dtype and kind.dtype == dtype_of(self.usual_dtype) else kind
 
     def title(self) -> str:
         """The block in words: its sublayers' titles, beside each other where they read the same stream."""
@@ -206,13 +187,23 @@ def rule_of(sub: Record) -> tuple[str, tuple[str, ...]]:
     return "recurrence", ("Sₜ from Sₜ₋₁ and token t", "oₜ read from Sₜ")
 
 
-def types_line(block: Block, groups: Iterable[tuple[str, Part | None]]) -> list[tuple[str, Type]]:
-    """Captions with types, for one line under several pills: ``("q, k", type)``, those of one type together; missing parts are left out."""
-    found: dict[Type, list[str]] = {}
-    for caption, part in groups:
-        if part:
-            found.setdefault(block.type(part), []).append(caption)
-    return [(", ".join(captions), kind) for kind, captions in found.items()]
+#: What a line of types calls values whose names are long there.
+_SHORT = {
+    "attention_queries": "q", "attention_keys": "k", "attention_values": "v", "decays": "g", "betas": "β", "recurrent_gate": "a", "skip": "D",
+    "state_attention": "M",
+}
+
+
+def types_line(block: Block, parts: Iterable[Part]) -> list[tuple[str, Type]]:
+    """Captions with types, for one line under several pills: ``("q, k", type)``, those of one type together."""
+    found: dict[Type, list[Part]] = {}
+    for part in parts:
+        found.setdefault(block.type(part), []).append(part)
+    return [(", ".join(_caption(part) for part in alike), block.type(*alike)) for alike in found.values()]
+
+
+def _caption(part: Part) -> str:
+    return _SHORT.get(part.name) or re.sub("^(router|expert|mlp)_(?!output)", "", part.name)
 
 
 def lit_cells(count: int, chosen: int) -> list[int]:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from explorer.widgets.diagram_block import Part, Turn, Type, lit_cells
+from explorer.widgets.diagram_block import Part, Turn, lit_cells
+from explorer.widgets.diagram_types import Type, written
 from explorer.widgets.palette import role_of
 
 PILL = 23.0
@@ -70,17 +71,22 @@ class Box:
 
 @dataclass
 class Canvas:
-    """SVG elements in drawing order. Edges go beneath, so that boxes and pills cover their ends. ``drawn``: the values that have a pill."""
+    """SVG elements in drawing order. Edges go beneath, so that boxes and pills cover their ends; types above all, where they can unfold.
+
+    ``drawn`` are the values that have a pill, by key; ``typed`` the keys of those whose type is written.
+    """
 
     under: list[str] = field(default_factory=list)
     over: list[str] = field(default_factory=list)
-    drawn: set[tuple[str, str]] = field(default_factory=set)
+    labels: list[str] = field(default_factory=list)
+    drawn: dict[str, Part] = field(default_factory=dict)
+    typed: set[str] = field(default_factory=set)
 
     def svg(self, width: float, height: float, label: str, layout: str) -> str:
         """The whole drawing as one SVG element."""
         return (
             f'<svg class="bd-svg bd-{layout}" viewBox="0 0 {number(width)} {number(height)}" role="group"'
-            f' aria-label="{escape(label)}">{"".join(self.under)}{"".join(self.over)}</svg>'
+            f' aria-label="{escape(label)}">{"".join(self.under)}{"".join(self.over)}{"".join(self.labels)}</svg>'
         )
 
     def box(self, box: Box, role: str, kind: str = "box", rx: float = 13) -> Box:
@@ -111,38 +117,58 @@ class Canvas:
             self.text(x, y + index * pitch, line, kind, anchor=anchor)
         return y + len(lines) * pitch
 
-    def type(self, x: float, y: float, *types: Type | tuple[str, Type], anchor: str = "start") -> None:
-        """Types under an edge, each optionally with a caption before it."""
+    def type(self, x: float, y: float, *types: Type | tuple[str, Type], room: float | None = None, anchor: str = "start") -> None:
+        """Types on a line, each optionally with a caption before it; one that takes more ``room`` than there is, in pixels, is shortened."""
         pairs = [item if isinstance(item, tuple) else ("", item) for item in types]
-        spans = []
-        for index, (caption, kind) in enumerate(pairs):
-            lead = ("  " if index else "") + (f"{caption} " if caption else "")
-            spans.append(
-                escape(lead)
-                + f'<tspan class="bd-names">{escape(kind.names)}</tspan>'
-                + f'<tspan class="bd-numbers">{escape(kind.numbers)}</tspan>'
-            )
+        leads = [("  " if index else "") + (f"{caption} " if caption else "") for index, (caption, _) in enumerate(pairs)]
+        letters = float("inf") if room is None else room // (TYPE * MONO)
+        spare = letters - sum(len(lead) + kind.longest for lead, (_, kind) in zip(leads, pairs, strict=True))
+        spans, short, full = [], "", ""
+        for lead, (_, kind) in zip(leads, pairs, strict=True):
+            most = kind.longest + spare // len(pairs)
+            shown = written(kind.names, kind.dtype, most)
+            short, full = short + lead + shown, full + lead + written(kind.names, kind.dtype)
+            attributes = f' data-of="{escape(" ".join(kind.of))}"' + (f' data-dtype="{escape(kind.dtype)}"' if kind.dtype else "")
+            attributes += "" if room is None else f' data-room="{most:.0f}"'
+            spans.append(f'{escape(lead)}<tspan class="bd-t"{attributes}>{escape(shown)}</tspan>')
+            self.typed.update(kind.of)
+        # In full where it is pointed at or focused: the script's work, and without one the browser's.
+        cut = f' bd-cut" tabindex="0" role="img" aria-label="{escape(full)}' if short != full else ""
+        tip = f"<title>{escape(full)}</title>" if cut else ""
         place = "" if anchor == "start" else f' text-anchor="{anchor}"'
-        self.over.append(f'<text class="bd-type" x="{number(x)}" y="{number(y)}"{place}>{"".join(spans)}</text>')
+        self.labels.append(f'<text class="bd-type{cut}" x="{number(x)}" y="{number(y)}"{place}>{tip}{"".join(spans)}</text>')
+
+    def type_under(self, pill: Box, kind: Type, room: float | None = None) -> None:
+        """A type below its pill: as wide as that, or as the ``room`` there is."""
+        self.type(pill.x + 4, pill.bottom + 12, kind, room=(room or pill.w) - 4)
 
     def types(self, x: float, y: float, types: Sequence[tuple[str, Type]], width: float, pitch: float = 14) -> float:
         """Types with captions in lines that fit ``width``; returns the y of the last line."""
-        lines: list[list[tuple[str, Type]]] = [[]]
+        line: list[tuple[str, Type]] = []
         for pair in types:
-            letters = sum(len(caption) + kind.longest + 3 for caption, kind in (*lines[-1], pair))
-            if lines[-1] and letters * TYPE * MONO > width:
-                lines.append([])
-            lines[-1].append(pair)
-        for index, line in enumerate(lines):
-            self.type(x, y + pitch * index, *line)
-        return y + pitch * (len(lines) - 1)
+            if line and _letters(*line, pair) * TYPE * MONO > width:
+                self.type(x, y, *line, room=width)
+                line, y = [], y + pitch
+            # A caption as long as that stands above its type.
+            if _letters(pair) * TYPE * MONO > width:
+                self.text(x, y, pair[0], "type")
+                pair, y = ("", pair[1]), y + pitch
+            line.append(pair)
+        if not line:
+            return y - pitch
+        self.type(x, y, *line, room=width)
+        return y
+
+    def untyped(self, *hosts: str) -> list[Part]:
+        """What has a pill and no type yet, of these hosts."""
+        return [part for part in self.drawn.values() if part.host in hosts and part.key not in self.typed]
 
     def pill(self, part: Part, x: float, y: float, w: float | None = None, *, bare: bool = False, size: float = NAME,
              text: str | None = None) -> Box:
         """A readable value. ``bare`` leaves the outline away until it is pointed at or focused; ``text`` is its name unless given."""
         text = text or part.name
         width = w or mono_width(text, size) + 20
-        self.drawn.add((part.host, part.name))
+        self.drawn[part.key] = part
         role = role_of(part.host, part.name)
         classes = f"bd-part role-{role}" + (" bd-bare" if bare else "") + (" bd-derived" if part.derived else "")
         small = f' font-size="{number(size)}"' if size != NAME else ""
@@ -259,6 +285,11 @@ class Canvas:
             f' aria-label="{count} experts, {chosen} chosen for each token">{"".join(cells)}</g>'
         )
         return area.y + -(-count // columns) * pitch
+
+
+def _letters(*types: tuple[str, Type]) -> int:
+    """How long a line of types with captions is."""
+    return sum(len(caption) + kind.longest + 3 for caption, kind in types) - 2
 
 
 def grid(count: int, width: float, height: float, most: float = 17.0) -> tuple[int, float]:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from explorer.widgets.diagram_block import Block, Record, host_key, shapes, type_of
+from explorer.widgets.diagram_block import Block, Record, host_key, shapes
+from explorer.widgets.diagram_text import outline
 from explorer.widgets.palette import ROLES, role_of
 
 #: What the strip names beside the blocks: a word and the value that is read there.
@@ -25,35 +26,44 @@ _STATIC = ("name", "layout", "dims", "meaning", "read_at", "condition", "writabl
 
 
 def card_data(records: Sequence[Record]) -> dict[str, Any]:
-    """What the script needs: ``{values: [...], checkpoints: [{id, layers, shapes, values: [[index, numbers, shapes]]}]}``.
+    """What the script needs: ``{values, checkpoints: [{id, family, layers, shapes, types, values: [[index, shapes, types]]}]}``.
 
-    Values are pooled over the checkpoints; a checkpoint adds the numbers its sizes
-    take and the shapes that have the value (None: it is on the model).
+    Values are pooled over the checkpoints. A checkpoint adds which of its shapes have the value (None: it is on the model),
+    and its type in each of them, as a number in ``types``; a type is ``[names, numbers, dtype]``.
     """
     pool: list[dict[str, Any]] = []
     index: dict[str, int] = {}
     checkpoints = []
     for record in records:
-        rows = []
+        rows, types, blocks = [], [], shapes(record)
         for row in record["values"]:
             static = {"host": host_key(row["host"]), "path": row["host"], **{key: row.get(key) for key in _STATIC}}
             key = json.dumps(static, sort_keys=True)
             if key not in index:
                 index[key] = len(pool)
                 pool.append(static)
-            rows.append([index[key], type_of(row).numbers, _where(record, row)])
+            where = _where(row, blocks)
+            kinds = [_type(row, blocks[shape]) for shape in (where or [0])]
+            types += [kind for number, kind in enumerate(kinds) if kind not in (*types, *kinds[:number])]
+            rows.append([index[key], where, [types.index(kind) for kind in kinds]])
         checkpoints.append({
-            "id": record["checkpoint"], "layers": record["sizes"]["num_layers"],
-            "shapes": [_shape(block) for block in shapes(record)], "values": rows,
+            "id": record["checkpoint"], "family": record["family"], "layers": record["sizes"]["num_layers"],
+            "shapes": [_shape(block) for block in blocks], "types": types, "values": rows,
         })
     return {"values": pool, "checkpoints": checkpoints}
 
 
-def _where(record: Record, row: Record) -> list[int] | None:
+def _type(row: Record, block: Block) -> list[Any]:
+    part = block.part(host_key(row["host"]), row["name"])
+    kind = block.type(part, with_dtype=True)
+    return [list(kind.names), list(kind.numbers), kind.dtype]
+
+
+def _where(row: Record, blocks: Sequence[Block]) -> list[int] | None:
     if row["layers"] is None:
         return None
     have = set(row["layers"])
-    return [number for number, block in enumerate(shapes(record)) if block.first in have]
+    return [number for number, block in enumerate(blocks) if block.first in have]
 
 
 def _shape(block: Block) -> dict[str, Any]:
@@ -70,7 +80,7 @@ def element(records: Sequence[Record], draw: Callable[[Record, int, str], str], 
     parts = [
         "<block-diagram>", f'<script type="application/json" class="bd-data">{data}</script>',
         _strip(first) if strip else "", _slider(), '<div class="bd-main">',
-        f'<div class="bd-stage" data-layer="0" data-shape="0">{draw(first, 0, "wide")}{draw(first, 0, "narrow")}</div>',
+        f'<div class="bd-stage" data-layer="0" data-shape="0">{_drawn(first, 0, draw)}</div>',
         _card() if card else "", "</div>",
         f'<p class="bd-identity"><span>identity</span> <code>{escape(shapes(first)[0].facts["identity"])}</code></p>',
         _legend(first), *_templates(records, draw), "</block-diagram>",
@@ -93,12 +103,23 @@ def _strip(record: Record) -> str:
     return f'<div class="bd-strip" role="list" aria-label="The way through the model">{"".join(steps)}</div>'
 
 
+#: How types can be written: a word, and what it says to who cannot see what it does.
+_NOTATIONS = (("names", "sizes by name"), ("numbers", "this checkpoint's numbers"), ("at B, S", "numbers at a batch size and a length"))
+
+
 def _slider() -> str:
+    buttons = "".join(
+        f'<button type="button" aria-pressed="{str(not number).lower()}" title="{said}">{word}</button>'
+        for number, (word, said) in enumerate(_NOTATIONS)
+    )
     return (
         '<div class="bd-slider"><label><span class="bd-which">block</span> <output>i = 0</output></label>'
         '<div class="bd-track"><div class="bd-ticks" aria-hidden="true"></div>'
         '<input type="range" min="0" max="0" value="0" step="1" aria-label="block"></div>'
-        '<button type="button" class="bd-notation" aria-pressed="false" aria-label="sizes as numbers"><span>names</span><span>numbers</span></button></div>'
+        f'<div class="bd-tools"><div class="bd-notation" role="group" aria-label="how types are written">{buttons}'
+        '<span class="bd-call" hidden><label>B <input type="number" name="B" min="1" max="9999" value="1"></label>'
+        '<label>S <input type="number" name="S" min="1" max="99999999" value="4096"></label></span></div>'
+        '<button type="button" class="bd-save" title="Save the drawing as an SVG file">save SVG</button></div></div>'
     )
 
 
@@ -128,6 +149,10 @@ def _templates(records: Sequence[Record], draw: Callable[[Record, int, str], str
     for number, record in enumerate(records):
         for shape in range(len(shapes(record))):
             if (number, shape) != (0, 0):
-                drawings = draw(record, shape, "wide") + draw(record, shape, "narrow")
-                found.append(f'<template data-drawing="{number}.{shape}">{drawings}</template>')
+                found.append(f'<template data-drawing="{number}.{shape}">{_drawn(record, shape, draw)}</template>')
     return found
+
+
+def _drawn(record: Record, shape: int, draw: Callable[[Record, int, str], str]) -> str:
+    """Both drawings of a block, and the block as text."""
+    return draw(record, shape, "wide") + draw(record, shape, "narrow") + outline(shapes(record)[shape])

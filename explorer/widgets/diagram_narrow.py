@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from explorer.widgets.diagram_block import Block, Part, Record, attribute, rule_of
+from explorer.widgets.diagram_block import Block, Part, Record, attribute, rule_of, types_line
 from explorer.widgets.diagram_draw import PILL, Box, Canvas, mono_width, wrap
 from explorer.widgets.diagram_wide import funnel
 from explorer.widgets.palette import ROLE_OF_SUBLAYER
@@ -53,8 +53,7 @@ def mark(canvas: Canvas, block: Block, name: str, y: float, with_type: bool = Fa
     part = block.part("layers", name)
     if part:
         pill = canvas.pill(part, STREAM + 12, y - PILL / 2, mono_width(name, 12) + 14, bare=True, size=12)
-        if with_type:
-            canvas.type(pill.right + 6, y + 4, block.type(part, with_dtype=True))
+        canvas.type(pill.right + 6, y + 4, block.type(part, with_dtype=with_type), room=RIGHT - pill.right - 6)
     return y + 24
 
 
@@ -82,23 +81,23 @@ def enter(canvas: Canvas, block: Block, sub: Record, y: float, norms: dict[str, 
         canvas.pill(part, X1 - 150, box.cy - PILL / 2, 150, size=10.5)
     top = box.bottom
     if called_with:
-        return called(canvas, block, called_with, (X0 + 60, top), top + 18)
+        return called(canvas, block, called_with, (X0 + 60, top), top + 18, part)
     canvas.edge((X0 + 60, top), (X0 + 60, top + 21))
     if norm["scaled"]:
         canvas.text(X0 + 72, top + 14, "× scale", "note")
     if part:
-        canvas.type(X0 + 72, top + 14, block.type(part))
+        canvas.type(X0 + 72, top + 14, block.type(part), room=RIGHT - X0 - 72)
     return top + 22
 
 
-def called(canvas: Canvas, block: Block, part: Part, start: Point, y: float) -> float:
-    """What the sublayer is called with, on the way from ``start`` into its box; returns the box's top."""
+def called(canvas: Canvas, block: Block, part: Part, start: Point, y: float, norm: Part | None = None) -> float:
+    """What the sublayer is called with, on the way from ``start``, a ``norm``'s, into its box; returns the box's top."""
     pill = canvas.pill(part, X0 + 12, y, 96)
     if start[0] < pill.x:
         canvas.edge((start[0], pill.cy), (pill.x - 1, pill.cy))
     else:
         canvas.edge(start, (pill.cx, pill.y - 1))
-    canvas.type(pill.right + 8, pill.cy + 3.5, block.type(part))
+    canvas.type(pill.right + 8, pill.cy + 3.5, block.type(part, *([norm] if norm else [])), room=RIGHT - pill.right - 8)
     canvas.edge((pill.cx, pill.bottom), (pill.cx, pill.bottom + 17))
     return pill.bottom + 18
 
@@ -120,7 +119,7 @@ def branch(canvas: Canvas, block: Block, norm: Box | None, y: float, parts: Sequ
     for one, other in zip(pills, pills[1:]):
         canvas.edge((one.right, one.cy), (other.x - 1, other.cy))
     canvas.edge((pills[-1].cx, pills[-1].bottom), (pills[-1].cx, pills[-1].bottom + 21))
-    canvas.type(pills[-1].cx + 8, pills[-1].bottom + 14, block.type(parts[-1]))
+    canvas.type(pills[-1].cx + 8, pills[-1].bottom + 14, block.type(*reversed(parts)), room=RIGHT - pills[-1].cx - 8)
     return pills[-1].bottom + 22
 
 
@@ -131,7 +130,7 @@ def join(canvas: Canvas, block: Block, sub: Record, start: Point, y: float, lane
     if part:
         name = block.adds(sub)
         pill = canvas.pill(part, LEFT + 2, y + 4, mono_width(name, 12) + 14, bare=True, size=12, text=name)
-        canvas.type(pill.right + 8, y + 19, block.type(part, with_dtype=True))
+        canvas.type(pill.right + 8, y + 19, block.type(part, with_dtype=True), room=RIGHT - pill.right - 8)
     canvas.node(STREAM, y, "+", 10)
     return y + 50
 
@@ -175,7 +174,7 @@ def row(canvas: Canvas, block: Block, parts: Sequence[Part], y: float, typed: bo
     for index, part in enumerate(parts):
         box = canvas.pill(part, x + index * (width + gap), y, width)
         if typed:
-            canvas.type(box.x + 4, box.bottom + 12, block.type(part))
+            canvas.type_under(box, block.type(part), width + gap - 2)
         boxes.append(box)
     return boxes
 
@@ -193,6 +192,7 @@ def draw_attention(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple
     sinks = block.part(host, "attention_sinks")
     if sinks:
         pill = canvas.pill(sinks, X0 + 206, y + 29, 124)
+        canvas.type(pill.x + 4, pill.y - 4, block.type(sinks), room=pill.w)
         canvas.edge((pill.x, pill.cy), (X0 + 164, pill.cy))
     y += 58
     mix = row(canvas, block, block.parts(host, ("attention_probabilities",)), y, w=172)
@@ -204,7 +204,7 @@ def draw_attention(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple
         canvas.edge((weights.right, weights.cy), (meet[0] - 8, meet[1]))
     if values:
         pill = canvas.pill(values, X0 + 212, y, X1 - X0 - 212)
-        canvas.type(X1 - 2, y + PILL + 12, block.type(values), anchor="end")
+        canvas.type(X1 - 2, y + PILL + 12, block.type(values), room=X1 - meet[0] - 4, anchor="end")
         canvas.edge((pill.x, pill.cy), (meet[0] + 8, meet[1]))
     canvas.node(*meet, "×", 8, "attention")
     return heads_out(canvas, block, host, meet, y + 50)
@@ -219,6 +219,7 @@ def heads_out(canvas: Canvas, block: Block, host: str, meet: Point, y: float) ->
     y += PILL + 28
     if gate and heads:
         pill = canvas.pill(gate, X0 + 212, y - 20, 96)
+        canvas.type_under(pill, block.type(gate), X1 - pill.x)
         canvas.edge((pill.x, pill.cy), (X0 + 154 + 7, pill.cy))
         canvas.edge((X0 + 154, heads[0].bottom), (X0 + 154, pill.cy - 7))
         canvas.node(X0 + 154, pill.cy, "×", 7, "attention")
@@ -238,7 +239,7 @@ def draw_recurrent(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple
     before = block.parts(host, ("conv_input",))
     if before:
         pill = canvas.pill(before[0], X0, y, 165)
-        canvas.type(X0 + 28, y + PILL + 12, block.type(before[0]))
+        canvas.type(X0 + 28, y + PILL + 12, block.type(before[0]), room=X1 - X0 - 28)
         canvas.edge((X0 + 16, pill.bottom), (X0 + 16, y + 41))
         y += 42
     for names in (("attention_queries", "attention_keys"), ("attention_values", "decays", "betas", "recurrent_gate", "skip")):
@@ -247,7 +248,7 @@ def draw_recurrent(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple
         if len(parts) > 2:
             row(canvas, block, parts[:1], y, w=(X1 - X0 - 10) / 2)
             canvas.pair(parts[1:], X0 + (X1 - X0 + 10) / 2, y, (X1 - X0 - 10) / 2)
-            canvas.type(X0 + (X1 - X0 + 10) / 2 + 4, y + PILL + 12, block.type(parts[1]))
+            y = canvas.types(X0 + 4, y + PILL + 26, types_line(block, parts[1:]), X1 - X0 - 4) - 35
         else:
             row(canvas, block, parts, y)
         y += 42
@@ -257,8 +258,7 @@ def draw_recurrent(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple
     if state:
         canvas.edge((MIDDLE, y), (MIDDLE, y + 17))
         canvas.pair(state, X0, y + 18, X1 - X0 - 20)
-        canvas.type(X0 + 4, y + 53, block.type(state[0]))
-        y += 46
+        y = canvas.types(X0 + 4, y + 53, types_line(block, canvas.untyped(attribute(host))), X1 - X0 - 24) - 7
     heads = row(canvas, block, block.parts(host, ("attention_head_outputs",)), y + 18, w=190)
     for pill in heads:
         canvas.edge((X1 - 60, turn - 9), (X1 - 60, turn), (trunk, turn), (trunk, pill.cy), (pill.right + 1, pill.cy))
@@ -266,6 +266,7 @@ def draw_recurrent(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple
     gate = block.part(host, "head_gate")
     if gate:
         pill = canvas.pill(gate, X0 + 196, y + 20)
+        canvas.type_under(pill, block.type(gate), X1 - pill.x)
         canvas.edge((X0 + 170, y + 14), (X0 + 170, pill.cy - 7), arrow=False)
         canvas.edge((pill.x, pill.cy), (X0 + 177, pill.cy))
         canvas.node(X0 + 170, pill.cy, "×", 7, "recurrent")
@@ -287,6 +288,7 @@ def draw_convolution(canvas: Canvas, block: Block, sub: Record, y: float) -> tup
     y += PILL
     if gate:
         pill = canvas.pill(gate, x + 30, y + 24)
+        canvas.type(pill.right + 8, pill.cy + 4, block.type(gate), room=X1 - pill.right - 8)
         canvas.edge((x, y), (x, pill.cy - 7))
         canvas.edge((pill.x, pill.cy), (x + 7, pill.cy))
         canvas.node(x, pill.cy, "×", 7, "recurrent")
@@ -322,8 +324,6 @@ def draw_experts(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple[f
     router = block.parts(host, ("router_logits", "router_scores", "expert_weights", "expert_indices", "router_margin"))
     y = grid(canvas, block, router, y, "router", "router", (sub.get("router") or {}).get("module", ""))
     canvas.edge((MIDDLE, y), (MIDDLE, y + 19))
-    if router:
-        canvas.type(MIDDLE + 10, y + 14, *((name, block.type(part)) for name, part in (("weights", block.part(host, "expert_weights")),) if part))
     field = Box(X0, y + 20, X1 - X0, 0)
     canvas.text(field.x + 12, field.y + 20, "experts", "operation", "mlp")
     width = f", {experts['width']} wide" if experts.get("width") else ""
@@ -348,7 +348,7 @@ def grid(canvas: Canvas, block: Block, parts: Sequence[Part], y: float, role: st
     for index, pair in enumerate(rows):
         full = X1 - X0 - 20
         row(canvas, block, pair, y + 30 + 29 * index, typed=False, x=X0 + 10, w=full if len(pair) == 2 else (full - 10) / 2)
-    bottom = y + 30 + 29 * len(rows) + 4
+    bottom = canvas.types(X0 + 12, y + 42 + 29 * len(rows), types_line(block, parts), X1 - X0 - 20) + 10
     under(canvas, Box(X0, y, X1 - X0, bottom - y), role, kind)
     return bottom
 
@@ -369,7 +369,7 @@ def draw_mlp(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple[float
     if neurons:
         canvas.edge((up.right, up.cy), (MIDDLE - 79, up.cy))
         canvas.edge((MIDDLE + 78, up.cy), (down.x - 1, up.cy))
-        canvas.type(MIDDLE, y + 72, block.type(neurons[-1]), anchor="middle")
+        canvas.type(MIDDLE, y + 72, block.type(*reversed(neurons)), room=X1 - X0, anchor="middle")
     else:
         canvas.edge((up.right, up.cy), (down.x - 1, up.cy))
     # The funnel's lower side rises to the right.

@@ -41,7 +41,7 @@ def others(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
     for index in range(0, len(rest), 3):
         for place, part in enumerate(rest[index : index + 3]):
             pill = canvas.pill(part, X0 + 200 * place, y, 190)
-            canvas.type(pill.x + 4, pill.bottom + 12, block.type(part))
+            canvas.type_under(pill, block.type(part), 198)
         y += PILL + 24
     return y
 
@@ -77,7 +77,8 @@ def draw_attention(canvas: Canvas, block: Block, sub: Record, top: float) -> Lea
         part = get(name)
         if part:
             rows[name] = canvas.pill(part, x, y, w)
-            canvas.type(x + 4, y + PILL + 12, block.type(part))
+            # Short of the line that leaves the heads' outputs; what comes from the others leaves room beside them.
+            canvas.type_under(rows[name], block.type(part), 144 if x == c else w + 16)
 
     # Sinks join between scores and softmax, and push what follows down.
     sinks = get("attention_sinks")
@@ -97,6 +98,7 @@ def draw_attention(canvas: Canvas, block: Block, sub: Record, top: float) -> Lea
         canvas.edge((mix.x + 164, score.bottom), (mix.x + 164, mix.y - 1))
     if sinks:
         pill = canvas.pill(sinks, b, top + 93, 118)
+        canvas.type_under(pill, block.type(sinks))
         canvas.edge((pill.right, pill.cy), (b + 163, pill.cy))
     meet = (b + 196, low + PILL / 2)
     if mix:
@@ -122,6 +124,7 @@ def gate_and_premix(canvas: Canvas, block: Block, sub: Record, heads: Box) -> fl
     y, x = heads.y + 90, heads.x + 148
     if gates:
         pill = canvas.pill(gates[0], heads.x, heads.y + 46)
+        canvas.type_under(pill, block.type(gates[0]), 144)
         canvas.edge((pill.right, pill.cy), (x - 7, pill.cy))
         canvas.edge((x, heads.bottom), (x, pill.cy - 7))
         canvas.node(x, pill.cy, "×", 7, "attention")
@@ -131,14 +134,8 @@ def gate_and_premix(canvas: Canvas, block: Block, sub: Record, heads: Box) -> fl
     if not premix:
         return heads.bottom + 18
     canvas.pill(premix, heads.x, y, heads.w)
-    canvas.type(heads.x + 4, y + PILL + 12, block.type(premix))
+    canvas.type(heads.x + 4, y + PILL + 12, block.type(premix), room=heads.w)
     return y + PILL + 18
-
-
-#: What formulas call the arguments of a recurrence.
-LETTERS = {
-    "q": "attention_queries", "k": "attention_keys", "v": "attention_values", "g": "decays", "β": "betas", "a": "recurrent_gate", "D": "skip",
-}
 
 
 def draw_recurrent(canvas: Canvas, block: Block, sub: Record, top: float) -> Leaves:
@@ -148,8 +145,7 @@ def draw_recurrent(canvas: Canvas, block: Block, sub: Record, top: float) -> Lea
     reads = recurrent_reads(canvas, block, host, top, rule)
     draw_rule(canvas, block, sub, rule)
     end = recurrent_results(canvas, block, host, top, rule)
-    types = types_line(block, [(letter, block.part(host, name)) for letter, name in LETTERS.items()])
-    said = canvas.types(X0 + 2, reads + 17, types, 468)
+    said = canvas.types(X0 + 2, reads + 17, types_line(block, canvas.untyped(attribute(host))), 468)
     rest = others(canvas, block, sub, said + 10)
     bottom = closing(canvas, sub, max(said + 19, end + 19, rest + 4), X0 + 480)
     frame(canvas, sub, top, bottom)
@@ -163,7 +159,7 @@ def recurrent_reads(canvas: Canvas, block: Block, host: str, top: float, rule: B
     before = block.part(host, "conv_input")
     if before:
         pill = canvas.pill(before, X0, y, 160)
-        canvas.type(X0 + 28, y + PILL + 12, block.type(before))
+        canvas.type(X0 + 28, y + PILL + 12, block.type(before), room=176)
         canvas.edge((X0 + 16, pill.bottom), (X0 + 16, y + 45))
         y += 46
     rows = [block.parts(host, [name]) for name in ("attention_queries", "attention_keys", "attention_values")]
@@ -200,7 +196,8 @@ def recurrent_results(canvas: Canvas, block: Block, host: str, top: float, rule:
     leaves = block.part(host, "state_output")
     if leaves:
         pill = canvas.pill(leaves, x, top + 48, w)
-        canvas.type(x, pill.bottom + 12, block.type(leaves))
+        enters = block.part(host, "state_input")
+        canvas.type(x, pill.bottom + 12, block.type(leaves, *([enters] if enters else [])), room=w)
         canvas.edge((rule.right, top + 108), (trunk, top + 108), (trunk, pill.cy), (x - 1, pill.cy))
     replayed = block.parts(host, ("state", "states"))
     if replayed:
@@ -210,7 +207,7 @@ def recurrent_results(canvas: Canvas, block: Block, host: str, top: float, rule:
     if not heads:
         return top + 130
     pill = canvas.pill(heads, x, top + 152, w)
-    canvas.type(x + 4, pill.bottom + 12, block.type(heads))
+    canvas.type_under(pill, block.type(heads), w)
     canvas.edge((rule.right, pill.cy), (x - 1, pill.cy))
     gate = block.part(host, "head_gate")
     if not gate:
@@ -232,7 +229,7 @@ def draw_convolution(canvas: Canvas, block: Block, sub: Record, top: float) -> L
         part = block.part(host, name)
         if part:
             pill = canvas.pill(part, left, y, width)
-            canvas.type(left + 4, pill.bottom + 12, block.type(part))
+            canvas.type_under(pill, block.type(part), 200)
     canvas.edge((X0 + 160, box.cy), (box.x - 1, box.cy))
     canvas.edge((box.right, box.cy), (X0 + 415, box.cy))
     end, gate = y + PILL, block.part(host, "conv_gate")
@@ -240,6 +237,7 @@ def draw_convolution(canvas: Canvas, block: Block, sub: Record, top: float) -> L
         pill = canvas.pill(gate, X0 + 416, end + 22)
         canvas.edge((pill.right, pill.cy), (x - 7, pill.cy))
         canvas.edge((x, end), (x, pill.cy - 7))
+        canvas.type_under(pill, block.type(gate), 124)
         canvas.node(x, pill.cy, "×", 7, "recurrent")
         end = pill.cy + 7
     rest = others(canvas, block, sub, end + 16)
@@ -270,10 +268,9 @@ def draw_experts(canvas: Canvas, block: Block, sub: Record, top: float) -> Leave
     if shared:
         canvas.edge((field.cx, field.bottom), (field.cx, meet[1]), (meet[0] - 8, meet[1]))
         draw_shared(canvas, block, sub, Box(field.right + 16, y, X1 - field.right - 16, h), meet)
-    w, o, s = (block.part(host, name) for name in ("expert_weights", "expert_outputs", "router_scores"))
-    canvas.types(X0 + 2, meet[1] + 24, types_line(block, (("scores", s), ("weights", w), ("outputs", o))), meet[0] - X0)
-    rest = others(canvas, block, sub, meet[1] + 36)
-    bottom = closing(canvas, sub, max(meet[1] + 43, rest + 14), meet[0]) if sub.get("steps") else max(meet[1] + 38, rest + 2)
+    said = canvas.types(X0 + 2, meet[1] + 24, types_line(block, canvas.untyped(host, "shared_experts")), meet[0] - X0 - 10)
+    rest = others(canvas, block, sub, said + 12)
+    bottom = closing(canvas, sub, max(said + 19, rest + 14), meet[0]) if sub.get("steps") else max(said + 14, rest + 2)
     frame(canvas, sub, top, bottom)
     canvas.edge((meet[0], meet[1] + 8 if shared else field.bottom), (meet[0], bottom), arrow=False)
     return bottom, meet[0]
@@ -319,7 +316,7 @@ def draw_mlp(canvas: Canvas, block: Block, sub: Record, top: float) -> Leaves:
     for index, part in enumerate(neurons):
         canvas.pill(part, middle - width / 2, first + 30 * index, width)
     if neurons:
-        canvas.type(middle, first + 30 * len(neurons) + 10, block.type(neurons[-1]), anchor="middle")
+        canvas.type(middle, first + 30 * len(neurons) + 10, block.type(*reversed(neurons)), room=down.x - up.right, anchor="middle")
         stream = block.part(sub["host"], sub["output"])
         inner, outer = neurons[-1].width, stream.width if stream else None
         if inner and outer:

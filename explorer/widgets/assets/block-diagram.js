@@ -6,6 +6,9 @@
 //
 //   element.layer, element.layers, element.checkpoint     what is drawn
 //   element.select(name, host), element.pinned            the pinned part; select(null) lets go
+//   element.notation = "names" | "numbers" | "call"        how types are written
+//   element.call = {B: 1, S: 512}                         the batch size and length that "call" writes
+//   element.svg()                                         the drawing in view, as a file's text
 //   element.setMarks({addends: {mlp_output: 0.8}, experts: [3, 17]})   live marks; null clears them
 //   "block-change" {layer, shape, checkpoint}             the slider stands on another block
 //   "part-select" {name, host, layer, expression, pinned} a part was pinned or let go
@@ -35,7 +38,27 @@
     return words.join(", ") + (runs.length > most ? ", …" : "");
   }
 
+  // A type as text; by the rule of diagram_types.py, where it takes more letters than there is room for.
+  function written(axes, dtype, room = Infinity) {
+    const shown = axes.map(String);
+    for (;;) {
+      const text = `[${shown.join(", ")}${dtype ? `; ${dtype}` : ""}]`;
+      const longest = shown.reduce((best, axis, at) => (axis.length > shown[best].length ? at : best), 0);
+      if (text.length <= room || !shown.length || shown[longest].length < 2) return text;
+      shown[longest] = "…";
+    }
+  }
+
+  // What a drawing looks like, for a file that knows no style sheet: properties and what they are where nothing is said.
+  const SHAPE = {
+    fill: "rgb(0, 0, 0)", "fill-opacity": "1", stroke: "none", "stroke-width": "1px", "stroke-opacity": "1", "stroke-dasharray": "none",
+    "stroke-linecap": "butt", width: "auto", height: "auto", rx: "auto",
+  };
+  const TEXT = { fill: SHAPE.fill, "font-family": "", "font-size": "", "font-weight": "400", "text-anchor": "start", "white-space": "normal" };
+
   const outOfView = ({ top, bottom }) => bottom < HALF_LINE || top > innerHeight - HALF_LINE;
+
+  const NOTATIONS = ["names", "numbers", "call"];
 
   class BlockDiagram extends HTMLElement {
     #data = null;
@@ -46,6 +69,8 @@
     #pinned = null;
     #shown = null;
     #marks = null;
+    #notation = "names";
+    #call = { B: 1, S: 4096 };
     #away = null;
     #scrolled = false; // since the pointer last moved: what has come under it is not pointed at
 
@@ -104,6 +129,30 @@
       this.#mark();
     }
 
+    get notation() { return this.#notation; }
+    set notation(value) {
+      if (!NOTATIONS.includes(value)) return;
+      this.#notation = value;
+      [...this.querySelectorAll(".bd-notation > button")].forEach((button, at) => button.setAttribute("aria-pressed", String(NOTATIONS[at] === value)));
+      const call = this.querySelector(".bd-call");
+      if (call) call.hidden = value !== "call";
+      this.#write();
+    }
+
+    get call() { return { ...this.#call }; }
+    set call(sizes) {
+      for (const input of this.querySelectorAll(".bd-call input")) {
+        const size = Math.floor(Number(sizes[input.name]));
+        if (size >= 1) this.#call[input.name] = input.value = Math.min(size, Number(input.max));
+      }
+      this.#write();
+    }
+
+    svg() {
+      const drawing = [...this.#stage.querySelectorAll("svg")].find((svg) => svg.getClientRects().length);
+      return drawing ? this.#file(drawing) : null;
+    }
+
     get #here() { return this.#data && this.#data.checkpoints[this.#number]; }
     get #stage() { return this.querySelector(".bd-stage"); }
     get #slider() { return this.querySelector("input[type=range]"); }
@@ -128,11 +177,18 @@
         }
       });
       this.#slider.addEventListener("input", () => { this.layer = this.#slider.value; });
-      const notation = this.querySelector(".bd-notation");
-      notation.addEventListener("click", () => {
-        const counted = this.classList.toggle("bd-counted");
-        notation.setAttribute("aria-pressed", String(counted));
-      });
+      [...this.querySelectorAll(".bd-notation > button")].forEach((button, at) => button.addEventListener("click", () => { this.notation = NOTATIONS[at]; }));
+      for (const input of this.querySelectorAll(".bd-call input")) {
+        input.addEventListener("input", () => { if (input.checkValidity() && input.value) this.call = { [input.name]: input.value }; });
+        input.addEventListener("change", () => { input.value = this.#call[input.name]; });
+      }
+      const save = this.querySelector(".bd-save");
+      if (save) save.addEventListener("click", () => this.#save());
+      const cut = (event) => event.target.closest && event.target.closest(".bd-cut");
+      for (const type of ["pointerover", "focusin"]) this.addEventListener(type, (event) => { const at = cut(event); if (at) this.#unfold(at, true); });
+      for (const type of ["pointerout", "focusout"]) {
+        this.addEventListener(type, (event) => { const at = cut(event); if (at && !at.contains(event.relatedTarget)) this.#unfold(at, false); });
+      }
     }
 
     #toggle({ value, host }) {
@@ -168,14 +224,16 @@
       this.dispatchEvent(new CustomEvent(type, { bubbles: true, composed: true, detail }));
     }
 
-    // A value of this checkpoint, with its numbers and the shapes that have it: this block's own, where it has one.
+    // A value of this checkpoint, with its type and the shapes that have it: this block's own, where it has one.
     #find(name, host) {
       let elsewhere = null;
-      for (const [index, numbers, shapes] of this.#here.values) {
+      for (const [index, shapes, types] of this.#here.values) {
         const value = this.#data.values[index];
         if (value.name !== name || (host && value.host !== host)) continue;
-        if (shapes === null || shapes.includes(this.#shape)) return { ...value, numbers, shapes };
-        elsewhere = elsewhere || { ...value, numbers, shapes };
+        const own = shapes === null ? 0 : shapes.indexOf(this.#shape);
+        const found = { ...value, shapes, type: this.#here.types[types[Math.max(own, 0)]] };
+        if (own >= 0) return found;
+        elsewhere = elsewhere || found;
       }
       return elsewhere;
     }
@@ -191,9 +249,13 @@
       const key = `${this.#number}.${shape}`;
       const stage = this.#stage;
       if (key !== this.#drawn) {
+        const before = stage.querySelector(".bd-words");
         stage.replaceChildren(...this.#drawing(key));
-        this.#drawn = key;
+        const words = stage.querySelector(".bd-words");
+        if (before && words) words.open = before.open;
       }
+      if (key !== this.#drawn || whole) this.#write();
+      this.#drawn = key;
       stage.dataset.layer = this.#layer;
       stage.dataset.shape = shape;
       const slider = this.#slider;
@@ -217,6 +279,87 @@
       const nodes = [...kept.content.cloneNode(true).children];
       this.#drawings.set(key, nodes);
       return nodes;
+    }
+
+    // The axes of a value's type in the notation that is on.
+    #axes(type) {
+      if (this.#notation === "names") return type[0];
+      if (this.#notation === "numbers") return type[1];
+      return type[1].map((axis) => axis.replace(/\b[BS]\b/g, (name) => this.#call[name]));
+    }
+
+    #typeOf(span) {
+      const [host, name] = span.dataset.of.split(" ")[0].split(".");
+      return this.#find(name, host).type;
+    }
+
+    // Every type of the drawings and the text; where there is too little room for one, it can be unfolded.
+    #write() {
+      for (const span of this.#stage.querySelectorAll(".bd-t")) {
+        const axes = this.#axes(this.#typeOf(span));
+        span.dataset.full = written(axes, span.dataset.dtype);
+        span.textContent = written(axes, span.dataset.dtype, Number(span.dataset.room) || Infinity);
+      }
+      for (const line of this.#stage.querySelectorAll(".bd-type")) {
+        const cut = [...line.querySelectorAll(".bd-t")].some((span) => span.textContent !== span.dataset.full);
+        line.classList.toggle("bd-cut", cut);
+        for (const [name, value] of [["tabindex", "0"], ["role", "img"], ["aria-label", this.#full(line)]]) {
+          if (cut) line.setAttribute(name, value);
+          else line.removeAttribute(name);
+        }
+        for (const tip of line.querySelectorAll("title")) tip.remove(); // unfolding takes its place
+      }
+    }
+
+    #full(line) {
+      return [...line.childNodes].map((node) => (node.dataset ? node.dataset.full || "" : node.textContent)).join("").trim();
+    }
+
+    #unfold(line, open) {
+      for (const span of line.querySelectorAll(".bd-t")) {
+        // The same node: a browser loses sight of a pointer whose text is exchanged under it.
+        span.firstChild.data = open ? span.dataset.full : written(this.#axes(this.#typeOf(span)), span.dataset.dtype, Number(span.dataset.room) || Infinity);
+      }
+      line.classList.toggle("bd-open", open);
+      line.removeAttribute("transform");
+      if (!open) return;
+      const { x, width } = line.getBBox(), edge = line.ownerSVGElement.viewBox.baseVal.width;
+      if (x + width > edge) line.setAttribute("transform", `translate(${edge - x - width} 0)`);
+    }
+
+    #file(drawing) {
+      const copy = drawing.cloneNode(true), ground = getComputedStyle(this).getPropertyValue("--role-ground").trim() || "none";
+      const from = drawing.querySelectorAll("*"), to = copy.querySelectorAll("*");
+      from.forEach((node, at) => {
+        const style = getComputedStyle(node);
+        for (const [name, usual] of Object.entries(node instanceof SVGTextContentElement ? TEXT : SHAPE)) {
+          const value = style.getPropertyValue(name);
+          if (value && value !== usual) to[at].setAttribute(name, value.replace(/^([\d.]+)px$/, "$1"));
+        }
+      });
+      for (const node of [copy, ...to]) for (const name of node.getAttributeNames()) {
+        if (/^(class|style|tabindex|role|aria-.*|data-.*)$/.test(name)) node.removeAttribute(name);
+      }
+      const { width, height } = drawing.viewBox.baseVal;
+      copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+      copy.setAttribute("width", width);
+      copy.setAttribute("height", height);
+      const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
+      title.textContent = `${this.checkpoint}, ${drawing.getAttribute("aria-label")}`;
+      const back = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+      for (const [name, value] of Object.entries({ width, height, fill: ground })) back.setAttribute(name, value);
+      copy.prepend(title, back);
+      return new XMLSerializer().serializeToString(copy);
+    }
+
+    #save() {
+      const text = this.svg();
+      if (!text) return;
+      const link = make("a");
+      link.href = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
+      link.download = `${this.#here.family}-block-${this.#layer}.svg`;
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 1000);
     }
 
     #ticks() {
@@ -305,7 +448,9 @@
         list.append(make("dt", "", term), detail);
       };
       entry("layout", `${value.layout} [${value.dims.join(" ")}]`, true);
-      entry("here", `${value.numbers.split(";")[0].replace("]", "")}]${value.dtype ? ` ${value.dtype}` : ""}`, true);
+      const [names, numbers] = value.type;
+      entry("type", `${written(names)}${value.dtype ? ` ${value.dtype}` : ""}`, true);
+      entry("here", written(this.#notation === "call" ? this.#axes(value.type) : numbers), true);
       entry("read at", value.read_at);
       entry("edits", value.writable ? "assignment and in place" : "none: read-only");
       rows.push(list);
