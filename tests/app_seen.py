@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from playwright.sync_api import TimeoutError
 
 from tests.explorer_server import Explorer
 
@@ -31,7 +32,11 @@ class Seen:
 
     def __init__(self, visited) -> None:
         self.visited, self.page = visited, visited.page
-        self.page.wait_for_function(DRAWN, timeout=60_000)
+        try:
+            self.page.wait_for_function(DRAWN, timeout=60_000)
+        except TimeoutError as error:
+            shown = self.page.inner_text("body")
+            raise AssertionError(f"nothing was drawn; errors {visited.errors}, failed {visited.failed}; the page says: {shown}") from error
 
     def settled(self, act) -> None:
         """Do something and wait until the page shows what it asked for."""
