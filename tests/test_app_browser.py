@@ -52,6 +52,12 @@ def test_the_slider_moves_diagram_and_panels(opened):
     assert sorted(lit) == sorted(slots) and len(slots) == 6
 
 
+def test_the_types_of_the_diagram_are_those_of_the_run(opened):
+    seen = opened()
+    seen.page.get_by_role("button", name="at B, S").click()
+    assert f"[1, {len(seen.page.query_selector_all('[data-strip] [data-token]'))}, " in seen.page.locator(".bd-svg:visible .bd-t").first.text_content()
+
+
 def test_choosing_a_head_redraws_its_pattern_and_nothing_else(opened):
     seen = opened(tab="attention", block=3)
     one, every = seen.image("attention_one"), seen.image("attention_all")

@@ -76,6 +76,7 @@ const HANDLERS = {
     options($("layer"), words.mixers.map((mixers, layer) => [layer, layer]));
     fillIndex();
     drawStatus();
+    sizeDiagram();
   },
   diagram(words) {
     const at = $("diagram");
@@ -83,6 +84,7 @@ const HANDLERS = {
     if (at.dataset.key === words.key) return;
     at.dataset.key = words.key;
     at.innerHTML = words.html;  // written and escaped by the server's diagram, from facts
+    sizeDiagram();
   },
   interventions(list) { state.interventions = list; drawSwitches(list); },
   shown(which) {
@@ -183,6 +185,12 @@ function syncDiagram() {
   if ((drawn.pinned ? partKey(drawn.pinned) : "") === (part ?? "")) return;
   const [host, name] = part.includes(".") ? part.split(".") : [undefined, part];
   drawn.select(name || null, host);
+}
+
+// Types that are written for a call are written for this run's.
+function sizeDiagram() {
+  const drawn = diagram();
+  if (drawn && state.tokens.length) drawn.call = { B: 1, S: state.tokens.length };
 }
 
 // Live marks belong to one block: they wait until the diagram stands on it.
