@@ -239,7 +239,7 @@ def test_the_committed_data_is_of_every_decoder_and_of_these_versions():
     kept = committed()
     assert tuple(kept["families"]) == small.types()
     assert kept["versions"] == {name: version(name) for name in ("transformers", "torch", "nnsight")}
-    assert {found["verdict"] for found in kept["families"].values()} <= set(coverage.VERDICTS)
+    assert {found["verdict"] for found in kept["families"].values()} <= {"proven", "in part", "refused", "not built"}
 
 
 def test_the_picked_families_come_out_as_committed():
