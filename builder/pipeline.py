@@ -167,11 +167,17 @@ def _shared(site: Path, fresh: bool = False) -> tuple[dict[str, str], list[str]]
 
 
 def _records(site: Path) -> dict[str, list[dict[str, Any]]]:
-    """The records of every family that has a page, by family."""
+    """The records of every family that has a page, by family. A page of records written by an earlier builder is taken away."""
+    from explorer.facts import SCHEMA
+
     found = {}
     for path in sorted((site / "families").glob("*/facts.json")):
         if (path.parent / "index.md").exists():
-            found[path.parent.name] = json.loads(path.read_text(encoding="utf-8"))
+            records = json.loads(path.read_text(encoding="utf-8"))
+            if all(record["schema"] == SCHEMA for record in records):
+                found[path.parent.name] = records
+            else:
+                write.remove_family(path.parent.name, site=site)
     return found
 
 

@@ -27,7 +27,8 @@ from explorer.specimens import small
 from explorer.support import Row, telling
 from explorer.traits import traits
 
-SCHEMA = 1
+#: Of a record's form: raised where a reader of the one before would fail.
+SCHEMA = 2
 
 #: How each recurrence moves its state by one token, as diagrams write it.
 _RULES = {

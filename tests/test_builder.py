@@ -16,6 +16,7 @@ import explorer.loading
 from builder import collect, pipeline, reuse, write
 from builder.__main__ import main
 from explorer import cards
+from explorer.facts import SCHEMA
 from explorer.hub import LoadError
 from explorer.specimens import recipes
 
@@ -268,3 +269,13 @@ def test_a_built_folder_may_be_built_again(tmp_path):
     write._writable(tmp_path / "out")
     (tmp_path / "out" / "index.html").write_text("old")
     write._writable(tmp_path / "out")
+
+
+def test_a_page_of_records_in_another_form_is_taken_away(tmp_path):
+    for family, schema in (("llama", SCHEMA), ("gpt2", SCHEMA - 1)):
+        folder = tmp_path / "families" / family
+        folder.mkdir(parents=True)
+        (folder / "index.md").write_text("")
+        (folder / "facts.json").write_text(json.dumps([{"schema": schema}]))
+    assert list(pipeline._records(tmp_path)) == ["llama"]
+    assert not (tmp_path / "families" / "gpt2" / "index.md").exists()
