@@ -279,3 +279,10 @@ def test_a_page_of_records_in_another_form_is_taken_away(tmp_path):
         (folder / "facts.json").write_text(json.dumps([{"schema": schema}]))
     assert list(pipeline._records(tmp_path)) == ["llama"]
     assert not (tmp_path / "families" / "gpt2" / "index.md").exists()
+
+
+def test_records_are_written_so_that_changes_show(tmp_path):
+    record = {"checkpoint": "c", "provenance": {"generated": "now"}, "layers": [1, 2, 3], "dims": [["a, b", "[\n]"], [], {"x": [0.5, None]}]}
+    text = collect.write_facts("llama", [record], tmp_path).read_text(encoding="utf-8")
+    assert json.loads(text) == [record]
+    assert '"layers": [1, 2, 3],\n' in text and '"x": [0.5, null]\n' in text
