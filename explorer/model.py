@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -80,6 +81,12 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         for layer in range(anatomy.frame.num_layers):
             for host in anatomy.block(layer).hosts.values():
                 self._bind(layer, host)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LanguageModel:
+        """A model of its own on a copy of the weights; the tokenizer and what was found of the structure are shared."""
+        copied = LanguageModel(copy.deepcopy(self.hf, memo), self.tokenizer, self.anatomy, self.label, self.weights)
+        memo[id(self)] = copied
+        return copied
 
     def _bind(self, layer: int, host: Host) -> None:
         envoy = self.layers[layer]

@@ -329,6 +329,21 @@ def test_a_model_without_weights_does_not_generate():
         model.generate("a prompt", max_new_tokens=2)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+def test_a_copy_has_weights_of_its_own(family):
+    one = load(f"specimen:{family}")
+    before = one.record(PROMPT, values=["logits", "layer_output"])  # once looked at, a model carries the engine's hooks
+    other = copy.deepcopy(one)
+    assert torch.equal(other.record(PROMPT, values=["layer_output"])["layer_output", 1], before["layer_output", 1])
+    with torch.no_grad():
+        for parameter in other.hf.parameters():
+            parameter.mul_(1.1)
+    assert torch.equal(one.record(PROMPT, values=["logits"])["logits"], before["logits"])
+    changed = other.record(PROMPT, values=["logits"])["logits"]
+    assert not torch.equal(changed, before["logits"])
+    assert_close(other.hf(**other.tokenizer(PROMPT, return_tensors="pt")).logits, changed)
+
+
 def test_a_copy_of_the_native_model_is_plain():
     model = specimen("llama")
     other = copy.deepcopy(model.hf)
