@@ -19,6 +19,7 @@ from builder.limited import Limits, Stopped, each
 if TYPE_CHECKING:
     from explorer.contract.report import Report
     from explorer.model import LanguageModel
+    from explorer.reasons import Missing
 
 Outcome = dict[str, Any]
 
@@ -33,9 +34,6 @@ VERDICTS = {
     "stopped": "its process ended before there was a result",
     "failed": "a law did not hold: something served is wrong",
 }
-
-#: A reason that begins so says that there is nothing to serve; any other, that something is not followed.
-ABSENT = "this "
 
 #: Of a long list that many are said.
 _SHOWN = 4
@@ -110,15 +108,15 @@ def outcome(model: LanguageModel, report: Report) -> Outcome:
     return found | ({"failed": failed} if failed else {})
 
 
-def lacks(value: str, reasons: Mapping[int | None, str]) -> list[dict[str, str]]:
+def lacks(value: str, reasons: Mapping[int | None, Missing]) -> list[dict[str, str]]:
     """What of a value is lacking, one entry per reason: on which blocks, and why. An absence by nature is no lack."""
     from explorer.contract.tally import blocks
 
     found = []
     for reason in dict.fromkeys(reasons.values()):
-        if not reason.startswith(ABSENT):
+        if not reason.by_nature:
             layers = {layer for layer, said in reasons.items() if said == reason and layer is not None}
-            found.append({"value": value, "blocks": blocks(layers) if layers else "", "reason": reason})
+            found.append({"value": value, "blocks": blocks(layers) if layers else "", "reason": str(reason)})
     return found
 
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from explorer import vocabulary
+from explorer.reasons import Missing, telling
 from explorer.recording import key_of
 from explorer.replay import Replay
-from explorer.support import telling
 from explorer.widgets import views_next
 from explorer.widgets.drawing import Refusal
 from explorer.widgets.snippets import Origin
@@ -140,7 +140,7 @@ def left_out(model: Any, later: Iterable[str]) -> tuple[frozenset[Key], dict[Key
     Both by value and block, as a recording knows them: a value is asked for only where the model has it.
     """
     asked: set[Key] = set()
-    lacking: dict[Key, list[str]] = {}
+    lacking: dict[Key, list[Missing]] = {}
     for row in model.support():
         layers = [None] * row.available if row.host == "model" else list(row.layers)
         for layer, reason in row.reasons.items():

@@ -22,9 +22,10 @@ from explorer.finding.discover import Block, Host, _shortened, probe_lengths
 from explorer.finding.stream import Tail
 from explorer.loading import DEFAULT, SPECIMEN, load
 from explorer.model import LanguageModel
+from explorer.reasons import telling
 from explorer.signature import recorded
 from explorer.specimens import small
-from explorer.support import Row, telling
+from explorer.support import Row
 from explorer.traits import traits
 
 #: Of a record's form: raised where a reader of the one before would fail.

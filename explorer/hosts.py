@@ -15,6 +15,7 @@ import torch
 from explorer import vocabulary
 from explorer.engine import Envoy, Mediator, OutOfOrderError, WriteBack, eproperty
 from explorer.places import put, take
+from explorer.reasons import NOTHING, Missing
 from explorer.replay import Replay
 from explorer.taps import REPLAY, HostTaps, Reach, Whole, plainly, replay_of
 
@@ -125,7 +126,7 @@ class Standard:
     """The standard side of one envoy: its host, its layer, and how its values are read and written."""
 
     def __init__(self, model: "LanguageModel", name: str, layer: int | None, taps: HostTaps | None,
-                 missing: dict[str, str], sizes: dict[str, int]) -> None:
+                 missing: dict[str, Missing], sizes: dict[str, int]) -> None:
         self.model = model
         self.name = name
         self.layer = layer
@@ -157,7 +158,7 @@ class Standard:
     def reach(self, value: vocabulary.Value) -> Reach:
         """How to reach a value, or raise Unavailable with the reason."""
         if self.taps is None or value.name not in self.taps.reach:
-            reason = self.missing.get(value.name, "nothing was found that plays this part")
+            reason = self.missing.get(value.name, NOTHING)
             raise Unavailable(f"{self.expression(value.name)} is unavailable: {reason}.")
         return self.taps.reach[value.name]
 

@@ -20,6 +20,7 @@ from explorer.hub import LoadError
 from explorer.places import Place
 from explorer.printing import printout
 from explorer.prompts import PromptError, checked, checked_text, pieces, prepared, token_ids
+from explorer.reasons import Missing, unfollowed
 from explorer.recording import Recording, choose, record, timed
 from explorer.sinks import TraceSink
 from explorer.support import Row, Support, support
@@ -42,10 +43,10 @@ def _top(anatomy: Anatomy, config: Any) -> Host:
         place("input_ids", "", "input", "input_ids", "the model's argument input_ids"),
         place("attention_mask", "", "input", "attention_mask", "the model's argument attention_mask"),
     ))
-    missing = {}
+    missing: dict[str, Missing] = {}
     if not anatomy.embedding_fits:
         places.pop("token_embeddings")
-        missing["token_embeddings"] = "the embedding is narrower or wider than the stream, and projected into it"
+        missing["token_embeddings"] = unfollowed("the embedding is narrower or wider than the stream, and projected into it")
     if anatomy.norm is None:
         missing["final_norm_output"] = anatomy.no_norm
     else:

@@ -14,7 +14,7 @@ from explorer import vocabulary
 from explorer.edits import Edit, JointEdit
 from explorer.hosts import COMPUTED, Unavailable, implied
 from explorer.places import put, take
-from explorer.support import telling
+from explorer.reasons import Missing, telling
 from explorer.replay import Replay
 from explorer.taps import REPLAY, HostTaps, Reach, Whole, plainly, replay_of
 from explorer.words import numbered
@@ -52,7 +52,7 @@ class Recording:
     tokens: list[str]
     mixers: list[tuple[str, ...]]
     values: dict[Key, Any] = field(default_factory=dict)
-    missing: dict[Key, str] = field(default_factory=dict)
+    missing: dict[Key, Missing] = field(default_factory=dict)
     seconds: float = 0.0
     edits: tuple[str, ...] = ()
 
@@ -112,7 +112,7 @@ class Recording:
         if (key := self.key(name, layer)) in self.values:
             return f"{name} was recorded."
         if key in self.missing:
-            return self.missing[key]
+            return str(self.missing[key])
         blocks = numbered("block", self.num_layers)
         if layer is None and all(value.host != "model" for value in meant):
             return f"{name} is a value of a block: say which, of {blocks}."
@@ -155,7 +155,7 @@ class Recording:
         if host is None:
             raise NotRecorded(f"block {layer} has no recurrence to run again: its mixer is {self.kinds[layer]}.")
         names = {name: key_of(vocabulary.BY_HOST[host][name], self.mixers[layer]) for name in vocabulary.REPLAYS[host]}
-        lacking = {name for name, key in names.items() if self.missing.get((key, layer), "").startswith("this ")}
+        lacking = {name for name, key in names.items() if (key, layer) in self.missing and self.missing[key, layer].by_nature}
         return Replay(host, {name: self.values.get((key, layer)) if name == "state_input" or name in lacking else self[f"{host}.{name}", layer]
                              for name, key in names.items()})
 
@@ -253,7 +253,7 @@ def kept(value: Any) -> Any:
     return value.detach().clone().to("cpu") if isinstance(value, torch.Tensor) and value.device.type != "meta" else value
 
 
-def choose(model: "LanguageModel", values: Iterable[str] | None, layers: Iterable[int] | None) -> tuple[list, dict[Key, str]]:
+def choose(model: "LanguageModel", values: Iterable[str] | None, layers: Iterable[int] | None) -> tuple[list, dict[Key, Missing]]:
     """The values to record as (value, layer, taps) rows, and why the others are not there.
 
     Raises UnknownValue for a name the vocabulary does not have, ValueError for what is no

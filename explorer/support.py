@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from explorer import vocabulary
 from explorer.finding.discover import Anatomy, Host
+from explorer.reasons import Missing, telling
 from explorer.words import ranges
 
 #: What a value needs of the way the model is loaded. A recurrent kernel's values need nothing:
@@ -23,7 +24,7 @@ class Row:
     """One value of one host: where it is to be had, how it is read, and why not elsewhere.
 
     ``layers`` are the blocks that have it (empty on the model host); ``reasons``
-    gives a sentence for each block that has not, under None for the model host.
+    gives why each block that has not, under None for the model host.
     """
 
     host: str
@@ -31,7 +32,7 @@ class Row:
     layers: tuple[int, ...]
     read_at: str
     condition: str | None
-    reasons: dict[int | None, str]
+    reasons: dict[int | None, Missing]
     available: bool
 
     @property
@@ -77,11 +78,6 @@ class Support:
                 kinds = ", ".join(dict.fromkeys(row.host for row in rows))
                 lines.append(f"  no   {path + '.*':<52} {kinds}: {telling(reason for row in rows for reason in row.reasons.values())}")
         return "\n".join(lines)
-
-
-def telling(reasons: Iterable[str]) -> str:
-    """Of the blocks' reasons the one that says most: not merely that a block is of another kind."""
-    return min(reasons, key=lambda reason: reason.startswith("this block"), default="it is not on the blocks asked for")
 
 
 def support(anatomy: Anatomy, top: Host, layer: int | None = None) -> Support:

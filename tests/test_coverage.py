@@ -18,6 +18,7 @@ import pytest
 from builder import check, coverage, write
 from builder.__main__ import main
 from builder.limited import Limits, Stopped, each
+from explorer.reasons import absent, elsewhere, setting, unfollowed
 from explorer.specimens import small
 from tests.tasks import do
 
@@ -120,12 +121,13 @@ def test_ctrl_c_ends_the_sweep_with_one_word_and_no_process_left():
 
 
 def test_an_absence_by_nature_is_no_lack():
-    reasons = {0: "this block has no MLP", 1: "nothing was found", 2: "nothing was found", 3: "its axes are not the layout's"}
+    reasons = {0: elsewhere("no MLP is in this block"), 1: unfollowed("this was not found"), 2: unfollowed("this was not found"),
+               3: setting("this kernel makes none"), 4: absent("it has none")}
     assert coverage.lacks("mlp.mlp_output", reasons) == [
-        {"value": "mlp.mlp_output", "blocks": "blocks 1-2", "reason": "nothing was found"},
-        {"value": "mlp.mlp_output", "blocks": "block 3", "reason": "its axes are not the layout's"},
+        {"value": "mlp.mlp_output", "blocks": "blocks 1-2", "reason": "this was not found"},
+        {"value": "mlp.mlp_output", "blocks": "block 3", "reason": "this kernel makes none"},
     ]
-    assert coverage.lacks("model.logits", {None: "it is not there"}) == [{"value": "model.logits", "blocks": "", "reason": "it is not there"}]
+    assert coverage.lacks("model.logits", {None: unfollowed("it is not there")}) == [{"value": "model.logits", "blocks": "", "reason": "it is not there"}]
 
 
 def test_what_a_broken_law_makes_of_an_outcome():

@@ -22,6 +22,7 @@ from explorer.finding.structure import NotADecoder, frame
 from explorer.hosts import Unavailable
 from explorer.hub import LoadError
 from explorer.model import LanguageModel
+from explorer.reasons import Kind
 from explorer.specimens import bpe, config_of
 from tests.models import FAMILIES, HYBRIDS, MIXTURES, PROMPT, shapes, specimen
 
@@ -76,7 +77,7 @@ def test_a_place_is_said_in_the_words_of_the_modeling_code(family):
         if row.available:
             assert row.read_at and "None" not in row.read_at and "_0" not in row.read_at
         else:
-            assert row.reasons and all(len(reason) > 15 and not reason.endswith(".") for reason in row.reasons.values())
+            assert row.reasons and all(len(str(reason)) > 15 and not str(reason).endswith(".") for reason in row.reasons.values())
 
 
 # -- other implementations ---------------------------------------------------
@@ -89,7 +90,7 @@ def test_a_fused_attention_takes_away_the_pattern_and_nothing_else(family):
     for row, same in zip(fused.support(), eager.support()):
         assert row.available == (same.available and row.name not in taken)
     row = fused.support()["attention_scores"]
-    assert "eager" in row.condition and all("eager" in r for l, r in row.reasons.items() if fused.kinds[l] == "self_attn")
+    assert "eager" in row.condition and all("eager" in r.text and r.kind is Kind.SETTING for l, r in row.reasons.items() if fused.kinds[l] == "self_attn")
     names = [row.name for row in fused.support() if row.host == "self_attn" and row.available]
     a, b = fused.record(PROMPT, names), eager.record(PROMPT, names)
     for key, tensor in a.values.items():
@@ -126,7 +127,8 @@ def test_other_experts_implementations_read_the_same_or_say_what_they_lack(imple
     for key, tensor in a.values.items():
         assert_close(tensor, b[key], rtol=1e-4, atol=1e-5)
     if implementation == "eager":
-        assert "experts_implementation" in other.support()["expert_outputs"].reasons[0]
+        reason = other.support()["expert_outputs"].reasons[0]
+        assert "experts_implementation" in reason.text and reason.kind is Kind.SETTING
         with pytest.raises(Unavailable, match="grouped_mm"):
             other.record(PROMPT, ["expert_outputs"])
 
@@ -229,7 +231,7 @@ def test_a_pattern_made_in_parts_is_unavailable_and_never_a_part(monkeypatch):
     model = load("specimen:llama")
     for name in ("attention_scores", "attention_probabilities"):
         row = model.support()[name]
-        assert not row.available and "no call of its own" in row.reasons[0]
+        assert not row.available and "no call of its own" in row.reasons[0].text and row.reasons[0].kind is Kind.UNFOLLOWED
         with pytest.raises(Unavailable):
             model.record(PROMPT, [name])
     names = ["attention_queries", "attention_values", "attention_head_outputs", "attention_output"]
@@ -346,7 +348,8 @@ def test_equal_sizes_do_not_mix_up_the_axes():
 def test_a_router_that_chooses_every_expert_has_no_margin():
     model = tiny("qwen3_moe", hidden_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8,
                  num_experts=2, num_experts_per_tok=2, moe_intermediate_size=8, max_position_embeddings=64)
-    assert "every expert is chosen" in model.support()["router_margin"].reasons[0]
+    reason = model.support()["router_margin"].reasons[0]
+    assert "every expert is chosen" in reason.text and reason.by_nature
     assert ("router_margin", 0) not in model.record(PROMPT)
     with pytest.raises(Unavailable, match="every expert is chosen"):
         with model.trace(PROMPT):

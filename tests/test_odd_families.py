@@ -65,14 +65,14 @@ def test_a_block_that_cannot_be_followed_is_refused_in_a_sentence(model_type, re
 def test_a_pattern_that_is_a_difference_of_two_is_not_served():
     model = tiny("diffllama", **SIZES)
     reasons = model.support(0)["attention_probabilities"].reasons
-    assert "several calls, of which none is the whole" in reasons[0]
+    assert "several calls, of which none is the whole" in reasons[0].text
     rec = model.record(PROMPT)
     assert_close(rec["layer_input", 1] + rec["attention_output", 1] + rec["mlp_output", 1], rec["layer_output", 1], rtol=1e-5, atol=1e-6)
 
 
 def test_a_norm_that_runs_elsewhere_too_has_no_name():
     model = tiny("nanochat", **SIZES)
-    assert "elsewhere too" in model.support()["final_norm_output"].reasons[None]
+    assert "elsewhere too" in model.support()["final_norm_output"].reasons[None].text
     rec = model.record(PROMPT, ["layer_output", "logits"])
     assert_close(model.project_on_vocab(rec["layer_output", 1]), rec["logits"], rtol=1e-4, atol=1e-5)
 

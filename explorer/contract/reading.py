@@ -9,6 +9,7 @@ from explorer.contract.laws import law
 from explorer.contract.subject import Key, Subject, attempt
 from explorer.contract.tally import Tally
 from explorer.hosts import Unavailable
+from explorer.reasons import Missing
 
 HOSTS = tuple(vocabulary.HOSTS)
 
@@ -99,15 +100,15 @@ def refused(s: Subject, host: str, t: Tally) -> None:
     for (value, layer, reason), error in zip(missing, told, strict=True):
         where = (layer, f"{value.host}.{value.name}")
         # Where the host itself is missing it is the host's name that is refused, or a value of another part that goes by it.
-        told_so = isinstance(error, Unavailable) and reason in str(error) or isinstance(error, AttributeError) and any(words in str(error) for words in ("has no ", "has attribute"))
+        told_so = isinstance(error, Unavailable) and reason.text in str(error) or isinstance(error, AttributeError) and any(words in str(error) for words in ("has no ", "has attribute"))
         t.holds(where, told_so, f"a trace gives {error!r}")
         layers = None if layer is None else [layer]
         error = attempt(lambda: s.model.record(s.ids, [f"{value.host}.{value.name}"], layers=layers))
-        t.holds(where, isinstance(error, Unavailable) and reason in str(error), f"record gives {error!r}")
-        t.holds(where, len(reason.split()) > 3 and not reason.endswith("."), f"{reason!r} is no reason")
+        t.holds(where, isinstance(error, Unavailable) and reason.text in str(error), f"record gives {error!r}")
+        t.holds(where, len(reason.text.split()) > 3 and not reason.text.endswith("."), f"{reason.text!r} is no reason")
 
 
-def _missing(s: Subject) -> list[tuple[vocabulary.Value, int | None, str]]:
+def _missing(s: Subject) -> list[tuple[vocabulary.Value, int | None, Missing]]:
     """What is listed as unavailable, on one block of each kind, and the reason given."""
     kinds = {None, *(block.layers[0] for block in s.blocks)}
     return [(row.value, layer, reason) for row in s.rows for layer, reason in row.reasons.items()

@@ -8,6 +8,7 @@ from transformers.cache_utils import Cache
 from explorer.finding.flow import PASSING, Call, Flow, tensors
 from explorer.finding.spots import Finds, Spot, argument, around, children, innermost, is_norm, maker_spot, result
 from explorer.finding.stream import Part, leads, weighted
+from explorer.reasons import absent, setting, unfollowed
 from explorer.vocabulary import BY_HOST
 
 NO_PATTERN = (
@@ -107,7 +108,7 @@ def find_attention(flow: Flow, module: Call, part: Part) -> Finds:
     _heads(finds, heads, lengths, batch)
     _pattern(finds, flow, call or module, softmax, module.start)
     if mixed is None:
-        finds.missing["attention_head_outputs"] = "no call returns the heads' outputs"
+        finds.missing["attention_head_outputs"] = unfollowed("no call returns the heads' outputs")
     else:
         finds.spots["attention_head_outputs"] = mixed
     _projection(finds, flow, module, part)
@@ -120,7 +121,7 @@ def find_attention(flow: Flow, module: Call, part: Part) -> Finds:
 def _several(flow: Flow, module: Call, part: Part, what: str) -> Finds:
     """An attention that is made of several: what it adds is known, and nothing inside is the whole."""
     finds = Finds(module.module)
-    reason = f"{module.module.rpartition('.')[2]} computes its attention in several {what}, of which none is the whole"
+    reason = unfollowed(f"{module.module.rpartition('.')[2]} computes its attention in several {what}, of which none is the whole")
     names = [name for name in BY_HOST["self_attn"] if name not in ("attention_output", "attention_premix")]
     finds.missing = dict.fromkeys(names, reason)
     _projection(finds, flow, module, part)
@@ -138,7 +139,7 @@ def _heads(finds: Finds, heads: list[Spot | None], lengths: tuple[int, int], bat
     ):
         shape = None if spot is None else _by_head(tuple(spot.tensor.shape), length, batch)
         if shape is None:
-            finds.missing[name] = "no call takes or returns it one head at a time"
+            finds.missing[name] = unfollowed("no call takes or returns it one head at a time")
         else:
             finds.spots[name] = spot
             finds.sizes = {count: shape[0], width: shape[1], **finds.sizes}
@@ -195,7 +196,7 @@ def _pattern(finds: Finds, flow: Flow, call: Call, softmax: list[int], start: in
     probabilities are what the product with the values takes."""
     names = ("attention_scores", "attention_probabilities")
     if not softmax:
-        reason = NO_PATTERN.format(name=call.name.removesuffix("_attention_forward"))
+        reason = setting(NO_PATTERN.format(name=call.name.removesuffix("_attention_forward")))
         finds.missing.update(dict.fromkeys(names, reason))
         return
     inside, index = flow.inside(call), softmax[-1]
@@ -208,16 +209,16 @@ def _pattern(finds: Finds, flow: Flow, call: Call, softmax: list[int], start: in
                     if (s := argument(c, flow.back(next(k for k in flow.ops[i].reads if k in leaving), i)))), None)
     for name, spot in zip(names, (scores, weights)):
         if spot is None:
-            finds.missing[name] = "the modeling code passes this tensor to no call of its own"
+            finds.missing[name] = unfollowed("the modeling code passes this tensor to no call of its own")
         else:
             finds.spots[name] = spot
     finds.traits |= _score_traits(flow, call, index, start)
     if sinks is None:
-        finds.missing["attention_sinks"] = "this attention has no sink logits"
+        finds.missing["attention_sinks"] = absent("this attention has no sink logits")
     elif (spot := next((s for k in reversed(flow.back(sinks, at)) if (s := maker_spot([c for c in inside if c.fn], k))), None)) is not None:
         finds.spots["attention_sinks"] = spot
     else:
-        finds.missing["attention_sinks"] = "its softmax has a column that is no key's, and no call returns what stands in it"
+        finds.missing["attention_sinks"] = unfollowed("its softmax has a column that is no key's, and no call returns what stands in it")
 
 
 def _before_sinks(flow: Flow, softmax: int, keys: int) -> tuple[int, int, int | None]:
@@ -304,22 +305,22 @@ def _gate(finds: Finds, flow: Flow, module: Call) -> None:
     mixed = finds.spots.get("attention_head_outputs")
     names = ("head_gate", "head_scale")
     if mixed is None:
-        finds.missing |= dict.fromkeys(names, "the heads' outputs are not followed")
+        finds.missing |= dict.fromkeys(names, unfollowed("the heads' outputs are not followed"))
         return
     onward = flow.onward(id(mixed.tensor))
     after = [i for i in flow.indices(module, "mul") if i >= mixed.call.stop and onward & set(flow.ops[i].reads) and not is_norm(flow, flow.owners[i])]
     gate = next((key for i in after[:1] for key in flow.ops[i].reads if key not in onward), None)
-    finds.missing |= dict.fromkeys(names, "this attention does not gate its heads")
+    finds.missing |= dict.fromkeys(names, absent("this attention does not gate its heads"))
     if gate is None:
         return
     whole = flow.tensors[gate].numel() < mixed.tensor.numel()
     own = [c for c in flow.inside(module) if c.module == module.module and c.labels]
     spot = maker_spot([c for c in own if len(c.labels) == 1], gate) or maker_spot(own, gate)
     if spot is None:
-        finds.missing[names[whole]] = "the gate is no result of a call in the attention's forward"
+        finds.missing[names[whole]] = unfollowed("the gate is no result of a call in the attention's forward")
     else:
         finds.spots[names[whole]] = spot
-        finds.missing[names[not whole]] = f"this attention gates its heads {'as a whole' if whole else 'number by number'}"
+        finds.missing[names[not whole]] = absent(f"this attention gates its heads {'as a whole' if whole else 'number by number'}")
         del finds.missing[names[whole]]
 
 
@@ -342,4 +343,4 @@ def _projection(finds: Finds, flow: Flow, module: Call, part: Part) -> None:
         finds.traits["normed"] = () if mixed is None else tuple(
             c.module for c in children(flow, module) if mixed.call.ended < c.began and c.ended < owner.began and is_norm(flow, c) and c.start in part.ops)
     else:
-        finds.missing["attention_premix"] = "no module makes the attention's output"
+        finds.missing["attention_premix"] = unfollowed("no module makes the attention's output")

@@ -13,6 +13,7 @@ from explorer.finding.recurrent import find_convolution, find_recurrent, gates_a
 from explorer.finding.spots import Finds, Spot, argument, is_norm, result
 from explorer.finding.stream import SCALES, CannotFollow, Part, Step, addend_spot, contracts, halves, home, parts, several_mixers, steps, stream
 from explorer.finding.stream import tail, weighted
+from explorer.reasons import absent, elsewhere, unfollowed
 from explorer.vocabulary import HOSTS
 
 
@@ -150,7 +151,8 @@ def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call
         role, values = "experts", find_mixture(flow, call, experts)
     elif chosen := [flow.ops[i].name for i in part.ops if flow.ops[i].name in _CHOOSING]:
         role, values = "experts", Finds(call.module)
-        values.missing = dict.fromkeys((*DENSE, *ROUTED), f"{_told(call)} chooses (by {chosen[0]}) what it runs, and is called with no expert numbers and weights")
+        values.missing = dict.fromkeys((*DENSE, *ROUTED), unfollowed(
+            f"{_told(call)} chooses (by {chosen[0]}) what it runs, and is called with no expert numbers and weights"))
     else:
         role, values = "mlp", find_dense(flow, call, weighted(flow, part))
     values.traits["tail"] = tail(flow, block, part, values.made if values.made is not None else weighted(flow, part)[-1])
@@ -194,26 +196,26 @@ def _between(finds: BlockFinds, flow: Flow, block: Call) -> None:
     first, second = finds.normed
     for name, sublayer in (("attention_norm_output", first), ("mlp_norm_output", second)):
         if sublayer is None:
-            own.missing[name] = "this block has one sublayer"
+            own.missing[name] = absent("this block has one sublayer")
         elif sublayer.norm is None:
-            own.missing[name] = f"this block has no norm in front of {sublayer.host}"
+            own.missing[name] = absent(f"this block has no norm in front of {sublayer.host}")
         else:
             norm = flow.module(sublayer.norm)
             own.spots[name] = Spot(norm.output, norm, "output", None)
     if mlp is None:
-        own.missing["mlp_input"] = "this block has no MLP"
+        own.missing["mlp_input"] = elsewhere("this block has no MLP")
     else:
         entering = _entering(flow, block, finds.calls[mlp.host])
         if entering is None:
-            own.missing["mlp_input"] = "what the MLP reads is the result of no call in the block"
+            own.missing["mlp_input"] = unfollowed("what the MLP reads is the result of no call in the block")
         else:
             own.spots["mlp_input"] = entering
     if second is None:
-        own.missing["layer_mid"] = "this block has one sublayer"
+        own.missing["layer_mid"] = absent("this block has one sublayer")
     elif second.stage is None or first.stage is None:
-        own.missing["layer_mid"] = "the second sublayer of this block does not read the stream at one point"
+        own.missing["layer_mid"] = unfollowed("the second sublayer of this block does not read the stream at one point")
     elif second.stage == first.stage:
-        own.missing["layer_mid"] = "this block is parallel: its sublayers read the same stream"
+        own.missing["layer_mid"] = absent("this block is parallel: its sublayers read the same stream")
     else:
         _mid(finds, flow, block, second)
 
@@ -238,7 +240,7 @@ def _mid(finds: BlockFinds, flow: Flow, block: Call, second: Sublayer) -> None:
         own.spots["layer_mid"] = made[0]
         finds.mid = second.stage
     else:
-        own.missing["layer_mid"] = "no call makes the stream between this block's sublayers"
+        own.missing["layer_mid"] = unfollowed("no call makes the stream between this block's sublayers")
 
 
 __all__ = ["BlockFinds", "CannotFollow", "Sublayer", "find_block"]

@@ -16,6 +16,7 @@ from explorer.finding.spots import Finds
 from explorer.finding.stream import Step, stream
 from explorer.finding.structure import Frame, Handing, frame, kinds
 from explorer.places import Place
+from explorer.reasons import NOTHING, Missing, absent, elsewhere, unfollowed
 
 #: Parameters of a model of which a whole forward more is nothing.
 _SMALL = 10_000_000
@@ -23,25 +24,25 @@ _SMALL = 10_000_000
 #: Lengths tried for the probe's batch and sequence, so that no size of the model equals one of them.
 _LENGTHS = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
-ABSENT = {
+_WITHOUT = {
     "shared_experts": "this block's MLP has no shared expert",
     "mlp": "this block has no MLP",
     "extra": "this block has no part beside its mixer and its MLP",
 }
 
 
-def absent(host: str, there: Collection[str]) -> str:
+def without(host: str, there: Collection[str]) -> Missing:
     """Why a block whose hosts are ``there`` has not ``host``."""
     if host == "mlp" and "extra" in there:
-        return "a further part of this block, which may be its MLP, is not followed"
-    if host in ABSENT:
-        return ABSENT[host]
+        return unfollowed("a further part of this block, which may be its MLP, is not followed")
+    if host in _WITHOUT:
+        return elsewhere(_WITHOUT[host])
     if "mixer" in there and vocabulary.HOSTS[host].mixer and host != "mixer":
-        return "what is inside the mixer of this block is not followed"
+        return unfollowed("what is inside the mixer of this block is not followed")
     mixers = [name for name in there if vocabulary.HOSTS[name].mixer]
     if not mixers:
-        return "this block has no mixer: nothing in it reads another position"
-    return f"this block's mixer is {' and '.join(mixers)}: {' and '.join(vocabulary.HOSTS[name].short for name in mixers)}"
+        return elsewhere("this block has no mixer: nothing in it reads another position")
+    return elsewhere(f"this block's mixer is {' and '.join(mixers)}: {' and '.join(vocabulary.HOSTS[name].short for name in mixers)}")
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Host:
     """One host of one kind of block: its module (relative to the block), sizes, and its values.
 
     ``places`` holds one place per way the forward can reach the value (a prompt,
-    a decoding step); ``missing`` one sentence for each value that is not there; ``prompt_only`` are
+    a decoding step); ``missing`` the reason for each value that is not there; ``prompt_only`` are
     values that a decoding step, which runs other code, does not hold.
     """
 
@@ -57,7 +58,7 @@ class Host:
     module: str
     sizes: dict[str, int]
     places: dict[str, tuple[Place, ...]]
-    missing: dict[str, str]
+    missing: dict[str, Missing]
     traits: dict
     prompt_only: frozenset[str] = frozenset()
 
@@ -106,7 +107,7 @@ class Anatomy:
     head_is_last: bool
     head_reads_norm: bool = True
     embedding_fits: bool = True
-    no_norm: str = ""
+    no_norm: Missing | None = None
     passable: bool = True
 
     @property
@@ -170,7 +171,7 @@ def discover(twin: torch.nn.Module, alike: bool = True) -> Anatomy:
     found = [_block(group, path, a, b, sizes, shared) for group, path, a, b in zip(groups, paths, first, second)]
     width = first[0].hosts["layers"].sizes["hidden_size"]
     fits = twin.get_input_embeddings().weight.shape[1] == width
-    reason = "" if norm is not None else tail.lacks_norm()
+    reason = None if norm is not None else tail.lacks_norm()
     anatomy = Anatomy(base, norm, found, tail.head is out.logits, tail.head_reads(norm), fits, reason)
     anatomy.passable = _passable(twin, base, found, depth)
     return anatomy
@@ -289,11 +290,11 @@ class _Tail:
             return None
         return self.after[-1]
 
-    def lacks_norm(self) -> str:
+    def lacks_norm(self) -> Missing:
         """Why there is no final norm to name."""
         if self.after:
-            return f"the module {self.after[-1]} runs before the head and elsewhere too, so that it returns several things"
-        return "this model has no norm between the last block and the head"
+            return unfollowed(f"the module {self.after[-1]} runs before the head and elsewhere too, so that it returns several things")
+        return absent("this model has no norm between the last block and the head")
 
     def head_reads(self, norm: str | None) -> bool:
         """Whether the head was called with what a norm (or, without one, the last block) returned, itself or a view of it."""
@@ -336,14 +337,14 @@ def _block(layers: tuple[int, ...], path: str, prompt: BlockFinds, step: BlockFi
     for name, finds in prompt.hosts.items():
         for value, spot in list(finds.spots.items()):
             if any(spot.call.module == other or spot.call.module.startswith(f"{other}.") for other in shared):
-                finds.missing[value] = "it is handed over in a module that other blocks share"
+                finds.missing[value] = unfollowed("it is handed over in a module that other blocks share")
                 del finds.spots[value]
         again = step.hosts.get(name) if step is not None else None
         hosts[name] = _host(name, path, finds, again, call, prompt.visited)
     order, stepped = _order(prompt, hosts), _order(step, hosts) if step is not None else ()
     for name in vocabulary.HOSTS:
         if name != "model" and name not in hosts:
-            missing = dict.fromkeys(vocabulary.BY_HOST[name], absent(name, prompt.hosts))
+            missing = dict.fromkeys(vocabulary.BY_HOST[name], without(name, prompt.hosts))
             hosts[name] = Host(name, "", {}, {}, missing, {})
     return Block(layers, hosts, tuple(prompt.sublayers), order, tuple(prompt.steps), prompt.mid, stepped)
 
@@ -366,7 +367,7 @@ def _host(name: str, path: str, finds: Finds, again: Finds | None, call: dict[st
         spot = finds.spots.get(value.name)
         place = spot.place(value.axes, sizes) if spot is not None else None
         if place is None:
-            missing.setdefault(value.name, "it was found, but its axes are not the layout's" if spot else "nothing was found that plays this part")
+            missing.setdefault(value.name, unfollowed("it was found, but its axes are not the layout's") if spot else NOTHING)
             continue
         found = [place]
         if again is not None:
@@ -382,7 +383,7 @@ def _host(name: str, path: str, finds: Finds, again: Finds | None, call: dict[st
         places[value.name] = tuple(unique.values())
     for value in vocabulary.BY_HOST[name].values():
         if value.derived and value.source not in places:
-            missing[value.name] = missing.get(value.source, "what it is computed from was not found")
+            missing[value.name] = missing.get(value.source) or unfollowed("what it is computed from was not found")
         elif value.derived and prompt_only & set(vocabulary.REPLAYS.get(name, ())):
             prompt_only.add(value.name)
     lengths = ("query", "key")

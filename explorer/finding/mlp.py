@@ -10,6 +10,7 @@ import torch
 from explorer.finding.flow import Call, Flow
 from explorer.finding.stream import constants_of, origins
 from explorer.finding.spots import Finds, Spot, argument, children, innermost, is_norm, maker_spot, result
+from explorer.reasons import absent, setting, unfollowed
 
 ROUTED = ("router_logits", "router_scores", "expert_weights", "expert_indices", "expert_outputs", "routed_output",
           "shared_expert_output")
@@ -35,12 +36,12 @@ def find_dense(flow: Flow, module: Call, products: list[int] | None = None) -> F
     ``products`` are the operations that multiply with weights, where what the module returns is not simply the last one's result.
     """
     finds = Finds(module.module)
-    finds.missing = dict.fromkeys(ROUTED, "this MLP is dense: it has no router")
+    finds.missing = dict.fromkeys(ROUTED, absent("this MLP is dense: it has no router"))
     chain = flow.back(id(module.output)) if isinstance(module.output, torch.Tensor) else []
     inner = [c for c in flow.inside(module) if not c.labels]
     down = next((c for c in inner if result(c, chain) is not None), None) if products is None else flow.owners[products[-1]]
     if down is None or down.module == module.module or not down.args:
-        finds.missing |= dict.fromkeys(DENSE, "no module makes the MLP's output")
+        finds.missing |= dict.fromkeys(DENSE, unfollowed("no module makes the MLP's output"))
         return finds
     neurons = down.args[0]
     finds.spots["mlp_neurons"] = Spot(neurons, down, "input", 0)
@@ -49,7 +50,7 @@ def find_dense(flow: Flow, module: Call, products: list[int] | None = None) -> F
                                  and result(c, flow.back(id(neurons))) is not None for c in inner)
     activation = _activation(flow, module, down, neurons)
     if activation is None:
-        finds.missing["mlp_activation"] = "the activation is the result of no call"
+        finds.missing["mlp_activation"] = unfollowed("the activation is the result of no call")
     else:
         finds.spots["mlp_activation"] = activation
     return finds
@@ -73,9 +74,7 @@ def _activation(flow: Flow, module: Call, down: Call, neurons: torch.Tensor) -> 
 def find_mixture(flow: Flow, module: Call, experts: Call) -> Finds:
     """Spots of a mixture whose experts are one module."""
     finds = Finds(module.module)
-    finds.missing = dict.fromkeys(
-        DENSE, "this MLP is a mixture: every expert has neurons of its own"
-    )
+    finds.missing = dict.fromkeys(DENSE, absent("this MLP is a mixture: every expert has neurons of its own"))
     indices = next((p, a) for p, a in experts.arguments() if isinstance(a, torch.Tensor) and not a.is_floating_point())
     weights = next((p, a) for p, a in experts.arguments()
                    if isinstance(a, torch.Tensor) and a.is_floating_point() and a.shape == indices[1].shape)
@@ -110,7 +109,7 @@ def _router(finds: Finds, flow: Flow, module: Call, indices: int) -> None:
     chain = set(flow.back(indices))
     choices = [i for i in flow.indices(module, "topk") if chain & set(flow.ops[i].makes)]
     if not choices:
-        finds.missing |= dict.fromkeys(("router_logits", "router_scores"), "no top-k makes the expert numbers")
+        finds.missing |= dict.fromkeys(("router_logits", "router_scores"), unfollowed("no top-k makes the expert numbers"))
         return
     choice, inside = choices[-1], flow.inside(module)
     entering = flow.back(flow.ops[choice].reads[0], choice)
@@ -118,14 +117,14 @@ def _router(finds: Finds, flow: Flow, module: Call, indices: int) -> None:
         (s for key in entering if (s := maker_spot([c for c in inside if c.fn is not None and c.stop <= choice], key))), None)
     finds.sizes["num_experts"] = flow.tensors[flow.ops[choice].reads[0]].shape[-1]
     if finds.sizes["top_k"] >= finds.sizes["num_experts"]:
-        finds.missing["router_margin"] = "every expert is chosen, so none is rejected"
+        finds.missing["router_margin"] = absent("every expert is chosen, so none is rejected")
     owner = next(c for c in innermost(inside, choice) if c.labels).module
     if owner != module.module:
         finds.traits["router"] = owner
     if scores is not None:
         finds.spots["router_scores"] = scores
     else:
-        finds.missing["router_scores"] = "the scores are passed to no call of their own"
+        finds.missing["router_scores"] = unfollowed("the scores are passed to no call of their own")
     projections = [i for name in ("mm", "addmm", "bmm") for i in flow.indices(module, name)
                    if i < choice and flow.tensors[flow.ops[i].makes[0]].shape[-1] == finds.sizes["num_experts"]]
     for index in projections[-1:]:
@@ -135,7 +134,7 @@ def _router(finds: Finds, flow: Flow, module: Call, indices: int) -> None:
                 finds.spots["router_logits"] = spot
                 break
     if "router_logits" not in finds.spots:
-        finds.missing["router_logits"] = "the router's projection is the result of no call"
+        finds.missing["router_logits"] = unfollowed("the router's projection is the result of no call")
     weights = id(finds.spots["expert_weights"].tensor)
     finds.traits["scoring"] = _scoring(flow, module, projections[-1] if projections else None, choice, weights)
 
@@ -245,7 +244,7 @@ def _slots(finds: Finds, flow: Flow, experts: Call) -> None:
             if spot := maker_spot([c for c in flow.inside(experts) if c.labels and c.stop <= index], slots):
                 finds.spots["expert_outputs"] = spot
                 return
-    finds.missing["expert_outputs"] = (
+    finds.missing["expert_outputs"] = setting(
         "this experts implementation adds each expert's output up at once; "
         "load the model with experts_implementation=\"grouped_mm\" or \"batched_mm\""
     )
@@ -263,7 +262,8 @@ def _shared(finds: Finds, flow: Flow, module: Call, experts: Call) -> None:
         later = [i for name in ("add", "add_") for i in flow.indices(module, name) if i >= experts.stop
                  and len(flow.ops[i].reads) == 2 and all(flow.tensors[k].shape == experts.output.shape for k in flow.ops[i].reads)]
         finds.missing["shared_expert_output"] = (
-            "what is added after the experts is added to something else than their sum" if later else "this mixture has no shared expert")
+            unfollowed("what is added after the experts is added to something else than their sum") if later
+            else absent("this mixture has no shared expert"))
         return
     direct = routed & set(flow.ops[adds[0]].reads)
     finds.traits["routed_factor"] = 1.0 if direct else prod(1 / n if flow.ops[i].name == "div" else n for i in scaled for n in flow.ops[i].numbers)
@@ -273,7 +273,7 @@ def _shared(finds: Finds, flow: Flow, module: Call, experts: Call) -> None:
     inner = children(flow, module)
     spot = maker_spot(own, key) or maker_spot(inner, key)
     if spot is None:
-        finds.missing["shared_expert_output"] = "what the shared expert adds is the result of no call"
+        finds.missing["shared_expert_output"] = unfollowed("what the shared expert adds is the result of no call")
         return
     finds.spots["shared_expert_output"] = spot
     finds.made = adds[0]

@@ -11,6 +11,7 @@ import torch
 from explorer.finding.flow import PASSING, Call, Flow, tensors
 from explorer.finding.spots import Finds, Spot, argument, around, bound, maker_spot, result
 from explorer.finding.stream import CannotFollow, Part, weighted
+from explorer.reasons import absent, unfollowed
 from explorer.vocabulary import REPLAYS
 
 #: What the delta rule's kernels call their arguments, by value.
@@ -108,7 +109,7 @@ def _ssd(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
     _ungated(finds, flow, call)
     finds.spots.pop("head_gate", None)  # which most have outside the kernel, in a norm
     if finds.spots["skip"] is None:
-        finds.missing["skip"] = "this mixer sends nothing past its state"
+        finds.missing["skip"] = absent("this mixer sends nothing past its state")
 
 
 def _selective(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
@@ -127,8 +128,8 @@ def _selective(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
     _results(finds, flow, call, step, ("batch", "channels", "key_dim"))
     _steps(finds, flow, call)
     if finds.spots["skip"] is None:
-        finds.missing["skip"] = "this mixer sends nothing past its state"
-    finds.missing["head_gate"] = "this mixer does not gate its channels in its kernel"
+        finds.missing["skip"] = absent("this mixer sends nothing past its state")
+    finds.missing["head_gate"] = absent("this mixer does not gate its channels in its kernel")
     _ungated(finds, flow, call)
 
 
@@ -249,7 +250,7 @@ def find_convolution(flow: Flow, module: Call, part: Part) -> Finds:
     gates = [i for i in flow.indices(module, "mul") if i > index and onward & set(flow.ops[i].reads)]
     inside = [c for c in flow.inside(module) if c.fn is not None and c.module == module.module and len(c.labels) == 1]
     if not gates:
-        finds.missing["conv_gate"] = "this mixer does not gate its convolution"
+        finds.missing["conv_gate"] = absent("this mixer does not gate its convolution")
         out = next((key for key in onward if maker_spot(inside, key) is not None), None)
     else:
         out = next(key for key in flow.ops[gates[0]].reads if key in onward)
@@ -257,12 +258,12 @@ def find_convolution(flow: Flow, module: Call, part: Part) -> Finds:
         # As an operand first: a prompt and a decoding step make it by other calls, and multiply by the same.
         spot = _operand(inside, gates[0], gate) or maker_spot(inside, gate)
         finds.spots |= {"conv_gate": spot} if spot is not None else {}
-        finds.missing |= {"conv_gate": "the gate is no result of a call in the mixer's forward"} if spot is None else {}
+        finds.missing |= {"conv_gate": unfollowed("the gate is no result of a call in the mixer's forward")} if spot is None else {}
     spot = (_operand(inside, gates[0], out) if gates else None) or maker_spot(inside, out)
     if spot is not None:
         finds.spots["conv_output"] = spot
     else:
-        finds.missing["conv_output"] = "what the convolution hands on is no result of a call in the mixer's forward"
+        finds.missing["conv_output"] = unfollowed("what the convolution hands on is no result of a call in the mixer's forward")
     finds.traits["projection"] = flow.owners[weighted(flow, part)[-1]].module
     return finds
 
@@ -291,14 +292,16 @@ def _convolution(finds: Finds, flow: Flow, module: Call) -> None:
     """
     found = flow.indices(module, "convolution")
     if not found:
-        finds.missing["conv_input"] = "this call runs no short convolution as one operation" if finds.spots else "this mixer has no short convolution"
+        has = any(isinstance(inner, torch.nn.Conv1d) for inner in module.fn.modules())
+        finds.missing["conv_input"] = (unfollowed("its short convolution does not run as one operation") if has
+                                       else absent("this mixer has no short convolution"))
         return
     index = found[0]
     weight = next(key for key in flow.back(flow.ops[index].reads[1], index))
     kernel_weight = flow.tensors[weight]
     sizes = {"channels": kernel_weight.shape[0], "conv_width": kernel_weight.shape[-1]}
     if finds.sizes.get("channels", sizes["channels"]) != sizes["channels"]:
-        finds.missing["conv_input"] = "its convolution is over other channels than its values"
+        finds.missing["conv_input"] = unfollowed("its convolution is over other channels than its values")
         return
     finds.sizes |= sizes
     batch, seq = next(tensors((module.args, module.kwargs))).shape[:2]
@@ -314,7 +317,7 @@ def _convolution(finds: Finds, flow: Flow, module: Call) -> None:
             break
         key, before = _joined(flow, key, before)
     if "conv_input" not in finds.spots:
-        finds.missing["conv_input"] = "what the convolution reads is no result of a call in the mixer's forward"
+        finds.missing["conv_input"] = unfollowed("what the convolution reads is no result of a call in the mixer's forward")
 
 
 def _joined(flow: Flow, key: int, before: int) -> tuple[int | None, int]:

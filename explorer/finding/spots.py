@@ -11,6 +11,7 @@ import torch
 
 from explorer.finding.flow import Call, Flow, tensors
 from explorer.places import Place, arrange
+from explorer.reasons import Missing
 from explorer.rewriting import OPERATORS
 
 
@@ -97,7 +98,7 @@ class Finds:
     module: str
     spots: dict[str, Spot] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, Missing] = field(default_factory=dict)
     traits: dict[str, Any] = field(default_factory=dict)
     made: int | None = None
 
