@@ -244,10 +244,12 @@ def _slots(finds: Finds, flow: Flow, experts: Call) -> None:
             if spot := maker_spot([c for c in flow.inside(experts) if c.labels and c.stop <= index], slots):
                 finds.spots["expert_outputs"] = spot
                 return
+    # What transformers sets on an experts class whose implementation can be chosen.
+    chosen = hasattr(experts.fn, "_is_expert_parallel")
     finds.missing["expert_outputs"] = setting(
         "this experts implementation adds each expert's output up at once; "
         "load the model with experts_implementation=\"grouped_mm\" or \"batched_mm\""
-    )
+    ) if chosen else absent("this mixture runs its experts one after another and adds each one's output up at once: no tensor holds the slots'")
 
 
 def _shared(finds: Finds, flow: Flow, module: Call, experts: Call) -> None:
