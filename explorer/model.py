@@ -269,11 +269,11 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
 
         The stream entering ``start``, or ``skip_with`` [batch seq hidden_size], goes on to the block after ``end``.
         Raises ValueError for a block there is not and for an empty range, OutsideTrace where no forward is
-        running, PassedBy where it has gone past ``start``, Unavailable where the model needs what else a block returns.
+        running, PassedBy where it has gone past ``start``, Unavailable where the model needs what else a block returns or keeps.
         """
         start, end = self.layer_index(start), self.layer_index(end)
         if not self.anatomy.passable:
-            raise Unavailable("This model needs what else a block returns beside the stream, so no block can be left out.")
+            raise Unavailable("This model needs what else a block returns or keeps for others beside the stream, so no block can be left out.")
         if end < start:
             raise ValueError(f"skip_layers skips upwards: {start} to {end} is empty.")
         stream = self.layers[start].layer_input if skip_with is None else skip_with

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -23,6 +23,9 @@ _SMALL = 10_000_000
 
 #: Lengths tried for the probe's batch and sequence, so that no size of the model equals one of them.
 _LENGTHS = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+
+#: What transformers' models call to warn of padding.
+_WARNS = "warn_if_padding_and_no_attention_mask"
 
 _WITHOUT = {
     "shared_experts": "this block's MLP has no shared expert",
@@ -173,43 +176,41 @@ def discover(twin: torch.nn.Module, alike: bool = True) -> Anatomy:
     fits = twin.get_input_embeddings().weight.shape[1] == width
     reason = None if norm is not None else tail.lacks_norm()
     anatomy = Anatomy(base, norm, found, tail.head is out.logits, tail.head_reads(norm), fits, reason)
-    anatomy.passable = _passable(twin, base, found, depth)
+    anatomy.passable = _passable(twin, base, found)
     return anatomy
 
 
-def _passable(twin: torch.nn.Module, base: Frame, found: list[Block], depth: int) -> bool:
-    """Whether the forward goes on where a block hands on the stream alone, and nothing of what else it returns."""
-    if all(block.hosts["layers"].traits["returns"] in (None, 1) for block in found):
-        return True
+def _passable(twin: torch.nn.Module, base: Frame, found: list[Block]) -> bool:
+    """Whether the forward goes on where blocks hand on the stream alone, and nothing of what else they return or keep for others."""
     holder, blocks = twin.get_submodule(base.blocks.rpartition(".")[0]), twin.get_submodule(base.blocks)
     ids = torch.zeros(1, 3, dtype=torch.long, device=twin.device)
     stream = torch.zeros(1, 3, found[0].hosts["layers"].sizes["hidden_size"], dtype=twin.dtype, device=twin.device)
-    returned = {layer: block.hosts["layers"].traits["returns"] for block in found for layer in block.layers}
     name = base.blocks.rpartition(".")[2]
+    handing = [Handing(block, stream, kind.hosts["layers"].traits["returns"]) for layer, block in enumerate(blocks)
+               for kind in found if layer in kind.layers]
     try:
-        with torch.no_grad(), unpadded(twin), _shortened(twin, base.blocks, depth):
-            for left in range(depth):
-                others = [Handing(block, stream, returned[layer]) if layer == left else block for layer, block in enumerate(blocks[:depth])]
-                setattr(holder, name, torch.nn.ModuleList(others))
+        with torch.no_grad(), unpadded(twin):
+            for left in (layer for kind in found for layer in kind.layers[:2]):
+                setattr(holder, name, torch.nn.ModuleList([*handing[:left], blocks[left], *handing[left + 1 :]]))
                 twin(ids)
     except (TypeError, AttributeError, LookupError, ValueError, RuntimeError):  # whatever it misses
         return False
+    finally:
+        setattr(holder, name, blocks)
     return True
 
 
 @contextmanager
 def unpadded(model: torch.nn.Module) -> Iterator[None]:
-    """A model of shapes alone, told of no padding: some look for it among the ids to warn of it, and here there are none to look at."""
-    configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
-    before = [(config, config.pad_token_id) for config in configs if hasattr(config, "pad_token_id")]
-    for config, _ in before:
-        with suppress(Exception):  # some refuse to have none
-            config.pad_token_id = None
+    """A model of shapes alone, that looks for no padding: some look among the ids to warn of it, and here there are none to look at."""
+    warning = [module for module in model.modules() if hasattr(module, _WARNS)]
+    for module in warning:
+        module.__dict__[_WARNS] = lambda *args, **kwargs: None
     try:
         yield
     finally:
-        for config, token in before:
-            config.pad_token_id = token
+        for module in warning:
+            module.__dict__.pop(_WARNS, None)
 
 
 @contextmanager
