@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from explorer.engine import TransformersModel
 from explorer.finding.discover import Anatomy, Host, unpadded
 from explorer.finding.structure import after_blocks
 from explorer.hosts import HOST_CLASSES, PART_CLASSES, BlocksEnvoy, HostEnvoy, Standard, Unavailable, host_class, implied
-from explorer.hub import LoadError
 from explorer.places import Place
 from explorer.printing import printout
 from explorer.prompts import PromptError, checked, checked_text, pieces, prepared, token_ids
@@ -50,7 +50,10 @@ def _top(anatomy: Anatomy, config: Any) -> Host:
     if anatomy.norm is None:
         missing["final_norm_output"] = anatomy.no_norm
     else:
-        places |= [place("final_norm_output", anatomy.norm, "output", None, f"the output of the module {anatomy.norm}")]
+        turn = anatomy.norm_turn
+        says = f"the output of the module {anatomy.norm}" + ("" if turn is None else f", of its call {turn + 1} in a forward, the last before the head")
+        name, (found,) = place("final_norm_output", anatomy.norm, "output", None, says)
+        places[name] = (replace(found, turn=turn),)
     return Host("model", "", {"hidden_size": anatomy.width, "vocab_size": config.vocab_size}, places, missing, {})
 
 
@@ -354,19 +357,22 @@ def _host_envoys(blocks: torch.nn.ModuleList, path: str, anatomy: Anatomy) -> di
 
 
 def at(envoy: Any, path: str) -> Any:
-    """The envoy of a module below another, whatever name the engine gave one whose own name it needs."""
+    """The envoy of a module below another, whatever name the engine (or `_alias`) gave one whose own name it needs."""
     for part in path.split(".") if path else ():
-        envoy = envoy.__dict__[part if part in envoy.__dict__ else f"E_{part}"] if not part.isdigit() else envoy[int(part)]
+        envoy = envoy.__dict__[other if (other := f"E_{part}") in envoy.__dict__ else part] if not part.isdigit() else envoy[int(part)]
     return envoy
 
 
 def _alias(envoy: Any, alias: str, path: str, root: Any = None) -> None:
-    """Give a module below ``root`` (``envoy`` itself, where that is not said) its standard name on ``envoy``, on this block alone."""
+    """Give a module below ``root`` (``envoy`` itself, where that is not said) its standard name on ``envoy``, on this block alone.
+
+    Another module that goes by that name is mounted as the engine mounts those whose own names it needs: ``E_lm_head``.
+    """
     target = at(root or envoy, path)
     if envoy.__dict__.get(alias) is target:
         return
     if alias in envoy.__dict__:
-        raise LoadError(f"{envoy.path} has a {alias} of its own, which is not the one meant by that name here.")
+        object.__setattr__(envoy, f"E_{alias}", envoy.__dict__[alias])
     object.__setattr__(envoy, alias, target)
     if isinstance(envoy, HostEnvoy):
         envoy._aliases[alias] = path

@@ -34,6 +34,7 @@ class Place:
     repeat: an axis that the code after the place repeats, and how often; the
         value is served repeated already, which that code takes as well.
     written_over: whether the code after the place writes into the very tensor, which is then changed in place.
+    turn: which of the module's calls in one forward, counted from 0, where it makes several; of a module's own boundary.
     """
 
     module: str
@@ -44,6 +45,7 @@ class Place:
     operation: tuple[str, ...] = ()
     repeat: tuple[str, int] | None = None
     written_over: bool = False
+    turn: int | None = None
 
     @property
     def point(self) -> tuple[str, tuple[str, ...], str]:

@@ -50,7 +50,8 @@ def _children(envoy: Envoy) -> list[str]:
     for name, child in envoy._named_children():
         if mounted and any(_holds(child, other) for other in inside):
             continue  # its parts are mounted here, under their standard names
-        lines.append(f"({'/'.join([*names.get(name, []), name])}): {_shown(child)}")
+        own = name if envoy._aliases.get(name, name) == name else f"E_{name}"  # where another module goes by its name
+        lines.append(f"({'/'.join([*names.get(name, []), own])}): {_shown(child)}")
     return lines + [f"({alias}): {_shown(getattr(envoy, alias))}" for alias in mounted]
 
 

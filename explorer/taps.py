@@ -11,6 +11,7 @@ What arrives at a tap goes to a *sink*, which may hand back something else to go
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -109,7 +110,7 @@ class HostTaps:
         Values share a location where every kind of call hands them over at one moment.
         """
         first = places[0]
-        native = len(places) == 1 and not first.operation and first.repeat is None and plain(first.arrangement, self.values[name].axes)
+        native = len(places) == 1 and not first.operation and first.repeat is None and first.turn is None and plain(first.arrangement, self.values[name].axes)
         module = _joined(self.path, first.module)
         moments = "+".join(f"{place.module.removeprefix(first.module)}{'/'.join(place.operation)}.{place.side}" for place in self._elsewhere(places))
         location = f"{module}.{first.side}" if native else f"{module}@{moments}:{self.host.name}"
@@ -146,6 +147,7 @@ class Taps:
         self.step = -1
         self.shapes = any(parameter.device.type == "meta" for parameter in root.parameters())
         self.call: dict[str, int] = {}
+        self._calls: Counter[str] = Counter()
         self.locations: set[str] = set()
         self._bodies: dict[str, tuple] = {}
         self._sink: Sink | None = None
@@ -220,6 +222,7 @@ class Taps:
         if ids is None:
             ids = kwargs.get("inputs_embeds")
         self.call = {"batch": ids.shape[0], "seq": ids.shape[1]}
+        self._calls.clear()
 
     def _open(self, taps: HostTaps, moment: _Moment, trees: dict[str, _Node], undo: ExitStack) -> None:
         place = next(iter(moment.members.values()))
@@ -227,11 +230,11 @@ class Taps:
         if not place.operation:
             if moment.side == "input":
                 hook = module.register_forward_pre_hook(
-                    lambda _, args, kwargs: self.fire(moment, (args, kwargs)), with_kwargs=True
+                    lambda _, args, kwargs: self._turned(moment, place, (args, kwargs)), with_kwargs=True
                 )
             else:
                 # Before anybody else's hooks, so that a recording sees what a trace sees.
-                hook = module.register_forward_hook(lambda _, args, out: self.fire(moment, out), prepend=True)
+                hook = module.register_forward_hook(lambda _, args, out: self._turned(moment, place, out), prepend=True)
             undo.callback(hook.remove)
             return
         path = _joined(taps.path, place.module)
@@ -305,6 +308,15 @@ class Taps:
         return interleaver.handle(f"{base}.output", out)
 
     # -- firing -------------------------------------------------------------
+
+    def _turned(self, moment: _Moment, place: Place, container: Any) -> Any:
+        """Fire at a module's boundary: at each of its calls, or at the one of a forward the place is of."""
+        if place.turn is not None and self._listening:
+            turn = self._calls[moment.location]
+            self._calls[moment.location] += 1
+            if turn != place.turn:
+                return None
+        return self.fire(moment, container)
 
     def fire(self, moment: _Moment, container: Any) -> Any:
         """Offer what is at a tap to the sink; return the container to go on with, or None for the same."""

@@ -187,7 +187,7 @@ VALUES: tuple[Value, ...] = (
         "model",
         ("logits", "Logits", "what the model returns, after any cap or scale past the head"),
         ("token_embeddings", "Residual", "the embedding module's output, before anything added or scaled after it"),
-        ("final_norm_output", "Residual", "the stream after the final norm, which the head reads"),
+        ("final_norm_output", "Residual", "the stream after the final norm"),
         ("lm_head_output", "Logits", "the head's output, before any cap or scale"),
         ("next_token_probs", "NextTokenProbs", "softmax of the last position's logits",
          _from("logits", "softmax of the last position of logits")),

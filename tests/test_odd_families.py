@@ -70,11 +70,54 @@ def test_a_pattern_that_is_a_difference_of_two_is_not_served():
     assert_close(rec["layer_input", 1] + rec["attention_output", 1] + rec["mlp_output", 1], rec["layer_output", 1], rtol=1e-5, atol=1e-6)
 
 
-def test_a_norm_that_runs_elsewhere_too_has_no_name():
+def test_a_norm_that_runs_elsewhere_too_is_read_at_the_call_before_the_head():
     model = tiny("nanochat", **SIZES)
-    assert "elsewhere too" in model.support()["final_norm_output"].reasons[None].text
-    rec = model.record(PROMPT, ["layer_output", "logits"])
+    assert "call 2 in a forward" in model.support()["final_norm_output"].read_at
+    norm = model.hf.get_submodule(model.anatomy.norm)
+    seen = []
+    handle = norm.register_forward_hook(lambda module, args, out: seen.append(out.detach().clone()))
+    rec = model.record(PROMPT, ["layer_output", "final_norm_output", "logits"])
+    handle.remove()
+    assert len(seen) == 2 and torch.equal(rec["final_norm_output"], seen[1]) and not torch.equal(seen[0], seen[1])
     assert_close(model.project_on_vocab(rec["layer_output", 1]), rec["logits"], rtol=1e-4, atol=1e-5)
+    with torch.no_grad(), model.trace(PROMPT):
+        embedded = model.layers[0].layer_input.save()
+        model.final_norm_output[:] = 0
+        logits = model.logits.save()
+    assert_close(embedded, model.record(PROMPT, ["layer_input"])["layer_input", 0])
+    assert not logits.any()
+
+
+def test_a_norm_that_runs_twice_is_told_apart_at_every_step():
+    model = tiny("nanochat", **SIZES)
+    with torch.no_grad(), model.generate(PROMPT, max_new_tokens=2, do_sample=False) as tracer:
+        seen = list().save()
+        for _ in tracer.iter[0:2]:
+            seen.append((model.final_norm_output.save(), model.lm_head.input.save()))
+    assert len(seen) == 2 and seen[1][0].shape[1] == 1
+    for normed, read in seen:
+        assert torch.equal(normed[:, -1:], read)
+
+
+def test_a_name_that_another_module_has_means_the_standard_one():
+    """The model's own lm_head is a transform before its head, and what comes after it is no norm of the stream."""
+    model = load("specimen:modernbert-decoder")
+    assert model.anatomy.norm == "model.final_norm" and model.lm_head._module is model.hf.decoder
+    assert model.E_lm_head._module is model.hf.lm_head
+    assert "(E_lm_head): ModernBertDecoderPredictionHead" in repr(model) and "(lm_head/decoder): Linear" in repr(model)
+    with torch.no_grad(), model.trace(PROMPT):
+        normed = model.final_norm_output.save()
+        made = model.E_lm_head.output.save()
+        read = model.lm_head.input.save()
+    assert_close(model.hf.model.final_norm(model.record(PROMPT)["layer_output", 2]), normed)
+    assert torch.equal(made, read)
+
+
+def test_an_image_model_is_followed_on_text_and_keeps_what_its_later_blocks_read():
+    model = load("specimen:gemma4")
+    with pytest.raises(Unavailable, match="keeps for others"):
+        with model.trace(PROMPT):
+            model.skip_layers(0, 0)
 
 
 def test_two_names_of_one_tensor_are_one_edit():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 import torch
 
@@ -63,10 +65,10 @@ def _frame(s: Subject, t: Tally) -> None:
     if s.model.anatomy.norm is None:
         return
     last, norm, head = blocks[-1], s.model.norm._module, s.hf.get_output_embeddings()
-    with _called(last, norm, head) as calls:
+    with _called(last, norm, head, turns={norm: s.model.anatomy.norm_turn}) as calls:
         s.model.record(s.ids, ["logits"])  # which runs on shapes alone where a kernel's package would not
     if not {last, norm, head} <= set(calls):
-        t.holds("norm", False, "the forward does not call it once, beside the last block and the head")
+        t.holds("norm", False, "the forward does not call it as often as was found, beside the last block and the head")
         return
     left, (entered, handed), (read, _) = calls[last][1], calls[norm], calls[head]
     t.holds("norm", _handed(left, entered), "it is not called with what the last block returns")
@@ -75,14 +77,15 @@ def _frame(s: Subject, t: Tally) -> None:
 
 
 @contextmanager
-def _called(*modules: torch.nn.Module, copied: bool = False) -> Iterator[dict[torch.nn.Module, tuple[list, list]]]:
-    """What each of ``modules`` is called with and returns, as tensors, by hooks of torch's own; those called once. ``copied``: as it returned it."""
+def _called(*modules: torch.nn.Module, copied: bool = False,
+            turns: Mapping[torch.nn.Module, int | None] = MappingProxyType({})) -> Iterator[dict[torch.nn.Module, tuple[list, list]]]:
+    """What each of ``modules`` is called with and returns, as tensors, by hooks of torch's own; those called once, or with
+    a number in ``turns`` as often as makes that call the last. ``copied``: as it returned it."""
     calls: dict[torch.nn.Module, tuple[list, list]] = {}
-    again: set[torch.nn.Module] = set()
+    counts: Counter[torch.nn.Module] = Counter()
 
     def returns(module: torch.nn.Module, args: tuple, kwargs: dict, output: object) -> None:
-        if module in calls:
-            again.add(module)
+        counts[module] += 1
         # Some forwards write into what they were handed.
         calls[module] = list(tensors((args, kwargs))), [tensor.clone() for tensor in tensors(output)] if copied else list(tensors(output))
 
@@ -92,8 +95,9 @@ def _called(*modules: torch.nn.Module, copied: bool = False) -> Iterator[dict[to
     finally:
         for handle in handles:
             handle.remove()
-        for module in again:
-            del calls[module]
+        for module, count in counts.items():
+            if count != (turns.get(module) or 0) + 1:
+                del calls[module]
 
 
 def _handed(given: list[torch.Tensor], got: list[torch.Tensor]) -> bool:

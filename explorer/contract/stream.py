@@ -156,7 +156,7 @@ def _last_enters(s: Subject) -> bool:
         s.forward(s.ids)
     finally:
         hook.remove()
-    return torch.equal(seen[0], s.get("layers", "layer_output", s.model.num_layers - 1))
+    return torch.equal(seen[s.model.anatomy.norm_turn or 0], s.get("layers", "layer_output", s.model.num_layers - 1))
 
 
 @law(

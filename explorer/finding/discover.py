@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -100,7 +101,8 @@ class Block:
 class Anatomy:
     """What discovery found out about a model.
 
-    ``norm`` is the last norm before the head, if any, else ``no_norm`` says why; ``head_reads_norm`` is whether the head is called
+    ``norm`` is the last norm of the stream before the head, if any, else ``no_norm`` says why, and ``norm_turn`` which of its
+    calls in a forward that is, from 0, None where it makes one; ``head_reads_norm`` is whether the head is called
     with its very output (the last block's, without one); ``head_is_last`` whether the head's output is the logits; ``embedding_fits`` whether the embedding is as wide as the stream; ``passable`` whether blocks can be left out.
     """
 
@@ -111,6 +113,7 @@ class Anatomy:
     head_reads_norm: bool = True
     embedding_fits: bool = True
     no_norm: Missing | None = None
+    norm_turn: int | None = None
     passable: bool = True
 
     @property
@@ -156,7 +159,7 @@ def discover(twin: torch.nn.Module, alike: bool = True) -> Anatomy:
     with torch.no_grad(), unpadded(twin), _shortened(twin, base.blocks, depth):
         with recorded(twin, paths) as prompt, _tail(twin, base) as tail:
             out = twin(ids, use_cache=True)
-        norm = tail.norm()
+        norm, turn = tail.norm()
         first = [find_block(prompt, path) for path in paths]
         for path in paths:
             shape = tuple(stream(prompt.module(path)).shape)
@@ -174,8 +177,8 @@ def discover(twin: torch.nn.Module, alike: bool = True) -> Anatomy:
     found = [_block(group, path, a, b, sizes, shared) for group, path, a, b in zip(groups, paths, first, second)]
     width = first[0].hosts["layers"].sizes["hidden_size"]
     fits = twin.get_input_embeddings().weight.shape[1] == width
-    reason = None if norm is not None else tail.lacks_norm()
-    anatomy = Anatomy(base, norm, found, tail.head is out.logits, tail.head_reads(norm), fits, reason)
+    reason = None if norm is not None else absent("this model has no norm between the last block and the head")
+    anatomy = Anatomy(base, norm, found, tail.head is out.logits, tail.head_reads(norm), fits, reason, turn)
     anatomy.passable = _passable(twin, base, found)
     return anatomy
 
@@ -266,36 +269,31 @@ def probe_lengths(model: torch.nn.Module) -> tuple[int, int]:
 
 @dataclass
 class _Tail:
-    """What ran around the blocks: modules before and after the last block, in order, what the last ones returned, and the head's call."""
+    """What ran around the blocks: norms that the stream leaving the last block went through, in order, what they returned, and the head's call."""
 
-    before: list[str] = field(default_factory=list)
-    after: list[str] = field(default_factory=list)
+    calls: Counter[str] = field(default_factory=Counter)
+    after: list[tuple[str, int]] = field(default_factory=list)
     made: dict[str, torch.Tensor] = field(default_factory=dict)
     left: torch.Tensor | None = None
     read: torch.Tensor | None = None
     head: torch.Tensor | None = None
+    open: bool = False
 
     def block_done(self, left: object) -> None:
-        self.left = next(tensors(left), None)
-        self.before, self.after = [*self.before, *self.after], []
+        self.left, self.after, self.open = next(tensors(left), None), [], True
 
     def ran(self, path: str, module: torch.nn.Module, made: object) -> None:
-        """A module without children outside the blocks; a norm is one that has no matrix."""
-        self.made[path] = made
-        if all(parameter.dim() == 1 for parameter in module.parameters()):
-            self.after.append(path)
+        """A module without children outside the blocks; a norm is one that has no matrix, and behind a matrix is no stream."""
+        self.open = self.open and all(parameter.dim() == 1 for parameter in module.parameters())
+        if self.open:
+            self.made[path] = made
+            self.after.append((path, self.calls[path]))
+        self.calls[path] += 1
 
-    def norm(self) -> str | None:
-        """The last norm before the head, None where there is none or it runs elsewhere too."""
-        if not self.after or [*self.before, *self.after].count(self.after[-1]) > 1:
-            return None
-        return self.after[-1]
-
-    def lacks_norm(self) -> Missing:
-        """Why there is no final norm to name."""
-        if self.after:
-            return unfollowed(f"the module {self.after[-1]} runs before the head and elsewhere too, so that it returns several things")
-        return absent("this model has no norm between the last block and the head")
+    def norm(self) -> tuple[str | None, int | None]:
+        """The last norm before the head, and which of its calls that is where it makes several; None where there is none."""
+        path, turn = self.after[-1] if self.after else (None, None)
+        return path, turn if path is not None and self.calls[path] > 1 else None
 
     def head_reads(self, norm: str | None) -> bool:
         """Whether the head was called with what a norm (or, without one, the last block) returned, itself or a view of it."""
