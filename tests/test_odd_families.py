@@ -120,6 +120,48 @@ def test_an_image_model_is_followed_on_text_and_keeps_what_its_later_blocks_read
             model.skip_layers(0, 0)
 
 
+def test_an_activation_in_a_module_that_blocks_share_is_each_block_s_own():
+    model = load("specimen:openai-gpt")
+    blocks = model.layers
+    assert blocks[0].mlp.act._module is blocks[1].mlp.act._module
+    rec = model.record(PROMPT, ["mlp_activation", "mlp_neurons", "mlp_input"])
+    for layer in range(model.num_layers):
+        mlp = model.hf.transformer.h[layer].mlp
+        assert_close(rec["mlp_activation", layer], mlp.act(mlp.c_fc(rec["mlp_input", layer])).detach())
+    with torch.no_grad(), model.trace(PROMPT):
+        before = blocks[0].mlp.mlp_neurons.save()
+        blocks[1].mlp.mlp_activation[:] = 0
+        after = blocks[1].mlp.mlp_neurons.save()
+    assert torch.equal(before, rec["mlp_neurons", 0]) and not after.any()
+
+
+def test_an_activation_that_is_written_out_is_its_last_product():
+    model = load("specimen:minimax_m3_vl_text")
+    rec = model.record(PROMPT, ["mlp_input", "mlp_activation", "mlp_neurons"])
+    mlp = model.hf.get_submodule(f"{model.anatomy.frame.blocks}.0.mlp")
+    gate, up = mlp.gate_up_proj(rec["mlp_input", 0]).detach().chunk(2, dim=-1)
+    gate = gate.clamp(max=mlp.swiglu_limit)
+    assert_close(rec["mlp_activation", 0], gate * torch.sigmoid(gate * mlp.swiglu_alpha))
+    up = up.clamp(min=-mlp.swiglu_limit, max=mlp.swiglu_limit)
+    assert_close(rec["mlp_neurons", 0], (up + 1) * rec["mlp_activation", 0])
+
+
+@pytest.mark.filterwarnings("ignore:Module .* has a submodule named 'output'")
+def test_an_mlp_of_two_modules_is_one_part_and_its_input_is_not_the_stream():
+    """Each half alone is no MLP; what the first reads goes on in the stream, and an edit of the one is not one of the other."""
+    model = load("specimen:git")
+    assert model.anatomy.block(0).hosts["mlp"].part
+    plain = model.record(PROMPT, ["layer_mid", "mlp_input", "mlp_output"])
+    assert torch.equal(plain["layer_mid", 1], plain["mlp_input", 1])
+    with torch.no_grad(), model.trace(PROMPT):
+        model.layers[1].mlp_input[:] = 0
+        made = model.layers[1].mlp.mlp_output.save()
+        out = model.layers[1].layer_output.save()
+    block = model.hf.git.encoder.layer[1]
+    assert_close(out, block.output.LayerNorm(plain["layer_mid", 1] + made).detach())
+    assert not torch.allclose(made, plain["mlp_output", 1])
+
+
 def test_two_names_of_one_tensor_are_one_edit():
     """Cohere's attention and MLP read the same norm: an edit by one name is not undone by reading the other."""
     model = tiny("cohere", **SIZES)

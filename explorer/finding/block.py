@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from explorer.finding.attention import find_attention, is_attention
-from explorer.finding.flow import Call, Flow, tensors
+from explorer.finding.flow import PASSING, Call, Flow, tensors
 from explorer.finding.mlp import DENSE, ROUTED, experts_call, find_dense, find_mixture
 from explorer.finding.recurrent import find_convolution, find_recurrent, gates_a_convolution, kernel
 from explorer.finding.spots import Finds, Spot, argument, is_norm, result
@@ -207,7 +207,7 @@ def _between(finds: BlockFinds, flow: Flow, block: Call) -> None:
     else:
         entering = _entering(flow, block, finds.calls[mlp.host])
         if entering is None:
-            own.missing["mlp_input"] = unfollowed("what the MLP reads is the result of no call in the block")
+            own.missing["mlp_input"] = unfollowed("what the MLP reads is handed over by no call of its own")
         else:
             own.spots["mlp_input"] = entering
     if second is None:
@@ -225,6 +225,12 @@ def _entering(flow: Flow, block: Call, call: Call) -> Spot | None:
     entering = next(tensors((call.args, call.kwargs)))
     if call.part_of is None:
         return argument(call, {id(entering)})
+    reading = {i for key in flow.onward(id(entering)) for i in flow.readers.get(key, ()) if block.start <= i < block.stop and flow.ops[i].name not in PASSING}
+    if any(not call.start <= i < call.stop for i in reading):
+        # The block goes on with it too, so that an edit where it is made would not be the part's alone.
+        takes = [c for c in flow.inside(call) if not c.labels and argument(c, {id(entering)}) is not None]
+        alone = next((c for c in takes if all(c.start <= i < c.stop for i in reading if call.start <= i < call.stop)), None)
+        return argument(alone, {id(entering)}) if alone is not None else None
     made = [spot for c in flow.inside(block) if c.fn is not None and c.ended <= call.began and (spot := result(c, {id(entering)})) is not None]
     return made[0] if made else None
 

@@ -334,11 +334,9 @@ def _shared(twin: torch.nn.Module) -> set[str]:
 def _block(layers: tuple[int, ...], path: str, prompt: BlockFinds, step: BlockFinds | None, call: dict[str, int], shared: set[str]) -> Block:
     hosts = {}
     for name, finds in prompt.hosts.items():
-        for value, spot in list(finds.spots.items()):
-            if any(spot.call.module == other or spot.call.module.startswith(f"{other}.") for other in shared):
-                finds.missing[value] = unfollowed("it is handed over in a module that other blocks share")
-                del finds.spots[value]
         again = step.hosts.get(name) if step is not None else None
+        for found in (finds, again) if again is not None else (finds,):
+            _apart(found, shared)
         hosts[name] = _host(name, path, finds, again, call, prompt.visited)
     order, stepped = _order(prompt, hosts), _order(step, hosts) if step is not None else ()
     for name in vocabulary.HOSTS:
@@ -346,6 +344,22 @@ def _block(layers: tuple[int, ...], path: str, prompt: BlockFinds, step: BlockFi
             missing = dict.fromkeys(vocabulary.BY_HOST[name], without(name, prompt.hosts))
             hosts[name] = Host(name, "", {}, {}, missing, {})
     return Block(layers, hosts, tuple(prompt.sublayers), order, tuple(prompt.steps), prompt.mid, stepped)
+
+
+def _apart(finds: Finds, shared: set[str]) -> None:
+    """Where a value passes in a module that other blocks have too: read it at this block's own call of that module, or not at all."""
+    def within(path: str) -> bool:
+        return any(path == other or path.startswith(f"{other}.") for other in shared)
+
+    for value, spot in list(finds.spots.items()):
+        call = spot.call
+        if not within(call.module):
+            continue
+        if call.made_in is not None and not call.labels and not within(call.made_in[0]):
+            finds.spots[value] = replace(spot, call=replace(call, module=call.made_in[0], labels=call.made_in[1]))
+        else:
+            finds.missing[value] = unfollowed("it is handed over in a module that other blocks share")
+            del finds.spots[value]
 
 
 def _order(finds: BlockFinds, hosts: dict[str, Host]) -> tuple[tuple[str, str], ...]:

@@ -63,6 +63,8 @@ class Call:
     parent: "Call | None" = None
     began: int = 0
     ended: int = 0
+    #: Of a module's call: the module in whose forward it was made, and the labels that lead to it there.
+    made_in: tuple[str, tuple[str, ...]] | None = None
     #: The module's call this is a stretch of, where it is no call that was made but a part without a module.
     part_of: "Call | None" = None
 
@@ -199,6 +201,7 @@ class _Calls:
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.current: Call | None = None
+        self.calling: tuple[torch.nn.Module | None, tuple[str, tuple[str, ...]] | None] = (None, None)
         self.clock = 0
 
     def tick(self) -> int:
@@ -229,6 +232,7 @@ class _Calls:
             if fn is bind:
                 return self.run(Call(module, own, None, args, {}, start), bind)
             if isinstance(fn, torch.nn.Module):  # reports itself, by its own path
+                self.calling = (fn, (module, own))
                 return fn(*args, **kwargs)
             target = fn
             if _followed(fn):
@@ -245,7 +249,9 @@ class _Calls:
             own = _instrumented(own, self.op(path, ()))
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            return self.run(Call(path, (), module, args, kwargs, len(self.flow.ops)), own)
+            called, made_in = self.calling
+            self.calling, made_in = (None, None), made_in if called is module else None
+            return self.run(Call(path, (), module, args, kwargs, len(self.flow.ops), made_in=made_in), own)
 
         return forward
 

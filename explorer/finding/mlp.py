@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from explorer.finding.flow import Call, Flow
+from explorer.finding.flow import PASSING, Call, Flow
 from explorer.finding.stream import constants_of, origins
 from explorer.finding.spots import Finds, Spot, argument, children, innermost, is_norm, maker_spot, result
 from explorer.reasons import absent, setting, unfollowed
@@ -68,7 +68,39 @@ def _activation(flow: Flow, module: Call, down: Call, neurons: torch.Tensor) -> 
     functions = [c for c in wide if len(c.labels) == 1 and c.module == module.module
                  and any(flow.ops[i].name in _ACTIVATIONS for i in range(c.start, c.stop))]
     found = modules or functions
-    return Spot(found[0].output, found[0], "output", None) if found else None
+    return Spot(found[0].output, found[0], "output", None) if found else _by_hand(flow, module, down, neurons)
+
+
+#: What an activation written out in the forward bends its input with, and what it does beside that, number by number.
+_BENDING = frozenset("sigmoid tanh erf exp".split())
+_LEVEL = PASSING | frozenset("mul mul_ div div_ add add_ sub neg pow clamp clamp_min clamp_max minimum maximum".split())
+
+
+def _by_hand(flow: Flow, module: Call, down: Call, neurons: torch.Tensor) -> Spot | None:
+    """The result of an activation that is written out, as ``x * sigmoid(x)``: the last product of what a bend makes with what went into it."""
+    bends = [i for i in range(module.start, down.start) if flow.ops[i].name in _BENDING
+             and flow.tensors[flow.ops[i].makes[0]].shape[-1] == neurons.shape[-1]]
+    if len(bends) != 1:
+        return None
+    bend = bends[0]
+    root, made = _level_root(flow, flow.ops[bend].reads[0], bend, module.start), flow.ops[bend].makes[0]
+    after = [made]
+    for index in range(bend + 1, down.start):
+        op = flow.ops[index]
+        if op.name not in _LEVEL or not set(op.reads) & set(after):
+            continue
+        others = [key for key in op.reads if key not in after]
+        if all(_level_root(flow, key, index, module.start) == root for key in others):
+            after += op.makes
+            made = op.makes[0] if others else made
+    return maker_spot([c for c in flow.inside(module) if c.module == module.module and c.fn is not None], made)
+
+
+def _level_root(flow: Flow, key: int, before: int, start: int) -> int:
+    """The tensor that one was made of number by number, with nothing but numbers beside it."""
+    while (index := flow.maker(key, before)) is not None and index >= start and flow.ops[index].name in _LEVEL and len(flow.ops[index].reads) == 1:
+        key, before = flow.ops[index].reads[0], index
+    return key
 
 
 def find_mixture(flow: Flow, module: Call, experts: Call) -> Finds:
