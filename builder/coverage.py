@@ -64,6 +64,7 @@ def prove(family: str) -> Outcome:
     from explorer import load, specimens
     from explorer.contract import check
     from explorer.hub import LoadError, brief
+    from explorer.loading import NotFollowed
 
     try:
         built = specimens.build(family)
@@ -74,7 +75,7 @@ def prove(family: str) -> Outcome:
         try:
             model = load(f"specimen:{family}")
         except LoadError as error:
-            return named | _bare("refused", brief(error.__cause__) if error.__cause__ else str(error))
+            return named | _bare("refused", error.reason if isinstance(error, NotFollowed) else str(error))
         except Exception as error:  # a refusal is a sentence; anything else is a mistake of ours
             return named | _bare("failed", f"it cannot be loaded: {type(error).__name__}: {brief(error)}")
         try:

@@ -14,7 +14,7 @@ import torch
 
 from explorer import cards, engine, files, hub, specimens  # noqa: F401  the engine before any modeling code
 from explorer.accounting import build_meta
-from explorer.finding.discover import discover
+from explorer.finding.discover import CannotFollow, NotADecoder, discover
 from explorer.hub import LoadError, brief, ours, shown
 from explorer.model import LanguageModel
 from explorer.specimens import bpe
@@ -107,15 +107,27 @@ def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> An
         try:
             return discover(twin)
         except (NotImplementedError, RuntimeError):
+            # Some look for packed sequences among the positions where no mask is given, and shapes alone have none to look at.
+            with contextlib.suppress(NotImplementedError, RuntimeError):
+                return discover(twin, masked=True)
             if module.device.type == "meta" or module.num_parameters() > _SMALL:
                 raise
             return discover(copy.deepcopy(module).eval())
+    except (CannotFollow, NotADecoder) as error:
+        raise NotFollowed(label, module, brief(error)) from error
     except Exception as error:  # whatever a forward of another kind trips over, this model is not one of ours
         if ours(error):
             raise
-        raise LoadError(
-            f"{label} is of the class {type(module).__name__}, whose forward does not go the way the standard values are found ({brief(error)})."
-        ) from error
+        call = "run on shapes alone" if isinstance(error, (NotImplementedError, RuntimeError)) else "called with token ids and asked to keep a cache"
+        raise NotFollowed(label, module, f"{call}, it stops: {brief(error)}") from error
+
+
+class NotFollowed(LoadError):
+    """A model whose forward goes a way that is not followed; ``reason`` says in what."""
+
+    def __init__(self, label: str, module: Any, reason: str) -> None:
+        super().__init__(f"{label} is of the class {type(module).__name__}, whose forward does not go the way the standard values are found ({reason}).")
+        self.reason = reason
 
 
 def _is_path(source: str) -> bool:

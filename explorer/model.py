@@ -230,8 +230,11 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         if isinstance(kwargs.get("input_ids"), torch.Tensor):
             checked(self, kwargs["input_ids"])
         mask, cached = kwargs.get("attention_mask"), kwargs.get("cache") or kwargs.get("past_key_values")
-        if mask is not None and (self.hf.device.type == "meta" or (
-                cached is not None and mask.shape == kwargs["input_ids"].shape and bool(mask.all()))):
+        if self.hf.device.type == "meta":
+            kwargs.pop("attention_mask", None)
+            if self.anatomy.masked and isinstance(kwargs.get("input_ids"), torch.Tensor):
+                kwargs["attention_mask"] = torch.ones_like(kwargs["input_ids"])
+        elif mask is not None and cached is not None and mask.shape == kwargs["input_ids"].shape and bool(mask.all()):
             del kwargs["attention_mask"]
         return args, kwargs
 

@@ -86,7 +86,7 @@ def prepared(model: "LanguageModel", prompt: Any) -> dict[str, torch.Tensor]:
     """The model's inputs for a prompt, on its device; raises what `token_ids` raises."""
     ids = token_ids(model, prompt)
     device = next(model.hf.parameters()).device
-    if device.type == "meta":  # transformers looks into a mask to see whether it masks anything
+    if device.type == "meta" and not model.anatomy.masked:  # transformers looks into a mask to see whether it masks anything
         return {"input_ids": ids.to(device)}
     return {"input_ids": ids.to(device), "attention_mask": torch.ones_like(ids).to(device)}
 

@@ -56,6 +56,7 @@ def test_another_family_is_served_rightly(model_type, tmp_path):
 @pytest.mark.parametrize("model_type, reason", [
     ("longcat_flash", "two parts that play self_attn"), ("deepseek_v4", "not its input plus a sum"),
     ("cpmant", "not one vector for each"), ("hrm_text", "exactly once"),
+    ("gemma4_assistant", "called with token ids and asked to keep a cache, it stops: inputs_embeds"),
 ])
 def test_a_block_that_cannot_be_followed_is_refused_in_a_sentence(model_type, reason):
     with pytest.raises(LoadError, match=f"does not go the way the standard values are found .*{reason}"):
@@ -118,6 +119,15 @@ def test_an_image_model_is_followed_on_text_and_keeps_what_its_later_blocks_read
     with pytest.raises(Unavailable, match="keeps for others"):
         with model.trace(PROMPT):
             model.skip_layers(0, 0)
+
+
+def test_shapes_alone_are_given_a_mask_where_the_forward_would_look_for_packed_sequences():
+    model = load("default:gemma4", weights=False)
+    assert model.anatomy.masked and not load("default:llama", weights=False).anatomy.masked
+    rec = model.record([[1, 2, 3]], ["layer_output"])
+    assert rec["layer_output", model.num_layers - 1].shape == (1, 3, model.hidden_size)
+    with model.trace([[1, 2, 3]]):
+        assert model.layers[0].layer_output.shape == (1, 3, model.hidden_size)
 
 
 def test_an_activation_in_a_module_that_blocks_share_is_each_block_s_own():

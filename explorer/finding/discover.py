@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from explorer import vocabulary
 from explorer.finding.block import BlockFinds, CannotFollow, Sublayer, find_block, first_and_second
-from explorer.finding.flow import recorded, tensors
+from explorer.finding.ending import watched
+from explorer.finding.flow import recorded
 from explorer.finding.mlp import Scoring
 from explorer.finding.spots import Finds
 from explorer.finding.stream import Step, stream
-from explorer.finding.structure import Frame, Handing, frame, kinds
+from explorer.finding.structure import Frame, Handing, NotADecoder, frame, kinds
 from explorer.places import Place
 from explorer.reasons import NOTHING, Missing, absent, elsewhere, unfollowed
 
@@ -103,7 +104,8 @@ class Anatomy:
 
     ``norm`` is the last norm of the stream before the head, if any, else ``no_norm`` says why, and ``norm_turn`` which of its
     calls in a forward that is, from 0, None where it makes one; ``head_reads_norm`` is whether the head is called
-    with its very output (the last block's, without one); ``head_is_last`` whether the head's output is the logits; ``embedding_fits`` whether the embedding is as wide as the stream; ``passable`` whether blocks can be left out.
+    with its very output (the last block's, without one); ``head_is_last`` whether the head's output is the logits; ``embedding_fits`` whether the embedding is as wide as the stream; ``passable`` whether blocks can be left out; ``masked``
+    whether a run on shapes alone has to be given an attention mask.
     """
 
     frame: Frame
@@ -114,6 +116,7 @@ class Anatomy:
     embedding_fits: bool = True
     no_norm: Missing | None = None
     norm_turn: int | None = None
+    masked: bool = False
     passable: bool = True
 
     @property
@@ -131,18 +134,18 @@ class Anatomy:
         return next(block for block in self.blocks if layer in block.layers)
 
 
-def discover(twin: torch.nn.Module, alike: bool = True) -> Anatomy:
+def discover(twin: torch.nn.Module, alike: bool = True, masked: bool = False) -> Anatomy:
     """Find the standard values of ``twin``, a model that no engine has wrapped yet: on the meta device in bfloat16, or a small one.
 
     alike: whether blocks of equal modules are taken for equal; where the forward multiplies with numbers, which may be a
-    block's own, they are not.
+    block's own, they are not. masked: whether it is called with an attention mask, of ones.
     It runs shortened to the blocks that differ and is left as it was found, unless its experts
     run in a loop: such a twin must not be used for anything else.
 
     Raises NotADecoder when the model has no list of blocks between an embedding and a head, CannotFollow
     when a block is not its input plus what mixers and MLPs return, and whatever the model's own forward raises.
     """
-    base = frame(twin, _ran)
+    base = frame(twin, partial(_ran, masked=masked))
     blocks = twin.get_submodule(base.blocks)
     groups = kinds(blocks) if alike else [(layer,) for layer in range(len(blocks))]
     depth = max(group[0] for group in groups) + 1
@@ -153,13 +156,13 @@ def discover(twin: torch.nn.Module, alike: bool = True) -> Anatomy:
     named = twin.config.get_text_config().to_dict().get("num_hidden_layers", len(blocks))
     if named != len(blocks) or twin.num_parameters() < _SMALL:  # some go through their blocks more than once
         every = [f"{base.blocks}.{layer}" for layer in range(len(blocks))]
-        if once := set(every) - set(_ran(twin, every)):
+        if once := set(every) - set(_ran(twin, every, masked)):
             raise CannotFollow(f"{min(once)} does not run exactly once in a forward")
     ids = torch.arange(batch * seq, device=twin.device).view(batch, seq) % twin.config.get_text_config().vocab_size
     with torch.no_grad(), unpadded(twin), _shortened(twin, base.blocks, depth):
-        with recorded(twin, paths) as prompt, _tail(twin, base) as tail:
-            out = twin(ids, use_cache=True)
-        norm, turn = tail.norm()
+        with recorded(twin, paths) as prompt, watched(twin, base) as ending:
+            out = twin(ids, use_cache=True, **_mask(ids, masked))
+        norm, turn = ending.norm()
         first = [find_block(prompt, path) for path in paths]
         for path in paths:
             shape = tuple(stream(prompt.module(path)).shape)
@@ -171,19 +174,19 @@ def discover(twin: torch.nn.Module, alike: bool = True) -> Anatomy:
                 twin(ids[:, :1], cache=out.cache, use_cache=True)
             second = [find_block(step, path) for path in paths]
     if alike and any(step.kind == "scale" and not isinstance(step.by, str) for finds in first for step in finds.steps):
-        return discover(twin, alike=False)
+        return discover(twin, False, masked)
     sizes = {"batch": batch, "seq": seq, "step": 1}
     shared = _shared(twin)
     found = [_block(group, path, a, b, sizes, shared) for group, path, a, b in zip(groups, paths, first, second)]
     width = first[0].hosts["layers"].sizes["hidden_size"]
     fits = twin.get_input_embeddings().weight.shape[1] == width
     reason = None if norm is not None else absent("this model has no norm between the last block and the head")
-    anatomy = Anatomy(base, norm, found, tail.head is out.logits, tail.head_reads(norm), fits, reason, turn)
-    anatomy.passable = _passable(twin, base, found)
+    anatomy = Anatomy(base, norm, found, ending.head is out.logits, ending.head_reads(norm), fits, reason, turn, masked=masked)
+    anatomy.passable = _passable(twin, base, found, masked)
     return anatomy
 
 
-def _passable(twin: torch.nn.Module, base: Frame, found: list[Block]) -> bool:
+def _passable(twin: torch.nn.Module, base: Frame, found: list[Block], masked: bool) -> bool:
     """Whether the forward goes on where blocks hand on the stream alone, and nothing of what else they return or keep for others."""
     holder, blocks = twin.get_submodule(base.blocks.rpartition(".")[0]), twin.get_submodule(base.blocks)
     ids = torch.zeros(1, 3, dtype=torch.long, device=twin.device)
@@ -195,7 +198,7 @@ def _passable(twin: torch.nn.Module, base: Frame, found: list[Block]) -> bool:
         with torch.no_grad(), unpadded(twin):
             for left in (layer for kind in found for layer in kind.layers[:2]):
                 setattr(holder, name, torch.nn.ModuleList([*handing[:left], blocks[left], *handing[left + 1 :]]))
-                twin(ids)
+                twin(ids, **_mask(ids, masked))
     except (TypeError, AttributeError, LookupError, ValueError, RuntimeError):  # whatever it misses
         return False
     finally:
@@ -228,13 +231,18 @@ def _shortened(twin: torch.nn.Module, path: str, depth: int) -> Iterator[None]:
         setattr(holder, name, whole)
 
 
-def _ran(twin: torch.nn.Module, paths: Sequence[str]) -> list[str]:
+def _mask(ids: torch.Tensor, masked: bool) -> dict[str, torch.Tensor]:
+    return {"attention_mask": torch.ones_like(ids)} if masked else {}
+
+
+def _ran(twin: torch.nn.Module, paths: Sequence[str], masked: bool = False) -> list[str]:
     """Which of the modules at ``paths`` a forward over token ids runs, and runs once."""
     counts = dict.fromkeys(paths, 0)
     hooks = [twin.get_submodule(path).register_forward_hook(lambda *_, path=path: counts.update({path: counts[path] + 1})) for path in paths]
+    ids = torch.zeros(1, 3, dtype=torch.long, device=twin.device)
     try:
         with torch.no_grad(), unpadded(twin):
-            twin(torch.zeros(1, 3, dtype=torch.long, device=twin.device))
+            twin(ids, **_mask(ids, masked))
     finally:
         for hook in hooks:
             hook.remove()
@@ -265,62 +273,6 @@ def probe_lengths(model: torch.nn.Module) -> tuple[int, int]:
     taken |= {value for value in config.to_dict().values() if isinstance(value, int)}
     free = [n for n in _LENGTHS if n not in taken]
     return next((b, s) for b in free for s in free if s > b and b * s not in taken)
-
-
-@dataclass
-class _Tail:
-    """What ran around the blocks: norms that the stream leaving the last block went through, in order, what they returned, and the head's call."""
-
-    calls: Counter[str] = field(default_factory=Counter)
-    after: list[tuple[str, int]] = field(default_factory=list)
-    made: dict[str, torch.Tensor] = field(default_factory=dict)
-    left: torch.Tensor | None = None
-    read: torch.Tensor | None = None
-    head: torch.Tensor | None = None
-    open: bool = False
-
-    def block_done(self, left: object) -> None:
-        self.left, self.after, self.open = next(tensors(left), None), [], True
-
-    def ran(self, path: str, module: torch.nn.Module, made: object) -> None:
-        """A module without children outside the blocks; a norm is one that has no matrix, and behind a matrix is no stream."""
-        self.open = self.open and all(parameter.dim() == 1 for parameter in module.parameters())
-        if self.open:
-            self.made[path] = made
-            self.after.append((path, self.calls[path]))
-        self.calls[path] += 1
-
-    def norm(self) -> tuple[str | None, int | None]:
-        """The last norm before the head, and which of its calls that is where it makes several; None where there is none."""
-        path, turn = self.after[-1] if self.after else (None, None)
-        return path, turn if path is not None and self.calls[path] > 1 else None
-
-    def head_reads(self, norm: str | None) -> bool:
-        """Whether the head was called with what a norm (or, without one, the last block) returned, itself or a view of it."""
-        made = self.made.get(norm) if norm is not None else self.left if not self.after else None
-        return isinstance(made, torch.Tensor) and self.read is not None and (self.read is made or self.read._base is (made if made._base is None else made._base))
-
-
-@contextmanager
-def _tail(twin: torch.nn.Module, base: Frame) -> Iterator[_Tail]:
-    """Watch the modules outside the blocks as the run goes on."""
-    tail = _Tail()
-    inside = f"{base.blocks}."
-    last = twin.get_submodule(base.blocks)[-1]
-
-    def headed(module: torch.nn.Module, args: tuple, out: torch.Tensor) -> None:
-        tail.read, tail.head = args[0], out
-
-    hooks = [last.register_forward_hook(lambda own, args, out: tail.block_done(out))]
-    hooks.append(twin.get_submodule(base.head).register_forward_hook(headed))
-    for path, module in twin.named_modules():
-        if path and not path.startswith(inside) and path != base.head and not any(True for _ in module.children()):
-            hooks.append(module.register_forward_hook(lambda own, args, out, path=path: tail.ran(path, own, out)))
-    try:
-        yield tail
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _shared(twin: torch.nn.Module) -> set[str]:
