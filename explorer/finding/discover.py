@@ -156,8 +156,9 @@ def discover(twin: torch.nn.Module, alike: bool = True, masked: bool = False) ->
     named = twin.config.get_text_config().to_dict().get("num_hidden_layers", len(blocks))
     if named != len(blocks) or twin.num_parameters() < _SMALL:  # some go through their blocks more than once
         every = [f"{base.blocks}.{layer}" for layer in range(len(blocks))]
-        if once := set(every) - set(_ran(twin, every, masked)):
-            raise CannotFollow(f"{min(once)} does not run exactly once in a forward")
+        for path, count in _runs(twin, every, masked).items():
+            if count != 1:
+                raise CannotFollow(f"{path} runs {count} times in a forward" if count else f"{path} does not run in a forward over token ids alone")
     ids = torch.arange(batch * seq, device=twin.device).view(batch, seq) % twin.config.get_text_config().vocab_size
     with torch.no_grad(), unpadded(twin), _shortened(twin, base.blocks, depth):
         with recorded(twin, paths) as prompt, watched(twin, base) as ending:
@@ -237,6 +238,11 @@ def _mask(ids: torch.Tensor, masked: bool) -> dict[str, torch.Tensor]:
 
 def _ran(twin: torch.nn.Module, paths: Sequence[str], masked: bool = False) -> list[str]:
     """Which of the modules at ``paths`` a forward over token ids runs, and runs once."""
+    return [path for path, count in _runs(twin, paths, masked).items() if count == 1]
+
+
+def _runs(twin: torch.nn.Module, paths: Sequence[str], masked: bool) -> dict[str, int]:
+    """How often a forward over token ids runs each of the modules at ``paths``."""
     counts = dict.fromkeys(paths, 0)
     hooks = [twin.get_submodule(path).register_forward_hook(lambda *_, path=path: counts.update({path: counts[path] + 1})) for path in paths]
     ids = torch.zeros(1, 3, dtype=torch.long, device=twin.device)
@@ -246,7 +252,7 @@ def _ran(twin: torch.nn.Module, paths: Sequence[str], masked: bool = False) -> l
     finally:
         for hook in hooks:
             hook.remove()
-    return [path for path, count in counts.items() if count == 1]
+    return counts
 
 
 def _choose_no_expert(twin: torch.nn.Module) -> None:
