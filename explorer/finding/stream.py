@@ -227,7 +227,8 @@ def _core(flow: Flow, block: Call, products: list[int], plays: Callable[[Call], 
         return calls[name]
     if last not in calls or all(flow.ops[i].name == "convolution" for i in groups[last]):
         return None
-    if next(tensors((calls[last].args, calls[last].kwargs))).shape[-1] != stream(block).shape[-1]:
+    entered = next(tensors((calls[last].args, calls[last].kwargs)), None)
+    if entered is not None and entered.shape[-1] != stream(block).shape[-1]:
         return None  # half of a part: what leads into it has left the stream's width
     leading = all(max(own) < calls[last].start and leads(flow, max(own), calls[last]) for name, own in groups.items() if name != last)
     return calls[last] if leading else None
