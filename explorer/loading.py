@@ -107,9 +107,6 @@ def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> An
         try:
             return discover(twin)
         except (NotImplementedError, RuntimeError):
-            # Some look for packed sequences among the positions where no mask is given, and shapes alone have none to look at.
-            with contextlib.suppress(NotImplementedError, RuntimeError):
-                return discover(twin, masked=True)
             if module.device.type == "meta" or module.num_parameters() > _SMALL:
                 raise
             return discover(copy.deepcopy(module).eval())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -134,17 +134,30 @@ class Anatomy:
         return next(block for block in self.blocks if layer in block.layers)
 
 
-def discover(twin: torch.nn.Module, alike: bool = True, masked: bool = False) -> Anatomy:
+def discover(twin: torch.nn.Module, alike: bool = True) -> Anatomy:
     """Find the standard values of ``twin``, a model that no engine has wrapped yet: on the meta device in bfloat16, or a small one.
 
     alike: whether blocks of equal modules are taken for equal; where the forward multiplies with numbers, which may be a
-    block's own, they are not. masked: whether it is called with an attention mask, of ones.
+    block's own, they are not.
     It runs shortened to the blocks that differ and is left as it was found, unless its experts
     run in a loop: such a twin must not be used for anything else.
 
     Raises NotADecoder when the model has no list of blocks between an embedding and a head, CannotFollow
     when a block is not its input plus what mixers and MLPs return, and whatever the model's own forward raises.
     """
+    try:
+        return _discover(twin, alike, masked=False)
+    except (NotImplementedError, RuntimeError):
+        if twin.device.type != "meta":
+            raise
+        # Some look for packed sequences among the positions where no mask is given, and shapes alone have none to look at.
+        with suppress(NotImplementedError, RuntimeError):
+            return _discover(twin, alike, masked=True)
+        raise
+
+
+def _discover(twin: torch.nn.Module, alike: bool, masked: bool) -> Anatomy:
+    """What `discover` finds, the model called with an attention mask of ones where ``masked``."""
     base = frame(twin, partial(_ran, masked=masked))
     blocks = twin.get_submodule(base.blocks)
     groups = kinds(blocks) if alike else [(layer,) for layer in range(len(blocks))]
@@ -162,7 +175,7 @@ def discover(twin: torch.nn.Module, alike: bool = True, masked: bool = False) ->
     ids = torch.arange(batch * seq, device=twin.device).view(batch, seq) % twin.config.get_text_config().vocab_size
     with torch.no_grad(), unpadded(twin), _shortened(twin, base.blocks, depth):
         with recorded(twin, paths) as prompt, watched(twin, base) as ending:
-            out = twin(ids, use_cache=True, **_mask(ids, masked))
+            out = twin(ids, use_cache=True, **mask(ids, masked))
         norm, turn = ending.norm()
         first = [find_block(prompt, path) for path in paths]
         for path in paths:
@@ -175,7 +188,7 @@ def discover(twin: torch.nn.Module, alike: bool = True, masked: bool = False) ->
                 twin(ids[:, :1], cache=out.cache, use_cache=True)
             second = [find_block(step, path) for path in paths]
     if alike and any(step.kind == "scale" and not isinstance(step.by, str) for finds in first for step in finds.steps):
-        return discover(twin, False, masked)
+        return _discover(twin, False, masked)
     sizes = {"batch": batch, "seq": seq, "step": 1}
     shared = _shared(twin)
     found = [_block(group, path, a, b, sizes, shared) for group, path, a, b in zip(groups, paths, first, second)]
@@ -199,7 +212,7 @@ def _passable(twin: torch.nn.Module, base: Frame, found: list[Block], masked: bo
         with torch.no_grad(), unpadded(twin):
             for left in (layer for kind in found for layer in kind.layers[:2]):
                 setattr(holder, name, torch.nn.ModuleList([*handing[:left], blocks[left], *handing[left + 1 :]]))
-                twin(ids, **_mask(ids, masked))
+                twin(ids, **mask(ids, masked))
     except (TypeError, AttributeError, LookupError, ValueError, RuntimeError):  # whatever it misses
         return False
     finally:
@@ -232,7 +245,8 @@ def _shortened(twin: torch.nn.Module, path: str, depth: int) -> Iterator[None]:
         setattr(holder, name, whole)
 
 
-def _mask(ids: torch.Tensor, masked: bool) -> dict[str, torch.Tensor]:
+def mask(ids: torch.Tensor, masked: bool) -> dict[str, torch.Tensor]:
+    """The mask that a run on shapes alone is given beside the ids, where it needs one."""
     return {"attention_mask": torch.ones_like(ids)} if masked else {}
 
 
@@ -248,7 +262,7 @@ def _runs(twin: torch.nn.Module, paths: Sequence[str], masked: bool) -> dict[str
     ids = torch.zeros(1, 3, dtype=torch.long, device=twin.device)
     try:
         with torch.no_grad(), unpadded(twin):
-            twin(ids, **_mask(ids, masked))
+            twin(ids, **mask(ids, masked))
     finally:
         for hook in hooks:
             hook.remove()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from explorer.accounting import build_meta
-from explorer.finding.discover import Anatomy, Host, discover, probe_lengths, unpadded
+from explorer.finding.discover import Anatomy, Host, discover, mask, probe_lengths, unpadded
 from explorer.finding.flow import Call, tensors
 from explorer.traits.buffers import Buffers
 from explorer.traits.trail import NoNumbers, Trail, recorded
@@ -114,7 +114,7 @@ class Witness:
     def _prompted(self) -> Trail:
         ids = torch.zeros(*self.lengths, dtype=torch.long, device=self.twin.device)
         with self.model.lock, unpadded(self.twin), _with_blocks(self.twin, self.path, self.blocks[: max(self.firsts) + 1]):
-            return recorded(self.twin, lambda: self.twin(ids, use_cache=True))
+            return recorded(self.twin, lambda: self.twin(ids, use_cache=True, **mask(ids, self.anatomy.masked)))
 
     @cached_property
     def far(self) -> tuple[Trail, dict[int, Any]] | None:
