@@ -45,7 +45,7 @@ def margin(s: Subject, host: str, t: Tally) -> None:
 @law(
     "weights as scored",
     "router_scores are the family's own function of router_logits, plus one number per expert where it has a selection bias, struck out outside the best "
-    "groups; expert_weights are the function's values for the chosen, renormalised where the family does, times the factor its forward multiplies with (one per expert where that is learned).",
+    "groups; expert_weights are the function's values for the chosen, renormalised where the family does, times the factor its forward multiplies with (one per expert where that is learned), and nought where what was chosen stands for no expert.",
     HOST, needs=("router_logits", "router_scores", "expert_indices", "expert_weights"), float32=1e-6, bfloat16=1e-2,
 )
 def weights(s: Subject, host: str, t: Tally) -> None:
@@ -62,6 +62,8 @@ def weights(s: Subject, host: str, t: Tally) -> None:
         want = _FUNCTIONS[scoring.after]((made if scoring.bias or scoring.masked else scores).gather(-1, chosen))
         if scoring.renormalised:
             want = want / want.sum(-1, keepdim=True)
+        if s.traits(HOST, layer).get("idle"):
+            want = want.masked_fill(chosen >= len(s.module(layer, s.traits(HOST, layer)["experts"]).down_proj), 0)
         found = s.get(HOST, "expert_weights", layer).float()
         if scoring.factor is not None:
             factor = scoring.factor if isinstance(scoring.factor, float) else constant(s, layer, scoring.factor).float()[chosen]
@@ -117,6 +119,11 @@ def shared(s: Subject, host: str, t: Tally) -> None:
 
 def expert_alone(experts: torch.nn.Module, expert: int, x: torch.Tensor) -> torch.Tensor:
     """One expert run by hand on x [tokens hidden_size] with its own weights, as transformers stores them."""
+    if expert >= len(experts.down_proj):  # what stands for doing nothing
+        return torch.zeros_like(x)
+    if not hasattr(experts, "has_gate"):  # a class of the family's own, which takes no part in choosing an implementation
+        gate, up = (x @ experts.gate_up_proj[expert]).chunk(2, dim=-1)
+        return (up * experts.act_fn(gate)) @ experts.down_proj[expert]
     first = experts.gate_up_proj if experts.has_gate else experts.up_proj
     inner = _linear(experts, x, first[expert], "gate_up_proj_bias" if experts.has_gate else "up_proj_bias", expert)
     inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
@@ -129,10 +136,11 @@ def _linear(experts: torch.nn.Module, x: torch.Tensor, weight: torch.Tensor, bia
 
 
 def _entering(s: Subject, layer: int) -> torch.Tensor:
-    """What the experts are called with [tokens hidden_size], by a hook of torch's own."""
+    """What every expert is to run on [tokens hidden_size], by a hook of torch's own: on the MLP where its experts are called with copies."""
     seen: list[torch.Tensor] = []
-    experts = s.module(layer, s.traits(HOST, layer)["experts"])
-    hook = experts.register_forward_pre_hook(lambda module, args, kwargs: seen.append(next(tensors((args, kwargs))).detach().clone()), with_kwargs=True)
+    spread = s.traits(HOST, layer).get("spread")
+    called = s.envoy(HOST, layer)._module if spread else s.module(layer, s.traits(HOST, layer)["experts"])
+    hook = called.register_forward_pre_hook(lambda module, args, kwargs: seen.append(next(tensors((args, kwargs))).detach().clone()), with_kwargs=True)
     try:
         s.forward(s.ids)
     finally:
@@ -141,19 +149,20 @@ def _entering(s: Subject, layer: int) -> torch.Tensor:
 
 
 def _by_hand(s: Subject, layer: int, x: torch.Tensor, chosen: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Each slot's weighted output [tokens top_k hidden_size] for tokens x [tokens hidden_size]."""
-    experts = s.module(layer, s.traits(HOST, layer)["experts"])
+    """Each slot's weighted output [tokens top_k hidden_size] for tokens x [tokens hidden_size]; of a weighted token where copies are weighted."""
+    spread, experts = s.traits(HOST, layer).get("spread"), s.module(layer, s.traits(HOST, layer)["experts"])
     out = torch.empty(*chosen.shape, x.shape[-1], dtype=x.dtype)
     with torch.no_grad():
         for expert in chosen.unique().tolist():
             tokens, slot = torch.where(chosen == expert)
-            out[tokens, slot] = expert_alone(experts, expert, x[tokens]) * weight[tokens, slot, None].to(x.dtype)
+            factor = weight[tokens, slot, None].to(x.dtype)
+            out[tokens, slot] = expert_alone(experts, expert, x[tokens] * factor) if spread else expert_alone(experts, expert, x[tokens]) * factor
     return out
 
 
 @law(
     "experts by hand",
-    "Each slot of expert_outputs is its expert, run alone with its own weights, times the slot's weight; rerouting slots gives what a hand computation gives.",
+    "Each slot of expert_outputs is its expert, run alone with its own weights, times the slot's weight (run on the token times that weight, where the family weights what it runs experts on); rerouting slots gives what a hand computation gives.",
     HOST, needs=("expert_outputs", "expert_indices", "expert_weights"), float32=1e-5, bfloat16=2e-2,
 )
 def rerouted(s: Subject, host: str, t: Tally) -> None:
@@ -167,10 +176,10 @@ def rerouted(s: Subject, host: str, t: Tally) -> None:
         moved = chosen.clone()
         moved[::2] = (chosen[::2, :1] + 1 + torch.arange(top)) % count
         again = s.model.record(
-            s.ids, ["mlp.expert_outputs", "mlp.routed_output"], [layer],
+            s.ids, ["mlp.expert_outputs", "mlp.routed_output", "mlp.expert_weights"], [layer],
             edits=[Edit("expert_indices", layer, lambda old: moved.view_as(old))],
         )
-        want = _by_hand(s, layer, x, moved, weight)
+        want = _by_hand(s, layer, x, moved, again["expert_weights", layer].flatten(0, 1))
         t.near(layer, again["expert_outputs", layer].flatten(0, 1), want)
         t.near(layer, again["routed_output", layer].flatten(0, 1), want.sum(1))
 
@@ -189,7 +198,7 @@ def ablated(s: Subject, host: str, t: Tally) -> None:
     expert = int(chosen[0, -1, 0])
     edited = s.model.record(s.ids, ["logits"], edits=[ablate_expert(layer, expert)])
     with torch.no_grad(), s.model.trace(s.ids):
-        weights, indices = s.model.layers[layer].mlp.expert_weights, s.model.layers[layer].mlp.expert_indices
+        indices, weights = s.model.layers[layer].mlp.expert_indices, s.model.layers[layer].mlp.expert_weights
         weights[indices == expert] = 0
         logits = s.model.logits.save()
     t.same(layer, edited["logits"], logits)

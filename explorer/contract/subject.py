@@ -266,6 +266,13 @@ class Subject:
         alone = scoring.renormalised and self.model.anatomy.block(layer).hosts["mlp"].sizes["top_k"] == 1
         return alone or value.name == "router_scores" and scoring.choice_only
 
+    def stepped(self, key: Key) -> bool:
+        """Whether a router's value may change with nothing moved: slots chosen one after another weigh the same but next to a tie."""
+        value, layer = key
+        if value.host != "mlp" or value.name not in ("router_scores", "router_logits") or "scoring" not in self.traits("mlp", layer):
+            return False
+        return self.traits("mlp", layer)["scoring"].repeated
+
     def prompt_only(self, key: Key) -> bool:
         value, layer = key
         return layer is not None and value.name in self.model.anatomy.block(layer).hosts[value.host].prompt_only

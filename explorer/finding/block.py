@@ -11,6 +11,7 @@ from explorer.finding.flow import Call, Flow, tensors
 from explorer.finding.mlp import DENSE, ROUTED, experts_call, find_dense, find_mixture
 from explorer.finding.recurrent import find_convolution, find_recurrent, gates_a_convolution, kernel
 from explorer.finding.spots import Finds, Spot, argument, is_norm, result
+from explorer.finding.spread import find_spread
 from explorer.finding.stream import SCALES, CannotFollow, Part, Step, addend_spot, contracts, halves, home, parts, several_mixers, steps, stream
 from explorer.finding.stream import tail, weighted
 from explorer.vocabulary import HOSTS
@@ -148,6 +149,8 @@ def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call
         role, values = "recurrent", find_recurrent(flow, call, part)
     elif (experts := experts_call(flow, call)) is not None:
         role, values = "experts", find_mixture(flow, call, experts)
+    elif (spread := find_spread(flow, call)) is not None:
+        role, values = "experts", spread
     elif chosen := [flow.ops[i].name for i in part.ops if flow.ops[i].name in _CHOOSING]:
         role, values = "experts", Finds(call.module)
         values.missing = dict.fromkeys((*DENSE, *ROUTED), f"{_told(call)} chooses (by {chosen[0]}) what it runs, and is called with no expert numbers and weights")

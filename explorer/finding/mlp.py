@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -92,10 +92,10 @@ def find_mixture(flow: Flow, module: Call, experts: Call) -> Finds:
         finds.sizes["intermediate_size"] = inner[0].output.shape[-1]
     elif (wide := _expert_width(experts.fn)) is not None:
         finds.sizes["intermediate_size"] = wide
-    _router(finds, flow, module, id(indices[1]))
+    find_router(finds, flow, module, id(indices[1]))
     _slots(finds, flow, experts)
     finds.made = experts.stop - 1
-    _shared(finds, flow, module, experts)
+    find_shared(finds, flow, module, experts, experts.output, experts.stop)
     return finds
 
 
@@ -105,18 +105,20 @@ def _expert_width(experts: torch.nn.Module) -> int | None:
     return None if not isinstance(down, torch.Tensor) or down.dim() != 3 else down.shape[1 if getattr(experts, "is_transposed", False) else 2]
 
 
-def _router(finds: Finds, flow: Flow, module: Call, indices: int) -> None:
-    """The choice is the top-k that makes the indices; the logits are the projection before it."""
-    chain = set(flow.back(indices))
-    choices = [i for i in flow.indices(module, "topk") if chain & set(flow.ops[i].makes)]
+def find_router(finds: Finds, flow: Flow, module: Call, indices: int) -> None:
+    """The choice is the top-k that makes the indices, or the first of several that each take the largest left; the logits are the projection before it."""
+    choices, inside = _choices(flow, module, indices), flow.inside(module)
     if not choices:
         finds.missing |= dict.fromkeys(("router_logits", "router_scores"), "no top-k makes the expert numbers")
         return
-    choice, inside = choices[-1], flow.inside(module)
+    choice = choices[0]
     entering = flow.back(flow.ops[choice].reads[0], choice)
     scores = next((s for c in innermost(inside, choice) if (s := argument(c, entering))), None) or next(
         (s for key in entering if (s := maker_spot([c for c in inside if c.fn is not None and c.stop <= choice], key))), None)
+    stacked = finds.sizes.get("num_experts")
     finds.sizes["num_experts"] = flow.tensors[flow.ops[choice].reads[0]].shape[-1]
+    if stacked is not None and stacked < finds.sizes["num_experts"]:
+        _idle(finds, flow, inside, choice)
     if finds.sizes["top_k"] >= finds.sizes["num_experts"]:
         finds.missing["router_margin"] = "every expert is chosen, so none is rejected"
     owner = next(c for c in innermost(inside, choice) if c.labels).module
@@ -137,7 +139,31 @@ def _router(finds: Finds, flow: Flow, module: Call, indices: int) -> None:
     if "router_logits" not in finds.spots:
         finds.missing["router_logits"] = "the router's projection is the result of no call"
     weights = id(finds.spots["expert_weights"].tensor)
-    finds.traits["scoring"] = _scoring(flow, module, projections[-1] if projections else None, choice, weights)
+    scoring = _scoring(flow, module, projections[-1] if projections else None, choice, weights)
+    finds.traits["scoring"] = scoring if len(choices) == 1 else replace(scoring, after="none", renormalised=False, factor=None, repeated=True)
+
+
+def _choices(flow: Flow, module: Call, indices: int) -> list[int]:
+    """The operations that choose what ``indices`` number, first to last: one top-k, or one maximum for each slot."""
+    found, todo = [], [(indices, None)]
+    while todo:
+        key, before = todo.pop()
+        index = flow.maker(flow.back(key, before)[-1], before)
+        if index is None or index < module.start:
+            continue
+        if flow.ops[index].name in ("topk", "max", "argmax"):
+            found.append(index)
+        elif flow.ops[index].name in ("cat", "masked_fill", "where"):
+            todo += [(read, index) for read in flow.ops[index].reads if not flow.tensors[read].is_floating_point()]
+    return sorted(set(found))
+
+
+def _idle(finds: Finds, flow: Flow, inside: list[Call], choice: int) -> None:
+    """More can be chosen than there are experts: what does nothing has a number too, until the experts are called with another and a weight of nought."""
+    numbers = next((key for key in flow.ops[choice].makes if not flow.tensors[key].is_floating_point()), None)
+    if numbers is not None and (spot := maker_spot([c for c in inside if c.fn is not None], numbers)) is not None:
+        finds.spots["expert_indices"] = spot
+        finds.traits["idle"] = True
 
 
 @dataclass(frozen=True)
@@ -149,6 +175,7 @@ class Scoring:
     struck out before it. after: ``"softmax"`` or ``"sigmoid"`` where that is taken of the chosen. renormalised: whether the chosen
     weights are divided by their sum. factor: what they are multiplied with at last: a number, or the path of
     a parameter with one for each expert; None where that is not followed. choice_only: whether the scores decide the choice and go into no weight.
+    repeated: whether the slots are chosen one after another, each the largest of those left.
     """
 
     function: str
@@ -158,6 +185,7 @@ class Scoring:
     renormalised: bool = False
     factor: float | str | None = 1.0
     choice_only: bool = False
+    repeated: bool = False
 
     @property
     def words(self) -> str:
@@ -165,6 +193,7 @@ class Scoring:
         parts = [self.function if self.function != "none" else f"{self.after} of the chosen" if self.after != "none" else "as projected"]
         parts += ["plus a selection bias"] if self.bias else []
         parts += ["within the best groups"] if self.masked else []
+        parts += ["one after another"] if self.repeated else []
         return ", ".join(parts)
 
 
@@ -251,17 +280,17 @@ def _slots(finds: Finds, flow: Flow, experts: Call) -> None:
     )
 
 
-def _shared(finds: Finds, flow: Flow, module: Call, experts: Call) -> None:
-    """The shared expert's part is what is added to the routed output inside the mixture."""
-    routed = flow.onward(id(experts.output))
+def find_shared(finds: Finds, flow: Flow, module: Call, experts: Call, output: torch.Tensor, stop: int) -> None:
+    """The shared expert's part is what is added to the routed ``output`` inside the mixture, made before operation ``stop``."""
+    routed = flow.onward(id(output))
     scaled = [i for name in ("mul", "mul_", "div") for i in flow.indices(module, name)
-              if i >= experts.stop and routed & set(flow.ops[i].reads) and len(flow.ops[i].reads) == 1]
+              if i >= stop and routed & set(flow.ops[i].reads) and len(flow.ops[i].reads) == 1]
     summed = routed | {key for i in scaled for made in flow.ops[i].makes for key in flow.onward(made)}
     adds = [i for name in ("add", "add_") for i in flow.indices(module, name)
-            if i >= experts.stop and summed & set(flow.ops[i].reads) and len(flow.ops[i].reads) == 2]
+            if i >= stop and summed & set(flow.ops[i].reads) and len(flow.ops[i].reads) == 2]
     if not adds:
-        later = [i for name in ("add", "add_") for i in flow.indices(module, name) if i >= experts.stop
-                 and len(flow.ops[i].reads) == 2 and all(flow.tensors[k].shape == experts.output.shape for k in flow.ops[i].reads)]
+        later = [i for name in ("add", "add_") for i in flow.indices(module, name) if i >= stop
+                 and len(flow.ops[i].reads) == 2 and all(flow.tensors[k].shape == output.shape for k in flow.ops[i].reads)]
         finds.missing["shared_expert_output"] = (
             "what is added after the experts is added to something else than their sum" if later else "this mixture has no shared expert")
         return
@@ -269,7 +298,8 @@ def _shared(finds: Finds, flow: Flow, module: Call, experts: Call) -> None:
     finds.traits["routed_factor"] = 1.0 if direct else prod(1 / n if flow.ops[i].name == "div" else n for i in scaled for n in flow.ops[i].numbers)
     routed = summed
     key = next(k for k in flow.ops[adds[0]].reads if k not in routed)
-    own = [c for c in flow.inside(module) if c.module == module.module and len(c.labels) == 1]
+    # A sum written over one of the two is that one no longer.
+    own = [c for c in flow.inside(module) if c.module == module.module and len(c.labels) == 1 and c.stop <= adds[0]]
     inner = children(flow, module)
     spot = maker_spot(own, key) or maker_spot(inner, key)
     if spot is None:
@@ -277,7 +307,7 @@ def _shared(finds: Finds, flow: Flow, module: Call, experts: Call) -> None:
         return
     finds.spots["shared_expert_output"] = spot
     finds.made = adds[0]
-    width = experts.output.shape[-1]
+    width = output.shape[-1]
     shared = [c for c in inner if isinstance(c.output, torch.Tensor) and c.output.shape[-1] == width
               and c is not experts and any(True for _ in c.fn.children())]
     if shared:
