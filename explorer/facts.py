@@ -394,6 +394,7 @@ def _steps(host: Host) -> list[str]:
     if tail is not None:
         after += [path.rsplit(".", 1)[-1] for path in tail.modules]
         after += ["× scale"] if tail.scaled else []
+        after += ["+ bias"] if tail.shifted else []
         after += [] if tail.followed else ["…"]
     return [" → ".join(after)] if after else []
 

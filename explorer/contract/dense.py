@@ -73,8 +73,8 @@ def _per_token(s: Subject) -> list[int]:
 
 @law(
     "one token at a time",
-    "mlp_output of one token depends on mlp_input of that token alone, where the MLP's inside is followed.",
-    "mlp", float32=1e-5, when=lambda s: bool(_per_token(s)),
+    "mlp_output of one token depends on mlp_input of that token alone, where the MLP's inside is followed and the model itself reads no later token.",
+    "mlp", float32=1e-5, when=lambda s: s.causal and bool(_per_token(s)),
 )
 def per_token(s: Subject, host: str, t: Tally) -> None:
     s.looks("mlp", "mlp_output")

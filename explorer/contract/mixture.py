@@ -70,6 +70,11 @@ def weights(s: Subject, host: str, t: Tally) -> None:
             t.near(layer, found, factor * want)
 
 
+def _shared(s: Subject) -> list[int]:
+    """The blocks whose shared expert is a module."""
+    return [layer for layer in s.layers(HOST, "shared_expert_output") if layer in s.layers("shared_experts", "mlp_output")]
+
+
 _FUNCTIONS = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid, "none": lambda x: x}
 
 
@@ -103,10 +108,10 @@ def parts(s: Subject, host: str, t: Tally) -> None:
 @law(
     "shared expert's gate",
     "shared_expert_output is the shared expert's own output times one number per token, between nought and one where it is gated and one where not.",
-    HOST, needs=("shared_expert_output",), float32=1e-5, bfloat16=2e-2,
+    HOST, needs=("shared_expert_output",), float32=1e-5, bfloat16=2e-2, when=lambda s: bool(_shared(s)),
 )
 def shared(s: Subject, host: str, t: Tally) -> None:
-    for layer in s.layers(HOST, "shared_expert_output"):
+    for layer in _shared(s):
         whole = s.get("shared_experts", "mlp_output", layer).double()
         found = s.get(HOST, "shared_expert_output", layer).double()
         gate = (whole * found).sum(-1, keepdim=True) / (whole * whole).sum(-1, keepdim=True)  # least squares
@@ -115,6 +120,21 @@ def shared(s: Subject, host: str, t: Tally) -> None:
             t.holds(layer, ((gate >= 0) & (gate <= 1)).all(), f"a gate is {gate.max().item():.3f}")
         else:
             t.near(layer, gate, torch.ones_like(gate))
+
+
+def _alone(s: Subject, layer: int, expert: int, x: torch.Tensor) -> torch.Tensor:
+    """One expert of a block run by hand on x [tokens hidden_size], however the block has its experts."""
+    traits = s.traits(HOST, layer)
+    if "experts" in traits:
+        return expert_alone(s.module(layer, traits["experts"]), expert, x)
+    first, second, act = (s.module(layer, path) for path in traits.get("tables") or traits["stacks"])
+    if "tables" in traits:  # one neuron: a row in, a row out
+        return act(x @ first.weight[expert, :, None]) * second.weight[expert]
+    inner = F.linear(x, first.weight[expert])
+    if inner.shape[-1] != second.weight.shape[-1]:
+        gate, up = inner.chunk(2, dim=-1)
+        return F.linear(act(gate) * up, second.weight[expert])
+    return F.linear(act(inner), second.weight[expert])
 
 
 def expert_alone(experts: torch.nn.Module, expert: int, x: torch.Tensor) -> torch.Tensor:
@@ -138,8 +158,9 @@ def _linear(experts: torch.nn.Module, x: torch.Tensor, weight: torch.Tensor, bia
 def _entering(s: Subject, layer: int) -> torch.Tensor:
     """What every expert is to run on [tokens hidden_size], by a hook of torch's own: on the MLP where its experts are called with copies."""
     seen: list[torch.Tensor] = []
-    spread = s.traits(HOST, layer).get("spread")
-    called = s.envoy(HOST, layer)._module if spread else s.module(layer, s.traits(HOST, layer)["experts"])
+    traits = s.traits(HOST, layer)
+    own = "experts" in traits and not traits.get("spread")
+    called = s.module(layer, traits["experts"]) if own else s.envoy(HOST, layer)._module
     hook = called.register_forward_pre_hook(lambda module, args, kwargs: seen.append(next(tensors((args, kwargs))).detach().clone()), with_kwargs=True)
     try:
         s.forward(s.ids)
@@ -150,37 +171,41 @@ def _entering(s: Subject, layer: int) -> torch.Tensor:
 
 def _by_hand(s: Subject, layer: int, x: torch.Tensor, chosen: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Each slot's weighted output [tokens top_k hidden_size] for tokens x [tokens hidden_size]; of a weighted token where copies are weighted."""
-    spread, experts = s.traits(HOST, layer).get("spread"), s.module(layer, s.traits(HOST, layer)["experts"])
+    spread = s.traits(HOST, layer).get("spread")
     out = torch.empty(*chosen.shape, x.shape[-1], dtype=x.dtype)
     with torch.no_grad():
         for expert in chosen.unique().tolist():
             tokens, slot = torch.where(chosen == expert)
             factor = weight[tokens, slot, None].to(x.dtype)
-            out[tokens, slot] = expert_alone(experts, expert, x[tokens] * factor) if spread else expert_alone(experts, expert, x[tokens]) * factor
+            out[tokens, slot] = _alone(s, layer, expert, x[tokens] * factor) if spread else _alone(s, layer, expert, x[tokens]) * factor
     return out
 
 
 @law(
     "experts by hand",
-    "Each slot of expert_outputs is its expert, run alone with its own weights, times the slot's weight (run on the token times that weight, where the family weights what it runs experts on); rerouting slots gives what a hand computation gives.",
-    HOST, needs=("expert_outputs", "expert_indices", "expert_weights"), float32=1e-5, bfloat16=2e-2,
+    "Each slot of expert_outputs is its expert, run alone with its own weights, times the slot's weight (run on the token times that weight, where the family weights what it runs experts on); routed_output is their sum, and rerouting slots gives what a hand computation gives.",
+    HOST, needs=("routed_output", "expert_indices", "expert_weights"), float32=1e-5, bfloat16=2e-2,
 )
 def rerouted(s: Subject, host: str, t: Tally) -> None:
-    for layer in s.layers(HOST, "expert_outputs", "expert_indices", "expert_weights"):
+    for layer in s.layers(HOST, "routed_output", "expert_indices", "expert_weights"):
         x = _entering(s, layer)
         chosen, weight = (s.get(HOST, name, layer).flatten(0, 1) for name in ("expert_indices", "expert_weights"))
-        t.near(layer, s.get(HOST, "expert_outputs", layer).flatten(0, 1), _by_hand(s, layer, x, chosen, weight))
+        slots, by_hand = layer in s.layers(HOST, "expert_outputs"), _by_hand(s, layer, x, chosen, weight)
+        t.near(layer, s.get(HOST, "routed_output", layer).flatten(0, 1), by_hand.sum(1))
+        if slots:
+            t.near(layer, s.get(HOST, "expert_outputs", layer).flatten(0, 1), by_hand)
 
         count, top = s.envoy(HOST, layer).num_experts, chosen.shape[-1]
         # Other experts for every other token: the ones after those it chose, all different.
         moved = chosen.clone()
         moved[::2] = (chosen[::2, :1] + 1 + torch.arange(top)) % count
         again = s.model.record(
-            s.ids, ["mlp.expert_outputs", "mlp.routed_output", "mlp.expert_weights"], [layer],
+            s.ids, [*["mlp.expert_outputs"] * slots, "mlp.routed_output", "mlp.expert_weights"], [layer],
             edits=[Edit("expert_indices", layer, lambda old: moved.view_as(old))],
         )
         want = _by_hand(s, layer, x, moved, again["expert_weights", layer].flatten(0, 1))
-        t.near(layer, again["expert_outputs", layer].flatten(0, 1), want)
+        if slots:
+            t.near(layer, again["expert_outputs", layer].flatten(0, 1), want)
         t.near(layer, again["routed_output", layer].flatten(0, 1), want.sum(1))
 
 

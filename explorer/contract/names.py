@@ -136,13 +136,11 @@ def _adders(s: Subject, layer: int) -> list[torch.nn.Module]:
     "a mixture's parts",
     "By torch's own hooks on the modules the names lead to: the experts are called with expert numbers the router returns (or with every token for every expert), and the MLP returns "
     "what they return, plus the shared expert's result times one number per token where there is one.",
-    "mlp", needs=("routed_output",), when=lambda s: any(not s.part("mlp", layer) for layer in s.layers("mlp", "routed_output")),
+    "mlp", needs=("routed_output",), when=lambda s: bool(_modular(s)),
 )
 def mixes(s: Subject, host: str, t: Tally) -> None:
     parts = {}
-    for layer in s.layers(host, "routed_output"):
-        if s.part(host, layer):
-            continue
+    for layer in _modular(s):
         mlp = s.envoy(host, layer)
         parts[layer] = {"mlp": mlp._module, **{name: getattr(mlp, name)._module for name in _parts(s, layer)}}
     with _called(*(module for modules in parts.values() for module in modules.values()), copied=True) as calls:
@@ -152,6 +150,11 @@ def mixes(s: Subject, host: str, t: Tally) -> None:
         t.holds(layer, not silent, f"the forward does not call once: {', '.join(silent)}")
         if not silent:
             _mixes(s, t, layer, {name: calls[module] for name, module in modules.items()})
+
+
+def _modular(s: Subject) -> list[int]:
+    """The blocks whose mixture is a module, and its experts another."""
+    return [layer for layer in s.layers("mlp", "routed_output") if not s.part("mlp", layer) and s.traits("mlp", layer).get("experts")]
 
 
 def _mixes(s: Subject, t: Tally, layer: int, calls: dict[str, tuple[list, list]]) -> None:
@@ -166,7 +169,7 @@ def _mixes(s: Subject, t: Tally, layer: int, calls: dict[str, tuple[list, list]]
         returned = any(torch.equal(tensor, numbers) for tensor in calls["router"][1])
         t.holds(layer, returned, "the experts are not called with numbers the router returns")
     tail = s.traits("mlp", layer)["tail"]
-    if tail.modules or tail.scaled or not tail.followed or s.traits("mlp", layer).get("routed_factor", 1.0) != 1.0:
+    if tail.steps or not tail.followed or s.traits("mlp", layer).get("routed_factor", 1.0) != 1.0:
         return  # what the MLP returns is no plain sum; the sum is proven by value
     whole = calls["mlp"][1][0].double().flatten(0, -2)
     rest = whole - routed

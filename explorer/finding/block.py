@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from explorer.finding.apart import find_apart
 from explorer.finding.attention import find_attention, is_attention
 from explorer.finding.flow import Call, Flow, tensors
 from explorer.finding.mlp import DENSE, ROUTED, experts_call, find_dense, find_mixture
@@ -149,8 +150,8 @@ def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call
         role, values = "recurrent", find_recurrent(flow, call, part)
     elif (experts := experts_call(flow, call)) is not None:
         role, values = "experts", find_mixture(flow, call, experts)
-    elif (spread := find_spread(flow, call)) is not None:
-        role, values = "experts", spread
+    elif (other := find_spread(flow, call) or find_apart(flow, call)) is not None:
+        role, values = "experts", other
     elif chosen := [flow.ops[i].name for i in part.ops if flow.ops[i].name in _CHOOSING]:
         role, values = "experts", Finds(call.module)
         values.missing = dict.fromkeys((*DENSE, *ROUTED), f"{_told(call)} chooses (by {chosen[0]}) what it runs, and is called with no expert numbers and weights")

@@ -344,6 +344,8 @@ def _block(layers: tuple[int, ...], path: str, prompt: BlockFinds, step: BlockFi
     for name in vocabulary.HOSTS:
         if name != "model" and name not in hosts:
             missing = dict.fromkeys(vocabulary.BY_HOST[name], absent(name, prompt.hosts))
+            if name == "shared_experts" and "mlp" in prompt.hosts and "shared_expert_output" in prompt.hosts["mlp"].spots:
+                missing = dict.fromkeys(missing, "this block's shared expert is a part of its MLP, no module of its own")
             hosts[name] = Host(name, "", {}, {}, missing, {})
     return Block(layers, hosts, tuple(prompt.sublayers), order, tuple(prompt.steps), prompt.mid, stepped)
 

@@ -280,7 +280,7 @@ def _slots(finds: Finds, flow: Flow, experts: Call) -> None:
     )
 
 
-def find_shared(finds: Finds, flow: Flow, module: Call, experts: Call, output: torch.Tensor, stop: int) -> None:
+def find_shared(finds: Finds, flow: Flow, module: Call, experts: Call | None, output: torch.Tensor, stop: int) -> None:
     """The shared expert's part is what is added to the routed ``output`` inside the mixture, made before operation ``stop``."""
     routed = flow.onward(id(output))
     scaled = [i for name in ("mul", "mul_", "div") for i in flow.indices(module, name)
@@ -293,6 +293,9 @@ def find_shared(finds: Finds, flow: Flow, module: Call, experts: Call, output: t
                  and len(flow.ops[i].reads) == 2 and all(flow.tensors[k].shape == output.shape for k in flow.ops[i].reads)]
         finds.missing["shared_expert_output"] = (
             "what is added after the experts is added to something else than their sum" if later else "this mixture has no shared expert")
+        return
+    if all(k in summed or _constant(flow, module, k, adds[0]) is not None for k in flow.ops[adds[0]].reads):
+        finds.missing["shared_expert_output"] = "this mixture has no shared expert"
         return
     direct = routed & set(flow.ops[adds[0]].reads)
     finds.traits["routed_factor"] = 1.0 if direct else prod(1 / n if flow.ops[i].name == "div" else n for i in scaled for n in flow.ops[i].numbers)

@@ -264,7 +264,7 @@ def _of_weights(flow: Flow, key: int, before: int) -> bool:
 
 @dataclass(frozen=True)
 class Tail:
-    """What is done to a result before the block adds it: norms and scales, in order.
+    """What is done to a result before the block adds it: norms, scales and biases, in order.
 
     followed: whether that is all.
     """
@@ -281,6 +281,10 @@ class Tail:
     def scaled(self) -> bool:
         return any(step.kind == "scale" for step in self.steps)
 
+    @property
+    def shifted(self) -> bool:
+        return any(step.kind == "shift" for step in self.steps)
+
 
 def tail(flow: Flow, block: Call, part: Part, made: int) -> Tail:
     """What a part does after operation ``made``, which finished its work with weights."""
@@ -296,19 +300,21 @@ def tail(flow: Flow, block: Call, part: Part, made: int) -> Tail:
             done += [step] if step not in done else []
         elif op.name in SCALES and (by := _factor(flow, block, index)) is not None:
             done.append(Step("scale", (), 0, by=by))
+        elif op.name in _ADDS and (by := _factor(flow, block, index, op.name)) is not None:
+            done.append(Step("shift", (), 0, by=by))
         elif op.name not in PASSING:
             strange = True
     return Tail(tuple(done), not strange)
 
 
-def _factor(flow: Flow, block: Call, index: int) -> float | str | None:
-    """What an operation multiplies with: a number, or the path of a parameter or buffer from the block; None for anything else."""
+def _factor(flow: Flow, block: Call, index: int, *adds: str) -> float | str | None:
+    """What an operation multiplies with (or, one of ``adds``, adds): a number, or the path of a parameter or buffer from the block; None for anything else."""
     op = flow.ops[index]
     if len(op.reads) == 1 and len(op.numbers) == 1:
         return 1 / op.numbers[0] if op.name.startswith("div") else op.numbers[0]
     constants = constants_of(block)
     found = [constants[k] for key in op.reads for k in flow.back(key, index) if k in constants]
-    return found[0] if len(op.reads) == 2 and len(found) == 1 and op.name in ("mul", "mul_") else None
+    return found[0] if len(op.reads) == 2 and len(found) == 1 and op.name in ("mul", "mul_", *adds) else None
 
 
 def constants_of(call: Call) -> dict[int, str]:
