@@ -34,6 +34,7 @@ SCHEMA = 2
 _RULES = {
     "linear_attn": {"title": "delta rule", "lines": ["Sₜ = eᵍ Sₜ₋₁ + k uᵀ", "oₜ = Sₜᵀ q"]},
     "kda": {"title": "delta rule", "lines": ["Sₜ = diag(eᵍ) Sₜ₋₁ + k uᵀ", "oₜ = Sₜᵀ q"]},
+    "retention": {"title": "linear attention", "lines": ["Sₜ = eᵍ Sₜ₋₁ + k vᵀ", "oₜ = Sₜᵀ q"]},
     "ssd": {"title": "state-space dual", "lines": ["Sₜ = eᵍ Sₜ₋₁ + β k vᵀ", "yₜ = Sₜᵀ q + D v"]},
     "selective_scan": {"title": "selective scan", "lines": ["hₜ = eᵍ hₜ₋₁ + β k v", "yₜ = q·hₜ + D v"]},
     "gated_recurrence": {"title": "gated recurrence", "lines": ["hₜ = a hₜ₋₁ + v", "yₜ = hₜ"]},
@@ -41,7 +42,7 @@ _RULES = {
 
 #: What pages call the mixer of each host.
 _MIXERS = {
-    "linear_attn": "Gated DeltaNet", "kda": "Kimi Delta Attention", "ssd": "Mamba-2 mixer", "selective_scan": "Mamba mixer",
+    "linear_attn": "Gated DeltaNet", "kda": "Kimi Delta Attention", "retention": "Lightning attention", "ssd": "Mamba-2 mixer", "selective_scan": "Mamba mixer",
     "gated_recurrence": "RG-LRU", "short_conv": "Gated short convolution", "mixer": "Mixer", "extra": "Further part",
 }
 

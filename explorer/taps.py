@@ -95,6 +95,8 @@ class HostTaps:
         self.replayed = REPLAYS.get(host.name, ()) if "state_output" in host.places else ()
         for name, places in host.places.items():
             self._add(name, places)
+        #: Values that are constants of the model.
+        self.fixed: dict[str, torch.Tensor] = {}
         #: What numbers the entries that other values have of what is found at their places, and where those are.
         self.choosing = {place.chosen.by for places in host.places.values() for place in places if place.chosen is not None}
         self.chosen = {self.reach[name].location for name, places in host.places.items() if any(place.chosen for place in places)}
@@ -123,6 +125,11 @@ class HostTaps:
         for place in places:
             moment = self.moments.setdefault((*place.point, location), _Moment(location, place.side, self))
             moment.members[name] = place
+
+    @property
+    def given(self) -> dict[str, torch.Tensor | None]:
+        """What the last call's kernel got, constants of the model among it."""
+        return self.kept | self.fixed
 
     def numbers(self, place: Place) -> torch.Tensor | None:
         """The entries of what is found at a place that are the value, where it has some of them alone."""
@@ -171,12 +178,21 @@ class Taps:
             for host in anatomy.block(layer).hosts.values():
                 if host.places:
                     self.hosts[host.name, layer] = HostTaps(path, host)
+                    self._fix(self.hosts[host.name, layer])
         for taps in self.hosts.values():
             self.locations |= {reach.location for reach in taps.reach.values()}
 
     def module(self, taps: HostTaps, place: Place) -> torch.nn.Module:
         path = _joined(taps.path, place.module).removeprefix(self.prefix).lstrip(".")
         return self.modules[path]
+
+    def _fix(self, taps: HostTaps) -> None:
+        """Take a host's constants from the model: a parameter or buffer times a sign, its numbers in the order of the heads."""
+        for name, value in taps.values.items():
+            if value.fixed and name in taps.host.traits:
+                path, sign = taps.host.traits[name]
+                module, _, leaf = _joined(taps.path, path).removeprefix(self.prefix).lstrip(".").rpartition(".")
+                taps.fixed[name] = sign * getattr(self.modules[module], leaf).detach().float().flatten()
 
     # -- arming -------------------------------------------------------------
 
@@ -356,12 +372,12 @@ class Taps:
             if isinstance(value, torch.Tensor) and "batch" not in taps.values[name].axes:
                 served[name] = Whole(value)
         if taps.replayed and "state_output" in moment.members:
-            served[REPLAY] = {name: taps.kept.get(name) for name in taps.replayed}
+            served[REPLAY] = {name: taps.given.get(name) for name in taps.replayed}
         return served
 
     def _replay(self, taps: HostTaps) -> Replay:
         """The recurrence of the call whose kernel has just run, from what it was given."""
-        return replay_of(taps.host.name, taps.kept)
+        return replay_of(taps.host.name, taps.given)
 
     def _edited(self, moment: _Moment, container: Any) -> Any:
         """Serve a tap's values by name and put back those that come back changed."""

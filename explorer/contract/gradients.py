@@ -25,6 +25,8 @@ def flow(s: Subject, host: str, t: Tally) -> None:
             continue
         where = (key[1], key[0].name)
         t.of(key[0])
+        if key[0].fixed:
+            continue
         if key[0].derived:
             source = served.get((vocabulary.BY_HOST[host][key[0].source], key[1]))
             # Where the model itself cut that off, there is nothing to hand on.

@@ -385,6 +385,8 @@ def _host(name: str, path: str, finds: Finds, again: Finds | None, call: dict[st
     for value in vocabulary.BY_HOST[name].values():
         if value.derived and value.source not in places:
             missing[value.name] = missing.get(value.source, "what it is computed from was not found")
+        elif value.fixed and value.name not in finds.traits:
+            missing[value.name] = "nothing was found that plays this part"
         elif value.derived and prompt_only & set(vocabulary.REPLAYS.get(name, ())):
             prompt_only.add(value.name)
     lengths = ("query", "key")
