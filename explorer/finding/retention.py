@@ -86,7 +86,7 @@ def find_fading(finds: Finds, flow: Flow, module: Call) -> None:
     """Spots of queries, keys and values, of what the heads read, and of the state entering and leaving."""
     found = fading(flow, module)
     batch, heads, key_dim, value_dim = found.handed.tensor.shape
-    finds.sizes = {"heads": heads, "key_dim": key_dim, "value_dim": value_dim}
+    finds.sizes = {"heads": heads, "key_heads": heads, "key_dim": key_dim, "value_dim": value_dim}
     keys, values = flow.ops[found.product].reads[:2]
     reading = next((i for name in _PRODUCTS for i in flow.indices(module, name) if _reads_state(flow, i, key_dim, value_dim)), None)
     finds.spots = {
