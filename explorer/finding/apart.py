@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from explorer.finding.flow import Call, Flow
-from explorer.finding.mlp import DENSE, find_router, find_shared
+from explorer.finding.mlp import DENSE, find_router, find_shared, scoring_of
 from explorer.finding.spots import Finds, children, maker_spot
 
 
@@ -38,6 +38,7 @@ def find_apart(flow: Flow, module: Call) -> Finds | None:
         if numbers in flow.ops[choice].makes:
             find_router(finds, flow, module, numbers)
         else:
+            finds.traits["scoring"] = scoring_of(flow, module, None, choice, weights)
             finds.missing |= dict.fromkeys(("router_logits", "router_scores"), "this router scores pairs of keys, in the order of their scores: it has no score for each expert")
         finds.sizes["num_experts"] = _each(held[0])
         finds.made = flow.maker(routed)

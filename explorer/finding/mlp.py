@@ -139,7 +139,7 @@ def find_router(finds: Finds, flow: Flow, module: Call, indices: int) -> None:
     if "router_logits" not in finds.spots:
         finds.missing["router_logits"] = "the router's projection is the result of no call"
     weights = id(finds.spots["expert_weights"].tensor)
-    scoring = _scoring(flow, module, projections[-1] if projections else None, choice, weights)
+    scoring = scoring_of(flow, module, projections[-1] if projections else None, choice, weights)
     finds.traits["scoring"] = scoring if len(choices) == 1 else replace(scoring, after="none", renormalised=False, factor=None, repeated=True)
 
 
@@ -200,7 +200,7 @@ class Scoring:
 _FUNCTIONS = ("softmax", "sigmoid")
 
 
-def _scoring(flow: Flow, module: Call, logits: int | None, choice: int, weights: int) -> Scoring:
+def scoring_of(flow: Flow, module: Call, logits: int | None, choice: int, weights: int) -> Scoring:
     """``logits`` is the operation that projects, ``choice`` the top-k, ``weights`` the tensor the experts are called with."""
     start = logits if logits is not None else module.start
     before = _sources(flow, flow.ops[choice].reads[0], choice, start)
