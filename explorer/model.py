@@ -27,7 +27,7 @@ from explorer.taps import HostTaps, Taps
 from explorer.turns import Turn, in_turn
 
 
-def _top(anatomy: Anatomy, config: Any) -> Host:
+def _top(anatomy: Anatomy, config: Any, embedding: int) -> Host:
     """The model's own host: its values are its modules' inputs and outputs."""
     frame = anatomy.frame
 
@@ -42,15 +42,12 @@ def _top(anatomy: Anatomy, config: Any) -> Host:
         place("input_ids", "", "input", "input_ids", "the model's argument input_ids"),
         place("attention_mask", "", "input", "attention_mask", "the model's argument attention_mask"),
     ))
-    missing = {}
-    if not anatomy.embedding_fits:
-        places.pop("token_embeddings")
-        missing["token_embeddings"] = "the embedding is narrower or wider than the stream, and projected into it"
+    missing, traits = {}, {} if anatomy.embedding_fits else {"widths": {"token_embeddings": embedding}}
     if anatomy.norm is None:
         missing["final_norm_output"] = anatomy.no_norm
     else:
         places |= [place("final_norm_output", anatomy.norm, "output", None, f"the output of the module {anatomy.norm}")]
-    return Host("model", "", {"hidden_size": anatomy.width, "vocab_size": config.vocab_size}, places, missing, {})
+    return Host("model", "", {"hidden_size": anatomy.width, "vocab_size": config.vocab_size}, places, missing, traits)
 
 
 class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, TransformersModel), {}))):
@@ -72,7 +69,7 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         for alias, path in anatomy.names.items():
             _alias(self, alias, path)
         config = module.config.get_text_config()
-        self.top = _top(anatomy, config)
+        self.top = _top(anatomy, config, module.get_input_embeddings().weight.shape[1])
         self.taps = Taps(module, anatomy, self.path, self.top)
         self._standard = Standard(self, "model", None, self.taps.hosts["model", None], self.top.missing, self._sizes(config))
         object.__setattr__(self, "_mixers", [

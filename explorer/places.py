@@ -111,10 +111,10 @@ def to_layout(tensor: torch.Tensor, arrangement: Arrangement, axes: tuple[str, .
 
 
 def extents(shape: tuple[int, ...], arrangement: Arrangement, sizes: dict[str, int]) -> dict[str, int]:
-    """``sizes`` with the lengths that the tensor itself tells: keys may be more than the call's tokens, or fewer."""
+    """``sizes`` with the lengths that the tensor itself tells: keys may be more than the call's tokens, or fewer, and a part may work on another width."""
     found = dict(sizes)
     for extent, group in zip(shape, arrangement, strict=True):
-        lengths = [axis for axis in group if axis in ("seq", "query", "key")]
+        lengths = [axis for axis in group if axis in ("seq", "query", "key") or axis == "hidden_size" and len(group) == 1]
         if lengths:
             found[lengths[0]] = extent // prod(found[axis] for axis in group if axis not in lengths)
     return found

@@ -85,7 +85,7 @@ def _layouts(*rows: tuple[str, str, str]) -> dict[str, Layout]:
 
 
 LAYOUTS: dict[str, Layout] = _layouts(
-    ("Residual", "batch seq hidden_size", "one vector per token, as wide as the stream"),
+    ("Residual", "batch seq hidden_size", "one vector per token, as wide as the stream, or as what a part works on where that is another width"),
     ("Logits", "batch seq vocab_size", "one score per vocabulary entry and position"),
     ("NextTokenProbs", "batch vocab_size", "one distribution over the vocabulary per row"),
     ("Tokens", "batch seq", "one integer per position"),
@@ -118,7 +118,7 @@ LAYOUTS: dict[str, Layout] = _layouts(
     ("RouterLogits", "batch seq num_experts", "one number per token and expert"),
     ("ExpertWeights", "batch seq top_k", "one multiplier per token and routing slot"),
     ("ExpertIndices", "batch seq top_k", "one expert number per token and routing slot"),
-    ("ExpertOutputs", "batch seq top_k hidden_size", "one stream-sized vector per token and routing slot"),
+    ("ExpertOutputs", "batch seq top_k hidden_size", "one vector per token and routing slot, as wide as routed_output"),
     ("RouterMargin", "batch seq", "one number per token"),
 )
 
@@ -380,6 +380,9 @@ REPLAYS = {
     "selective_scan": (*KERNEL_ARGUMENTS, "skip", "state_input"),
     "gated_recurrence": ("attention_values", "recurrent_gate", "state_input"),
 }
+
+#: Values that are not on the stream, and so may have another width than it: what its parts are called with and what is inside them.
+OFF_STREAM = ("token_embeddings", "attention_norm_output", "mlp_norm_output", "mlp_input", "expert_outputs", "routed_output", "shared_expert_output")
 
 MIXERS = tuple(host.name for host in HOSTS.values() if host.mixer)
 RECURRENT = tuple(host.name for host in HOSTS.values() if host.recurrent)

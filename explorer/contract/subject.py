@@ -120,6 +120,9 @@ class Subject:
         """The length an axis must have: the call's, or the size its host names."""
         value, layer = key
         call = {"batch": self.batch, "seq": self.seq, "query": self.seq, "key": self.seq}
+        traits = self.model.top.traits if layer is None else self.traits(value.host, layer)
+        if axis == "hidden_size" and (width := traits.get("widths", {}).get(value.name)) is not None:
+            return width
         return call[axis] if axis in call else getattr(self.envoy(value.host, layer), axis)
 
     def order(self, derived: bool = False, step: bool = False) -> list[Key]:

@@ -93,15 +93,18 @@ def find_block(flow: Flow, path: str) -> BlockFinds:
     own.sizes["hidden_size"] = leaving.shape[-1]
     own.traits["returns"] = len(block.output) if isinstance(block.output, (tuple, list)) else None
     finds.steps = steps(flow, block)
+    plays, found = partial(_role, flow), []
     for turn, whole in enumerate(parts(flow, block), 1):
         pieces = halves(flow, block, whole)
-        plays = partial(_role, flow)
         known = [(piece, home(flow, block, piece, plays)) for piece in pieces]
         hosts = [_host(flow, block, call, piece) for piece, call in known]
         if len(set(hosts)) < len(hosts):  # two halves of one part
             known = [(whole, home(flow, block, whole, plays))]
-        for piece, call in known:
-            _sublayer(finds, flow, block, piece, call, turn)
+        found += [(piece, call, turn, _host(flow, block, call, piece)) for piece, call in known]
+    followed = any(HOSTS[host].mixer and host != "mixer" for *_, host in found)
+    for piece, call, turn, host in found:
+        # Beside a mixer that is followed, what mixes positions otherwise is a part of another kind.
+        _sublayer(finds, flow, block, piece, call, turn, "extra" if host == "mixer" and followed else host)
     _between(finds, flow, block)
     finds.visited = {(call.module, call.labels) for call in flow.calls if block.start <= call.start and call.stop <= block.stop}
     return finds
@@ -130,8 +133,7 @@ def _host(flow: Flow, block: Call, call: Call, part: Part) -> str:
     return "mixer" if mixing else "mlp"
 
 
-def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call, turn: int) -> None:
-    host = _host(flow, block, call, part)
+def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call, turn: int, host: str) -> None:
     taken = {HOSTS[other].attribute for other in finds.hosts}
     if host in ("mlp", "mixer") and HOSTS[host].attribute in taken:
         host = "extra"
@@ -207,8 +209,9 @@ def _between(finds: BlockFinds, flow: Flow, block: Call) -> None:
     if mlp is None:
         own.missing["mlp_input"] = "this block has no MLP"
     else:
-        entering = _entering(flow, block, finds.calls[mlp.host])
-        if entering is None:
+        entering, neurons = _entering(flow, block, finds.calls[mlp.host]), finds.hosts[mlp.host].spots.get("mlp_neurons")
+        # A module that does the MLP's last product alone is called with its neurons.
+        if entering is None or neurons is not None and entering.tensor is neurons.tensor:
             own.missing["mlp_input"] = "what the MLP reads is the result of no call in the block"
         else:
             own.spots["mlp_input"] = entering
