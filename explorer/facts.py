@@ -187,6 +187,7 @@ def _value(model: LanguageModel, row: Row, shapes: Mapping[tuple[str, str], torc
     first = None if row.host == "model" else model.anatomy.block(row.layers[0]).hosts[row.host]
     sizes = model.sizes if first is None else {**model.sizes, **first.sizes}
     tensor = shapes.get((row.host, row.name))
+    widths = (model.top if first is None else first).traits.get("widths", {})
     return {
         "host": vocabulary.HOSTS[row.host].path,
         "name": value.name,
@@ -198,7 +199,7 @@ def _value(model: LanguageModel, row: Row, shapes: Mapping[tuple[str, str], torc
         "layers": None if row.host == "model" else list(row.layers),
         "condition": row.condition,
         "optional": value.optional,
-        "shape": {"symbols": list(value.axes), "numbers": _extents(value, tensor, sizes)},
+        "shape": {"symbols": ["width" if axis == "hidden_size" and value.name in widths else axis for axis in value.axes], "numbers": _extents(value, tensor, sizes)},
         "dtype": str(tensor.dtype).removeprefix("torch.") if isinstance(tensor, torch.Tensor) else _dtype(value, shapes),
         "class": type(model.hf).__name__ if first is None else _class(model.layers[row.layers[0]], first),
         "verified": verified,

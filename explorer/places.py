@@ -24,7 +24,7 @@ class Chosen:
     """That a place holds an entry for each of many, of which a value has the few chosen.
 
     axis: the value's axis of the chosen. among: the axis the place has there instead. by: the value of the same
-    host that numbers the chosen, handed over earlier in the call.
+    host that numbers the chosen, handed over earlier in the call; empty where they are the first ones.
     """
 
     axis: str
@@ -135,7 +135,7 @@ def serve(tensor: torch.Tensor, place: Place, axes: tuple[str, ...], sizes: dict
     if place.chosen is not None:
         whole = to_layout(tensor, place.arrangement, place.chosen.axes(axes), sizes)
         dim = axes.index(place.chosen.axis)
-        return whole.gather(dim, _spread(numbers, whole, dim))
+        return whole.gather(dim, _spread(numbers, whole, dim)) if place.chosen.by else whole.narrow(dim, 0, sizes[place.chosen.axis])
     if place.repeat is None:
         return to_layout(tensor, place.arrangement, axes, sizes)
     axis, times = place.repeat
@@ -150,7 +150,10 @@ def restore(value: torch.Tensor, place: Place, axes: tuple[str, ...], sizes: dic
         return from_layout(value, place.arrangement, axes)
     among = place.chosen.axes(axes)
     whole, dim = to_layout(native, place.arrangement, among, sizes), axes.index(place.chosen.axis)
-    return from_layout(whole.scatter(dim, _spread(numbers, whole, dim), value), place.arrangement, among)
+    if place.chosen.by:
+        return from_layout(whole.scatter(dim, _spread(numbers, whole, dim), value), place.arrangement, among)
+    first = value.shape[dim]
+    return from_layout(torch.cat([value, whole.narrow(dim, first, whole.shape[dim] - first)], dim), place.arrangement, among)
 
 
 def _spread(numbers: torch.Tensor, whole: torch.Tensor, dim: int) -> torch.Tensor:

@@ -98,8 +98,9 @@ class HostTaps:
         #: Values that are constants of the model.
         self.fixed: dict[str, torch.Tensor] = {}
         #: What numbers the entries that other values have of what is found at their places, and where those are.
-        self.choosing = {place.chosen.by for places in host.places.values() for place in places if place.chosen is not None}
-        self.chosen = {self.reach[name].location for name, places in host.places.items() if any(place.chosen for place in places)}
+        numbered = {name: by for name, places in host.places.items() for place in places if place.chosen is not None and (by := place.chosen.by)}
+        self.choosing = set(numbered.values())
+        self.chosen = {self.reach[name].location for name in numbered}
         if {"expert_indices", "expert_weights"} <= set(self.reach) and self.reach["expert_indices"].location != self.reach["expert_weights"].location:
             self.choosing.add("expert_indices")  # whoever edits weights by their experts needs both at once
             self.chosen.add(self.reach["expert_weights"].location)
@@ -117,7 +118,7 @@ class HostTaps:
         Values share a location where every kind of call hands them over at one moment.
         """
         first = places[0]
-        native = len(places) == 1 and not first.operation and first.repeat is None and plain(first.arrangement, self.values[name].axes)
+        native = len(places) == 1 and not first.operation and first.repeat is None and first.chosen is None and plain(first.arrangement, self.values[name].axes)
         module = _joined(self.path, first.module)
         moments = "+".join(f"{place.module.removeprefix(first.module)}{'/'.join(place.operation)}.{place.side}" for place in self._elsewhere(places))
         location = f"{module}.{first.side}" if native else f"{module}@{moments}:{self.host.name}"
@@ -137,7 +138,7 @@ class HostTaps:
 
     def unnumbered(self, place: Place) -> bool:
         """Whether a value is some entries of what is found at a place, and nothing in this call said which."""
-        return place.chosen is not None and self.numbers(place) is None
+        return place.chosen is not None and bool(place.chosen.by) and self.numbers(place) is None
 
     @property
     def replay_location(self) -> str:

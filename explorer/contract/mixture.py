@@ -211,7 +211,7 @@ def rerouted(s: Subject, host: str, t: Tally) -> None:
 
 @law(
     "ablating an expert",
-    "Zeroing an expert's slots changes mlp_output for exactly the tokens that chose it, by exactly those slots; each expert in turn.",
+    "Zeroing an expert's slots changes mlp_output for exactly the tokens that chose it (where no convolution is behind it), by exactly those slots; each expert in turn.",
     HOST, needs=("expert_indices", "expert_weights", "expert_outputs", "routed_output"), float32=1e-5,
 )
 def ablated(s: Subject, host: str, t: Tally) -> None:
@@ -242,7 +242,7 @@ def _each_expert(s: Subject, t: Tally, layer: int) -> None:
     without = s.model.record(ids, names, [layer], edits=[edit])
     touched = (without["mlp_output", layer] != clean["mlp_output", layer]).any(-1)
     used = (clean["expert_outputs", layer].abs().sum(-1) > 0) & gone
-    for expert in range(count):
+    for expert in range(count) if not s.traits(HOST, layer).get("convolved") else ():
         t.same(layer, touched[expert], used[expert].any(-1))
     left = clean["expert_outputs", layer].masked_fill(gone[..., None], 0)
     t.near(layer, without["routed_output", layer], left.sum(2))

@@ -128,7 +128,8 @@ def _host(flow: Flow, block: Call, call: Call, part: Part) -> str:
         return "self_attn"
     if gates_a_convolution(flow, call, part):
         return "short_conv"
-    names = {flow.ops[i].name for i in part.ops}
+    # A convolution of what a module returns makes it no other module.
+    names = {flow.ops[i].name for i in part.ops if call.part_of is not None or i < call.stop}
     mixing = names & _MIXING and not names & _CHOOSING or "convolution" in names or contracts(flow, part)
     return "mixer" if mixing else "mlp"
 
@@ -140,6 +141,7 @@ def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call
     if HOSTS[host].attribute in taken:
         raise CannotFollow(f"{finds.path} has two parts that play {host}")
     addend = addend_spot(flow, block, part)
+    products = [i for i in weighted(flow, part) if call.part_of is not None or i < call.stop]
     if host == "extra":
         role, values = "extra", Finds(call.module)
     elif host == "self_attn":
@@ -158,8 +160,10 @@ def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call
         role, values = "experts", Finds(call.module)
         values.missing = dict.fromkeys((*DENSE, *ROUTED), f"{_told(call)} chooses (by {chosen[0]}) what it runs, and is called with no expert numbers and weights")
     else:
-        role, values = "mlp", find_dense(flow, call, weighted(flow, part))
-    values.traits["tail"] = tail(flow, block, part, values.made if values.made is not None else weighted(flow, part)[-1])
+        role, values = "mlp", find_dense(flow, call, products)
+    values.traits["tail"] = tail(flow, block, part, values.made if values.made is not None else products[-1])
+    if any(flow.ops[i].name == "convolution" and i > products[-1] for i in part.ops):
+        values.traits["convolved"] = True
     values.sizes["hidden_size"] = addend.tensor.shape[-1]
     finds.hosts[host] = values
     if shared := values.traits.get("shared"):

@@ -10,6 +10,7 @@ import torch
 from explorer.finding.flow import Call, Flow
 from explorer.finding.stream import constants_of, origins
 from explorer.finding.spots import Finds, Spot, argument, children, innermost, is_norm, maker_spot, result
+from explorer.places import Chosen
 
 ROUTED = ("router_logits", "router_scores", "expert_weights", "expert_indices", "expert_outputs", "routed_output",
           "shared_expert_output")
@@ -39,7 +40,9 @@ def find_dense(flow: Flow, module: Call, products: list[int] | None = None) -> F
     chain = flow.back(id(module.output)) if isinstance(module.output, torch.Tensor) else []
     inner = [c for c in flow.inside(module) if not c.labels]
     down = next((c for c in inner if result(c, chain) is not None), None) if products is None else flow.owners[products[-1]]
-    if down is None or down.module == module.module or not down.args:
+    if down is None and products is None and (own := _own_product(flow, module)) is not None:
+        down, finds.traits["down"] = own
+    if down is None or not down.labels and down.module == module.module or not down.args:
         finds.missing |= dict.fromkeys(DENSE, "no module makes the MLP's output")
         return finds
     neurons = down.args[0]
@@ -53,6 +56,17 @@ def find_dense(flow: Flow, module: Call, products: list[int] | None = None) -> F
     else:
         finds.spots["mlp_activation"] = activation
     return finds
+
+
+def _own_product(flow: Flow, module: Call) -> tuple[Call, str] | None:
+    """The call that does a module's last product, with a parameter of the module's own, and the parameter's path; the neurons are its first argument."""
+    constants = constants_of(module)
+    for index in reversed([i for name in ("bmm", "mm", "matmul") for i in flow.indices(module, name)]):
+        path = next((constants[k] for k in origins(flow, flow.ops[index].reads[-1], index) if k in constants), None)
+        call = next((c for c in innermost(flow.inside(module), index) if c.labels and c.fn is not None), None)
+        if path is not None and call is not None and call.args and isinstance(call.args[0], torch.Tensor):
+            return call, f"{module.module}.{path}"
+    return None
 
 
 #: Operations that are an activation, or the whole of one.
@@ -136,11 +150,34 @@ def find_router(finds: Finds, flow: Flow, module: Call, indices: int) -> None:
             if call.fn is not None and (spot := result(call, onward)):
                 finds.spots["router_logits"] = spot
                 break
+    if not projections and (projection := _wider(flow, module, choice)) is not None:
+        projections = [projection]
+        _first_of(finds, flow, inside, projection)
     if "router_logits" not in finds.spots:
         finds.missing["router_logits"] = "the router's projection is the result of no call"
     weights = id(finds.spots["expert_weights"].tensor)
     scoring = scoring_of(flow, module, projections[-1] if projections else None, choice, weights)
     finds.traits["scoring"] = scoring if len(choices) == 1 else replace(scoring, after="none", renormalised=False, factor=None, repeated=True)
+
+
+def _wider(flow: Flow, module: Call, choice: int) -> int | None:
+    """The projection that makes more than the scores of which the choice takes the largest, cut after the first ones."""
+    count = flow.tensors[flow.ops[choice].reads[0]].shape[-1]
+    made = _sources(flow, flow.ops[choice].reads[0], choice, module.start)
+    cuts = [i for i in made if flow.ops[i].name == "slice" and flow.tensors[flow.ops[i].makes[0]].shape[-1] == count
+            and flow.tensors[flow.ops[i].reads[0]].shape[-1] > count and flow.ops[i].numbers[1:2] == (0,)]
+    found = [i for i in made if flow.ops[i].name in ("mm", "addmm", "bmm") and cuts
+             and flow.tensors[flow.ops[i].makes[0]].shape[-1] == flow.tensors[flow.ops[cuts[0]].reads[0]].shape[-1]]
+    return found[-1] if found else None
+
+
+def _first_of(finds: Finds, flow: Flow, inside: list[Call], projection: int) -> None:
+    """The router's logits as the first of what a projection makes."""
+    onward = flow.onward(flow.ops[projection].makes[0])
+    spot = next((spot for call in innermost(inside, projection) if call.fn is not None and (spot := result(call, onward))), None)
+    if spot is not None:
+        finds.sizes["num_projected"] = spot.tensor.shape[-1]
+        finds.spots["router_logits"] = replace(spot, axes=("batch", "seq", "num_projected"), chosen=Chosen("num_experts", "num_projected", ""))
 
 
 def _choices(flow: Flow, module: Call, indices: int) -> list[int]:
@@ -236,7 +273,7 @@ def _factor(flow: Flow, module: Call, ops: list[int]) -> float | str | None:
             if len(flow.ops[index].reads) == 1:
                 factor = factor * prod(flow.ops[index].numbers) if isinstance(factor, float) else None
             else:
-                found = [path for key in flow.ops[index].reads if (path := _constant(flow, module, key, index)) is not None]
+                found = [path for key in flow.ops[index].reads if (path := _constant(flow, module, key, index)) is not None and flow.tensors[key].numel() > 1]
                 factor = found[0] if len(found) == 1 and factor == 1.0 else None
     return factor
 

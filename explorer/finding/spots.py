@@ -79,7 +79,7 @@ class Spot:
         if self.repeat is not None:
             says += f", each of its heads repeated {self.repeat[1]} times as it does next"
         if self.chosen is not None:
-            says += f", of which the slots are the entries that {self.chosen.by} names"
+            says += f", of which the slots are the entries that {self.chosen.by} names" if self.chosen.by else ", the first of it"
         return Place(self.call.module, self.side, self.element, arrangement, says, self.call.labels, self.repeat, self.written_over, self.chosen)
 
 

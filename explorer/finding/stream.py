@@ -218,7 +218,9 @@ def _core(flow: Flow, block: Call, products: list[int], plays: Callable[[Call], 
     groups: dict[str, list[int]] = {}
     for index in products:
         groups.setdefault(".".join(flow.owners[index].module.split(".")[:depth]), []).append(index)
-    last = next(name for name, own in groups.items() if products[-1] in own)
+    while (behind := _convolving(flow, groups)) is not None:
+        del groups[behind]
+    last = max(groups, key=lambda name: max(groups[name]))
     calls = {name: call for name in groups if (call := flow.module(name)) is not None and any(True for _ in call.fn.children())}
     roles = {name: role for name, call in calls.items() if (role := plays(call)) is not None}
     if list(roles.values()).count("mixer") > 1:
@@ -229,6 +231,16 @@ def _core(flow: Flow, block: Call, products: list[int], plays: Callable[[Call], 
         return None
     leading = all(max(own) < calls[last].start and leads(flow, max(own), calls[last]) for name, own in groups.items() if name != last)
     return calls[last] if leading else None
+
+
+def _convolving(flow: Flow, groups: dict[str, list[int]]) -> str | None:
+    """Of the block's children one that comes behind all others and does nothing but convolve what they made."""
+    last = max(groups, key=lambda name: max(groups[name]))
+    rest = [index for name, own in groups.items() if name != last for index in own]
+    call = flow.module(last)
+    if not rest or call is None or any(flow.ops[i].name != "convolution" for i in groups[last]) or min(groups[last]) < max(rest):
+        return None
+    return last if leads(flow, max(rest), call) else None
 
 
 def leads(flow: Flow, product: int, call: Call) -> bool:
