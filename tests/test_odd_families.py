@@ -218,3 +218,50 @@ def test_a_state_with_fixed_decays_is_followed_through_blocks_of_tokens():
         with model.trace(PROMPT):
             mixer.decays[:] = 0
             model.logits.save()
+
+
+def test_a_part_narrower_than_the_stream_is_served_at_its_own_width():
+    """Qwen4's stream is three side by side: an MLP mixes them to one, works on that, and adds to all three."""
+    model = load("specimen:qwen4_exp_text")
+    names = ["token_embeddings", "mlp_input", "expert_outputs", "routed_output", "mlp_output", "extra_output", "layer_input"]
+    rec = model.record(PROMPT, names)
+    width = model.hf.config.hidden_size
+    assert rec["layer_input", 0].shape[-1] == rec["mlp_output", 0].shape[-1] == model.hidden_size == 3 * width
+    for name in ("mlp_input", "expert_outputs", "routed_output"):
+        assert rec[name, 0].shape[-1] == width
+    assert_close(rec["expert_outputs", 0].sum(2), rec["routed_output", 0])
+    assert torch.equal(rec["token_embeddings"].repeat(1, 1, 3), rec["layer_input", 0])
+    ple = model.hf.model.layers[1].ple
+    seen = []
+    hook = ple.register_forward_hook(lambda module, args, out: seen.append(out.clone()))
+    again = model.record(PROMPT, ["extra_output"])
+    hook.remove()
+    assert torch.equal(seen[0], again["extra_output", 1])
+    with torch.no_grad(), model.trace(PROMPT):
+        model.layers[0].mlp.routed_output[0, 2] = 0
+        edited = model.layers[0].mlp.mlp_output.save()
+    moved = (edited != rec["mlp_output", 0]).any(-1)[0]
+    assert moved.nonzero().flatten().tolist() == [2]
+
+
+def test_an_mlp_with_a_convolution_behind_it_is_an_mlp():
+    """Inkling convolves what its MLPs return, scores its shared expert with the others, and keeps its matrices as stacks."""
+    model = load("specimen:inkling_text")
+    rec = model.record(PROMPT, ["router_logits", "router_scores", "expert_indices", "mlp_output", "shared_experts.mlp_neurons", "shared_experts.mlp_output"], [1])
+    gate, shared = model.hf.model.layers[1].mlp.gate, model.hf.model.layers[1].mlp.shared_experts
+    assert rec["router_logits", 1].shape[-1] == model.layers[1].mlp.num_experts == len(gate.weight) - 1
+    assert_close(rec["router_scores", 1], rec["router_logits", 1].sigmoid() + gate.e_score_correction_bias)
+    assert_close(rec["shared_experts.mlp_output", 1], rec["shared_experts.mlp_neurons", 1] @ shared.down_proj[0].T)
+    with torch.no_grad(), model.trace(PROMPT):
+        model.layers[1].mlp.router_logits[0, 2] = torch.arange(8.0)
+        chosen, after = model.layers[1].mlp.expert_indices.save(), model.layers[1].mlp.mlp_output.save()
+    best = (torch.arange(8.0).sigmoid() + gate.e_score_correction_bias).topk(3).indices
+    assert set(chosen[0, 2].tolist()) == set(best.tolist()) and torch.equal(chosen[0, 3:], rec["expert_indices", 1][0, 3:])
+    width = model.hf.model.layers[1].mlp_sconv.conv_kernel_size
+    moved = (after != rec["mlp_output", 1]).any(-1)[0].nonzero().flatten()
+    assert moved.min() == 2 and moved.max() <= 2 + width - 1
+
+
+def test_a_module_called_with_neurons_is_not_called_with_what_the_mlp_reads():
+    model = load("specimen:git")
+    assert "result of no call" in model.support(0)["mlp_input"].reasons[0]

@@ -141,6 +141,16 @@ def test_entries_that_were_chosen_are_served_and_put_back_alone():
     assert torch.equal(whole, torch.arange(24.0).view(4, 2, 3))
 
 
+def test_the_first_entries_are_served_and_put_back_alone():
+    axes, sizes = ("batch", "seq", "few"), {"batch": 1, "seq": 2, "few": 3, "many": 4}
+    whole, where = torch.arange(8.0).view(2, 4), place("output", None, (("batch", "seq"), ("many",)))
+    where = replace(where, chosen=Chosen("few", "many", ""))
+    served = serve(whole, where, axes, sizes)
+    assert torch.equal(served, whole[None, :, :3])
+    changed = restore(-served, where, axes, sizes, whole)
+    assert torch.equal(changed[:, :3], -whole[:, :3]) and torch.equal(changed[:, 3:], whole[:, 3:])
+
+
 def test_take_and_put_on_arguments():
     first, second = torch.zeros(1), torch.ones(1)
     call = ((first, second), {"mask": None, "beta": second})
