@@ -178,13 +178,13 @@ def test_experts_that_are_rows_of_a_table_are_followed_to_their_sum():
     assert_close(rec["shared_expert_output", 0], dense, rtol=1e-4, atol=1e-6)
     rows = model.support(0)
     for name, reason in (("router_logits", "this router scores pairs of keys"), ("expert_outputs", "in one product")):
-        assert reason in rows[name].reasons[0]
+        assert reason in str(rows[name].reasons[0])
 
 
 def test_experts_run_on_sorted_tokens_serve_no_slot_in_a_wrong_place():
     model = load("specimen:jetmoe")
     rows = model.support(0)
-    assert "sorted by expert" in rows["expert_outputs"].reasons[0] and "no shared expert" in rows["shared_expert_output"].reasons[0]
+    assert "sorted by expert" in str(rows["expert_outputs"].reasons[0]) and "no shared expert" in str(rows["shared_expert_output"].reasons[0])
     rec = model.record(PROMPT, ["mlp_input", "router_logits", "expert_indices", "expert_weights", "routed_output", "attention_premix", "attention_head_outputs"], [0])
     mlp, chosen = model.hf.model.layers[0].mlp, rec["expert_indices", 0]
     assert_close(rec["expert_weights", 0], rec["router_logits", 0].topk(chosen.shape[-1], dim=-1).values.softmax(-1))
@@ -260,8 +260,3 @@ def test_an_mlp_with_a_convolution_behind_it_is_an_mlp():
     width = model.hf.model.layers[1].mlp_sconv.conv_kernel_size
     moved = (after != rec["mlp_output", 1]).any(-1)[0].nonzero().flatten()
     assert moved.min() == 2 and moved.max() <= 2 + width - 1
-
-
-def test_a_module_called_with_neurons_is_not_called_with_what_the_mlp_reads():
-    model = load("specimen:git")
-    assert "result of no call" in model.support(0)["mlp_input"].reasons[0]
