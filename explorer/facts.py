@@ -35,6 +35,7 @@ SCHEMA = 2
 _RULES = {
     "linear_attn": {"title": "delta rule", "lines": ["Sₜ = eᵍ Sₜ₋₁ + k uᵀ", "oₜ = Sₜᵀ q"]},
     "kda": {"title": "delta rule", "lines": ["Sₜ = diag(eᵍ) Sₜ₋₁ + k uᵀ", "oₜ = Sₜᵀ q"]},
+    "retention": {"title": "linear attention", "lines": ["Sₜ = eᵍ Sₜ₋₁ + k vᵀ", "oₜ = Sₜᵀ q"]},
     "ssd": {"title": "state-space dual", "lines": ["Sₜ = eᵍ Sₜ₋₁ + β k vᵀ", "yₜ = Sₜᵀ q + D v"]},
     "selective_scan": {"title": "selective scan", "lines": ["hₜ = eᵍ hₜ₋₁ + β k v", "yₜ = q·hₜ + D v"]},
     "gated_recurrence": {"title": "gated recurrence", "lines": ["hₜ = a hₜ₋₁ + v", "yₜ = hₜ"]},
@@ -42,7 +43,7 @@ _RULES = {
 
 #: What pages call the mixer of each host.
 _MIXERS = {
-    "linear_attn": "Gated DeltaNet", "kda": "Kimi Delta Attention", "ssd": "Mamba-2 mixer", "selective_scan": "Mamba mixer",
+    "linear_attn": "Gated DeltaNet", "kda": "Kimi Delta Attention", "retention": "Lightning attention", "ssd": "Mamba-2 mixer", "selective_scan": "Mamba mixer",
     "gated_recurrence": "RG-LRU", "short_conv": "Gated short convolution", "mixer": "Mixer", "extra": "Further part",
 }
 
@@ -187,6 +188,7 @@ def _value(model: LanguageModel, row: Row, shapes: Mapping[tuple[str, str], torc
     first = None if row.host == "model" else model.anatomy.block(row.layers[0]).hosts[row.host]
     sizes = model.sizes if first is None else {**model.sizes, **first.sizes}
     tensor = shapes.get((row.host, row.name))
+    widths = (model.top if first is None else first).traits.get("widths", {})
     return {
         "host": vocabulary.HOSTS[row.host].path,
         "name": value.name,
@@ -198,7 +200,7 @@ def _value(model: LanguageModel, row: Row, shapes: Mapping[tuple[str, str], torc
         "layers": None if row.host == "model" else list(row.layers),
         "condition": row.condition,
         "optional": value.optional,
-        "shape": {"symbols": list(value.axes), "numbers": _extents(value, tensor, sizes)},
+        "shape": {"symbols": ["width" if axis == "hidden_size" and value.name in widths else axis for axis in value.axes], "numbers": _extents(value, tensor, sizes)},
         "dtype": str(tensor.dtype).removeprefix("torch.") if isinstance(tensor, torch.Tensor) else _dtype(value, shapes),
         "class": type(model.hf).__name__ if first is None else _class(model.layers[row.layers[0]], first),
         "verified": verified,
@@ -395,6 +397,7 @@ def _steps(host: Host) -> list[str]:
     if tail is not None:
         after += [path.rsplit(".", 1)[-1] for path in tail.modules]
         after += ["× scale"] if tail.scaled else []
+        after += ["+ bias"] if tail.shifted else []
         after += [] if tail.followed else ["…"]
     return [" → ".join(after)] if after else []
 

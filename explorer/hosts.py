@@ -202,7 +202,7 @@ class Standard:
         return visit
 
     def _derived(self, value: vocabulary.Value) -> Any:
-        if self.name in vocabulary.RECURRENT:
+        if self.name in vocabulary.RECURRENT and not value.fixed:
             if value.name in self.missing:
                 raise Unavailable(f"{self.expression(value.name)} is unavailable: {self.missing[value.name]}.")
             mediator = self._mediator(value)
@@ -221,6 +221,8 @@ class Standard:
             raise Unavailable(f"{self.expression(value.name)} is unavailable: {self.missing[value.name]}.")
         reach = self.reach(vocabulary.BY_HOST[self.name][value.source])
         visit = self._visit(value, reach)
+        if value.fixed:
+            return visit.computed(self.expression(value.name), self.taps.fixed[value.name].clone())
         return visit.computed(self.expression(value.name), COMPUTED[value.name](visit.view(value.source, reach), self.sizes))
 
     def _complete(self, value: vocabulary.Value, replay: Replay) -> None:

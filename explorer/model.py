@@ -20,7 +20,7 @@ from explorer.hosts import HOST_CLASSES, PART_CLASSES, BlocksEnvoy, HostEnvoy, S
 from explorer.places import Place
 from explorer.printing import printout
 from explorer.prompts import PromptError, checked, checked_text, pieces, prepared, token_ids
-from explorer.reasons import Missing, unfollowed
+from explorer.reasons import Missing
 from explorer.recording import Recording, choose, record, timed
 from explorer.sinks import TraceSink
 from explorer.support import Row, Support, support
@@ -28,7 +28,7 @@ from explorer.taps import HostTaps, Taps
 from explorer.turns import Turn, in_turn
 
 
-def _top(anatomy: Anatomy, config: Any) -> Host:
+def _top(anatomy: Anatomy, config: Any, embedding: int) -> Host:
     """The model's own host: its values are its modules' inputs and outputs."""
     frame = anatomy.frame
 
@@ -44,9 +44,7 @@ def _top(anatomy: Anatomy, config: Any) -> Host:
         place("attention_mask", "", "input", "attention_mask", "the model's argument attention_mask"),
     ))
     missing: dict[str, Missing] = {}
-    if not anatomy.embedding_fits:
-        places.pop("token_embeddings")
-        missing["token_embeddings"] = unfollowed("the embedding is narrower or wider than the stream, and projected into it")
+    traits = {} if anatomy.embedding_fits else {"widths": {"token_embeddings": embedding}}
     if anatomy.norm is None:
         missing["final_norm_output"] = anatomy.no_norm
     else:
@@ -54,7 +52,7 @@ def _top(anatomy: Anatomy, config: Any) -> Host:
         says = f"the output of the module {anatomy.norm}" + ("" if turn is None else f", of its call {turn + 1} in a forward, the last before the head")
         name, (found,) = place("final_norm_output", anatomy.norm, "output", None, says)
         places[name] = (replace(found, turn=turn),)
-    return Host("model", "", {"hidden_size": anatomy.width, "vocab_size": config.vocab_size}, places, missing, {})
+    return Host("model", "", {"hidden_size": anatomy.width, "vocab_size": config.vocab_size}, places, missing, traits)
 
 
 class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, TransformersModel), {}))):
@@ -76,7 +74,7 @@ class LanguageModel(host_class("model", base=type("ModelEnvoy", (HostEnvoy, Tran
         for alias, path in anatomy.names.items():
             _alias(self, alias, path)
         config = module.config.get_text_config()
-        self.top = _top(anatomy, config)
+        self.top = _top(anatomy, config, module.get_input_embeddings().weight.shape[1])
         self.taps = Taps(module, anatomy, self.path, self.top)
         self._standard = Standard(self, "model", None, self.taps.hosts["model", None], self.top.missing, self._sizes(config))
         object.__setattr__(self, "_mixers", [

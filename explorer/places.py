@@ -20,6 +20,23 @@ Arrangement = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """That a place holds an entry for each of many, of which a value has the few chosen.
+
+    axis: the value's axis of the chosen. among: the axis the place has there instead. by: the value of the same
+    host that numbers the chosen, handed over earlier in the call; empty where they are the first ones.
+    """
+
+    axis: str
+    among: str
+    by: str
+
+    def axes(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        """The axes of what the place holds, where the value's are ``axes``."""
+        return tuple(self.among if axis == self.axis else axis for axis in axes)
+
+
+@dataclass(frozen=True)
 class Place:
     """Where one value is handed over.
 
@@ -35,6 +52,7 @@ class Place:
         value is served repeated already, which that code takes as well.
     written_over: whether the code after the place writes into the very tensor, which is then changed in place.
     turn: which of the module's calls in one forward, counted from 0, where it makes several; of a module's own boundary.
+    chosen: that the value has some entries of what is found there, which is arranged with an axis for all of them.
     """
 
     module: str
@@ -46,6 +64,7 @@ class Place:
     repeat: tuple[str, int] | None = None
     written_over: bool = False
     turn: int | None = None
+    chosen: Chosen | None = None
 
     @property
     def point(self) -> tuple[str, tuple[str, ...], str]:
@@ -94,10 +113,10 @@ def to_layout(tensor: torch.Tensor, arrangement: Arrangement, axes: tuple[str, .
 
 
 def extents(shape: tuple[int, ...], arrangement: Arrangement, sizes: dict[str, int]) -> dict[str, int]:
-    """``sizes`` with the lengths that the tensor itself tells: keys may be more than the call's tokens, or fewer."""
+    """``sizes`` with the lengths that the tensor itself tells: keys may be more than the call's tokens, or fewer, and a part may work on another width."""
     found = dict(sizes)
     for extent, group in zip(shape, arrangement, strict=True):
-        lengths = [axis for axis in group if axis in ("seq", "query", "key")]
+        lengths = [axis for axis in group if axis in ("seq", "query", "key") or axis == "hidden_size" and len(group) == 1]
         if lengths:
             found[lengths[0]] = extent // prod(found[axis] for axis in group if axis not in lengths)
     return found
@@ -113,13 +132,36 @@ def from_layout(tensor: torch.Tensor, arrangement: Arrangement, axes: tuple[str,
     return spread.reshape([prod(sizes[axis] for axis in group) for group in arrangement])
 
 
-def serve(tensor: torch.Tensor, place: Place, axes: tuple[str, ...], sizes: dict[str, int]) -> torch.Tensor:
-    """The tensor found at ``place`` as the value: in the layout's axes, with repeats made."""
+def serve(tensor: torch.Tensor, place: Place, axes: tuple[str, ...], sizes: dict[str, int], numbers: torch.Tensor | None = None) -> torch.Tensor:
+    """The tensor found at ``place`` as the value: in the layout's axes, with repeats made, the entries ``numbers`` alone where some are chosen."""
+    if place.chosen is not None:
+        whole = to_layout(tensor, place.arrangement, place.chosen.axes(axes), sizes)
+        dim = axes.index(place.chosen.axis)
+        return whole.gather(dim, _spread(numbers, whole, dim)) if place.chosen.by else whole.narrow(dim, 0, sizes[place.chosen.axis])
     if place.repeat is None:
         return to_layout(tensor, place.arrangement, axes, sizes)
     axis, times = place.repeat
     narrow = to_layout(tensor, place.arrangement, axes, {**sizes, axis: sizes[axis] // times})
     return narrow.repeat_interleave(times, dim=axes.index(axis))
+
+
+def restore(value: torch.Tensor, place: Place, axes: tuple[str, ...], sizes: dict[str, int], native: torch.Tensor,
+            numbers: torch.Tensor | None = None) -> torch.Tensor:
+    """Undo `serve`: what goes to ``place`` where ``native`` was, the entries that were not chosen as they are in it."""
+    if place.chosen is None:
+        return from_layout(value, place.arrangement, axes)
+    among = place.chosen.axes(axes)
+    whole, dim = to_layout(native, place.arrangement, among, sizes), axes.index(place.chosen.axis)
+    if place.chosen.by:
+        return from_layout(whole.scatter(dim, _spread(numbers, whole, dim), value), place.arrangement, among)
+    first = value.shape[dim]
+    return from_layout(torch.cat([value, whole.narrow(dim, first, whole.shape[dim] - first)], dim), place.arrangement, among)
+
+
+def _spread(numbers: torch.Tensor, whole: torch.Tensor, dim: int) -> torch.Tensor:
+    """Numbers of entries along ``dim``, the last of their axes, once for everything in an entry of ``whole``."""
+    more = whole.shape[dim + 1 :]
+    return numbers.reshape(*numbers.shape, *[1] * len(more)).expand(*numbers.shape, *more)
 
 
 def take(container: Any, place: Place) -> Any:

@@ -356,7 +356,7 @@ def record(model: "LanguageModel", inputs: dict[str, torch.Tensor], rows: list[t
         # A state is handed on to a cache alone; else the forward is the one anybody would get.
         model.hf(**inputs, **({"use_cache": True} if any(host in vocabulary.RECURRENT for mixers in model.mixers for host in mixers) else {}))
     for value, key, source, taps in later:
-        sink.values[key] = COMPUTED[value.name](sink.values[source], taps.host.sizes)
+        sink.values[key] = kept(taps.fixed[value.name]) if value.fixed else COMPUTED[value.name](sink.values[source], taps.host.sizes)
     asked = {(key_of(value, model.mixers[layer] if layer is not None else ()), layer) for value, layer, _ in rows}
     return {key: value for key, value in sink.values.items() if key in asked}
 

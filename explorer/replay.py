@@ -83,6 +83,7 @@ def _delta_attention(replay: Replay) -> torch.Tensor:
 _STEPS = {
     "linear_attn": recurrence.delta_rule_steps,
     "kda": recurrence.delta_rule_steps,
+    "retention": state_space.retention_steps,
     "ssd": state_space.ssd_steps,
     "selective_scan": state_space.scan_steps,
     "gated_recurrence": state_space.gated_steps,
@@ -90,6 +91,7 @@ _STEPS = {
 _ATTENTION = {
     "linear_attn": _delta_attention,
     "kda": _delta_attention,
+    "retention": lambda replay: state_space.retention_attention(*replay._arguments("attention_values")),
     "ssd": lambda replay: state_space.ssd_attention(*replay._arguments("attention_values")),
     "selective_scan": lambda replay: state_space.scan_attention(*replay._arguments("attention_values")),
     "gated_recurrence": lambda replay: state_space.gated_attention(*replay._arguments("attention_values")),

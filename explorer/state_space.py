@@ -8,6 +8,9 @@ values x, steps b and log decays g = b A,
 
     S <- exp(g) S + b k v'        y = S'q + D v
 
+*retention* (Sun et al., "Retentive Network", 2023; Qin et al., "Lightning Attention-2", 2024) is the same with b = 1,
+one g for each head and no D.
+
 *selective scan* (Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State
 Spaces", 2023): per channel, keys and queries shared by all channels, a log decay for
 each entry of the channel's state,
@@ -52,6 +55,19 @@ def ssd_steps(queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, bet
         current = current * g_t.exp()[..., None, None] + written
         output = (q_t.unsqueeze(-2) @ current).squeeze(-2)
         yield (output if past is None else output + past * v_t), current
+
+
+def retention_steps(queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, state: Tensor | None = None,
+                    heads: Heads = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Per token ``(head_output [batch heads value_dim], state [batch heads key_dim value_dim])``: *ssd* with every step one and fixed decays [heads]."""
+    fixed = decays.expand(*values.shape[:3])
+    return ssd_steps(queries, keys, values, fixed, torch.ones_like(fixed), state=state, heads=heads)
+
+
+def retention_attention(queries: Tensor, keys: Tensor, decays: Tensor, heads: Heads = None) -> Tensor:
+    """``M [batch heads query key]`` with head outputs = M · values on a fresh prompt: tril(Q Kᵀ ∘ L), decays [heads]."""
+    fixed = decays.expand(*queries.shape[:3])
+    return ssd_attention(queries, keys, fixed, torch.ones_like(fixed), heads=heads)
 
 
 def ssd_attention(queries: Tensor, keys: Tensor, decays: Tensor, betas: Tensor, skip: Tensor | None = None,

@@ -23,7 +23,7 @@ from explorer import vocabulary
 from explorer.engine import NO_SKIP, STATE, SourceNotAvailable, State, bind, make_op
 from explorer.finding.discover import Anatomy, Host
 from explorer.finding.kernels import reference
-from explorer.places import Place, from_layout, plain, put, serve, take
+from explorer.places import Place, plain, put, restore, serve, take
 from explorer.replay import Replay
 from explorer.rewriting import OPERATORS, rewritten
 from explorer.sinks import Busy, Sink
@@ -96,6 +96,15 @@ class HostTaps:
         self.replayed = REPLAYS.get(host.name, ()) if "state_output" in host.places else ()
         for name, places in host.places.items():
             self._add(name, places)
+        #: Values that are constants of the model.
+        self.fixed: dict[str, torch.Tensor] = {}
+        #: What numbers the entries that other values have of what is found at their places, and where those are.
+        numbered = {name: by for name, places in host.places.items() for place in places if place.chosen is not None and (by := place.chosen.by)}
+        self.choosing = set(numbered.values())
+        self.chosen = {self.reach[name].location for name in numbered}
+        if {"expert_indices", "expert_weights"} <= set(self.reach) and self.reach["expert_indices"].location != self.reach["expert_weights"].location:
+            self.choosing.add("expert_indices")  # whoever edits weights by their experts needs both at once
+            self.chosen.add(self.reach["expert_weights"].location)
 
     def _elsewhere(self, places: tuple[Place, ...]) -> tuple[Place, ...]:
         """Where another kind of call hands a value over: with the values it shares its first moment with, where it says nothing itself."""
@@ -110,7 +119,8 @@ class HostTaps:
         Values share a location where every kind of call hands them over at one moment.
         """
         first = places[0]
-        native = len(places) == 1 and not first.operation and first.repeat is None and first.turn is None and plain(first.arrangement, self.values[name].axes)
+        native = (len(places) == 1 and not first.operation and first.repeat is None and first.turn is None and first.chosen is None
+                  and plain(first.arrangement, self.values[name].axes))
         module = _joined(self.path, first.module)
         moments = "+".join(f"{place.module.removeprefix(first.module)}{'/'.join(place.operation)}.{place.side}" for place in self._elsewhere(places))
         location = f"{module}.{first.side}" if native else f"{module}@{moments}:{self.host.name}"
@@ -118,6 +128,19 @@ class HostTaps:
         for place in places:
             moment = self.moments.setdefault((*place.point, location), _Moment(location, place.side, self))
             moment.members[name] = place
+
+    @property
+    def given(self) -> dict[str, torch.Tensor | None]:
+        """What the last call's kernel got, constants of the model among it."""
+        return self.kept | self.fixed
+
+    def numbers(self, place: Place) -> torch.Tensor | None:
+        """The entries of what is found at a place that are the value, where it has some of them alone."""
+        return None if place.chosen is None else self.kept.get(place.chosen.by)
+
+    def unnumbered(self, place: Place) -> bool:
+        """Whether a value is some entries of what is found at a place, and nothing in this call said which."""
+        return place.chosen is not None and bool(place.chosen.by) and self.numbers(place) is None
 
     @property
     def replay_location(self) -> str:
@@ -159,12 +182,21 @@ class Taps:
             for host in anatomy.block(layer).hosts.values():
                 if host.places:
                     self.hosts[host.name, layer] = HostTaps(path, host)
+                    self._fix(self.hosts[host.name, layer])
         for taps in self.hosts.values():
             self.locations |= {reach.location for reach in taps.reach.values()}
 
     def module(self, taps: HostTaps, place: Place) -> torch.nn.Module:
         path = _joined(taps.path, place.module).removeprefix(self.prefix).lstrip(".")
         return self.modules[path]
+
+    def _fix(self, taps: HostTaps) -> None:
+        """Take a host's constants from the model: a parameter or buffer times a sign, its numbers in the order of the heads."""
+        for name, value in taps.values.items():
+            if value.fixed and name in taps.host.traits:
+                path, sign = taps.host.traits[name]
+                module, _, leaf = _joined(taps.path, path).removeprefix(self.prefix).lstrip(".").rpartition(".")
+                taps.fixed[name] = sign * getattr(self.modules[module], leaf).detach().float().flatten()
 
     # -- arming -------------------------------------------------------------
 
@@ -198,7 +230,8 @@ class Taps:
                 for moment in taps.moments.values():
                     own = taps.reach[next(iter(moment.members))]
                     derived = taps.replayed and wanted is not None and {taps.replay_location, taps.state_location} & wanted
-                    if wanted is not None and moment.location not in wanted and not derived:
+                    numbers = wanted is not None and taps.chosen & wanted and taps.choosing & set(moment.members)
+                    if wanted is not None and moment.location not in wanted and not derived and not numbers:
                         continue
                     if own.native and not native:
                         continue
@@ -329,6 +362,8 @@ class Taps:
             if kept.get("state_input") is not None:  # some kernels write the new state over it
                 kept["state_input"] = kept["state_input"].clone()
             taps.kept.update(kept)
+        for name in taps.choosing & set(moment.members):
+            taps.kept[name] = self._served(moment, container)[name]
         if own.native:
             changed = self._sink.offer(own.location, lambda: container)
         else:
@@ -342,19 +377,21 @@ class Taps:
         sizes = {**taps.host.sizes, **self.call}
         found = {name: take(container, place) for name, place in moment.members.items()}
         served = {
-            name: None if tensor is None else serve(tensor, moment.members[name], taps.values[name].axes, sizes)
-            for name, tensor in found.items()
+            name: None if tensor is None or taps.unnumbered(place) else serve(tensor, place, taps.values[name].axes, sizes, taps.numbers(place))
+            for (name, tensor), place in zip(found.items(), moment.members.values())
         }
+        if moment.location in taps.chosen:  # with what numbers them, for whoever edits the two together
+            served = {name: taps.kept.get(name) for name in taps.choosing} | served
         for name, value in served.items():
             if isinstance(value, torch.Tensor) and "batch" not in taps.values[name].axes:
                 served[name] = Whole(value)
         if taps.replayed and "state_output" in moment.members:
-            served[REPLAY] = {name: taps.kept.get(name) for name in taps.replayed}
+            served[REPLAY] = {name: taps.given.get(name) for name in taps.replayed}
         return served
 
     def _replay(self, taps: HostTaps) -> Replay:
         """The recurrence of the call whose kernel has just run, from what it was given."""
-        return replay_of(taps.host.name, taps.kept)
+        return replay_of(taps.host.name, taps.given)
 
     def _edited(self, moment: _Moment, container: Any) -> Any:
         """Serve a tap's values by name and put back those that come back changed."""
@@ -375,10 +412,11 @@ class Taps:
             place = moment.members[name]
             value = plainly(changed[name])
             axes = moment.host.values[name].axes
-            native = value if value is None else from_layout(value, place.arrangement, axes)
+            found, sizes = take(container, place), {**moment.host.host.sizes, **self.call}
+            native = value if value is None else restore(value, place, axes, sizes, found, moment.host.numbers(place))
             if place.written_over and native is not None:
                 with torch.no_grad():
-                    take(container, place).copy_(native)
+                    found.copy_(native)
             else:
                 container = put(container, place, native)
             if name in moment.host.kept:

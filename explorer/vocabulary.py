@@ -32,7 +32,8 @@ class Value:
 
     ``written`` is True where an assignment and an in-place edit reach the model.
     ``source`` names the value of the same host that a derived value is computed from, or with
-    which what it is computed from arrives, and ``says`` how, in words; a derived value is read-only.
+    which what it is computed from arrives, and ``says`` how, in words; a derived value is read-only. ``fixed`` marks one that is a
+    constant of the model, the same in every call.
     ``optional`` marks a tensor that may be None.
     """
 
@@ -44,10 +45,13 @@ class Value:
     optional: bool = False
     source: str | None = None
     says: str = ""
+    fixed: bool = False
 
     @property
     def unwritten(self) -> str:
         """Why it cannot be written, where it cannot; ``{name}`` stands for what somebody called it."""
+        if self.fixed:
+            return "{name} is a constant of the model: change its parameter or buffer."
         if self.derived:
             return "{name} is computed from other values and cannot be written."
         return "{name} is only read: the kernel takes it on a decoding step alone."
@@ -81,7 +85,7 @@ def _layouts(*rows: tuple[str, str, str]) -> dict[str, Layout]:
 
 
 LAYOUTS: dict[str, Layout] = _layouts(
-    ("Residual", "batch seq hidden_size", "one vector per token, as wide as the stream"),
+    ("Residual", "batch seq hidden_size", "one vector per token, as wide as the stream, or as what a part works on where that is another width"),
     ("Logits", "batch seq vocab_size", "one score per vocabulary entry and position"),
     ("NextTokenProbs", "batch vocab_size", "one distribution over the vocabulary per row"),
     ("Tokens", "batch seq", "one integer per position"),
@@ -101,6 +105,7 @@ LAYOUTS: dict[str, Layout] = _layouts(
     ("StatePattern", "batch heads query key", "one number per recurrent head, reading position and read position"),
     ("ChannelGates", "batch seq heads key_dim", "one number per token, recurrent head and key channel"),
     ("Skips", "heads", "one learned number per recurrent head"),
+    ("Fades", "heads", "one fixed number per recurrent head"),
     ("Channels", "batch seq channels", "one number per token and channel"),
     ("SharedQK", "batch seq key_dim", "one key-sized vector per token, the same for every channel"),
     ("ChannelDecays", "batch seq channels key_dim", "one number per token, channel and entry of its state"),
@@ -113,7 +118,7 @@ LAYOUTS: dict[str, Layout] = _layouts(
     ("RouterLogits", "batch seq num_experts", "one number per token and expert"),
     ("ExpertWeights", "batch seq top_k", "one multiplier per token and routing slot"),
     ("ExpertIndices", "batch seq top_k", "one expert number per token and routing slot"),
-    ("ExpertOutputs", "batch seq top_k hidden_size", "one stream-sized vector per token and routing slot"),
+    ("ExpertOutputs", "batch seq top_k hidden_size", "one vector per token and routing slot, as wide as routed_output"),
     ("RouterMargin", "batch seq", "one number per token"),
 )
 
@@ -150,6 +155,7 @@ HOSTS: dict[str, Host] = {
         Host("layers", "model.layers[i]", "one block of the stack"),
         Host("linear_attn", "model.layers[i].linear_attn", "a recurrent mixer: gated DeltaNet and its kin", True, True),
         Host("kda", "model.layers[i].linear_attn", "a recurrent mixer: the delta rule with a decay per channel (Kimi Delta Attention)", True, True),
+        Host("retention", "model.layers[i].linear_attn", "linear attention whose state fades by one fixed factor per head (lightning attention)", True, True),
         Host("ssd", "model.layers[i].mixer", "a state-space mixer with one decay per head (Mamba-2)", True, True),
         Host("selective_scan", "model.layers[i].mixer", "a state-space mixer with a state per channel (Mamba)", True, True),
         Host("gated_recurrence", "model.layers[i].mixer", "a gated linear recurrence with one number per channel (RG-LRU)", True, True),
@@ -237,6 +243,21 @@ VALUES: tuple[Value, ...] = (
         *_STATES,
         ("state_attention", "StatePattern", "the exact implied attention: the matrix M with head outputs = M · values on a fresh prompt",
          _from("state_output", "one triangular solve per head, from the kernel's arguments")),
+        ("attention_output", "Residual", "the addend: what the mixer adds to the stream"),
+    ),
+    *_values(
+        "retention",
+        ("attention_queries", "LinearQK", "what reads the state, after the activation"),
+        ("attention_keys", "LinearQK", "where in the state a token is written, after the activation"),
+        ("attention_values", "LinearV", "what is written, after the activation"),
+        ("decays", "Fades", "log decay of each head's state, the same at every token, at most 0",
+         _from("attention_values", "from a parameter or buffer of the mixer") | {"fixed": True}),
+        ("state_input", "State", "the recurrent state entering the call, None on a fresh prompt", {"optional": True}),
+        ("attention_head_outputs", "LinearV", "read-out of each head, before the norm, the gate and the projection"),
+        ("state_output", "State", "the recurrent state leaving the call"),
+        *_STATES,
+        ("state_attention", "StatePattern", "the exact implied attention: the matrix M with head outputs = M · values on a fresh prompt",
+         _from("state_output", "queries times keys, decayed, from what the state is made of")),
         ("attention_output", "Residual", "the addend: what the mixer adds to the stream"),
     ),
     *_values(
@@ -354,10 +375,14 @@ KERNEL_ARGUMENTS = ("attention_queries", "attention_keys", "attention_values", "
 REPLAYS = {
     "linear_attn": (*KERNEL_ARGUMENTS, "state_input"),
     "kda": (*KERNEL_ARGUMENTS, "state_input"),
+    "retention": ("attention_queries", "attention_keys", "attention_values", "decays", "state_input"),
     "ssd": (*KERNEL_ARGUMENTS, "skip", "state_input"),
     "selective_scan": (*KERNEL_ARGUMENTS, "skip", "state_input"),
     "gated_recurrence": ("attention_values", "recurrent_gate", "state_input"),
 }
+
+#: Values that are not on the stream, and so may have another width than it: what its parts are called with and what is inside them.
+OFF_STREAM = ("token_embeddings", "attention_norm_output", "mlp_norm_output", "mlp_input", "expert_outputs", "routed_output", "shared_expert_output")
 
 MIXERS = tuple(host.name for host in HOSTS.values() if host.mixer)
 RECURRENT = tuple(host.name for host in HOSTS.values() if host.recurrent)

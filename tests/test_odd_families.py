@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from explorer import load
+from explorer.edits import Edit, ablate_expert
 from explorer.hosts import Unavailable
 from explorer.hub import LoadError
 from explorer.specimens import bpe
@@ -210,3 +211,147 @@ def test_sinks_are_read_and_written():
         model.layers[0].self_attn.attention_sinks[:] = -1e9
         pattern = model.layers[0].self_attn.attention_probabilities.save()
     assert_close(pattern.sum(-1), torch.ones(pattern.shape[:-1]))
+
+
+def test_slots_of_a_mixture_that_runs_every_expert_are_those_of_the_chosen():
+    """Llama 4 weighs what its experts are run on, and runs each on every token: what is served is the chosen ones' part of it."""
+    model = load("specimen:llama4_text")
+    layer = 1
+    rec = model.record(PROMPT, ["mlp_input", "router_logits", "router_margin", "expert_indices", "expert_weights", "expert_outputs", "routed_output"], [layer])
+    logits, chosen = rec["router_logits", layer], rec["expert_indices", layer]
+    best = logits.topk(chosen.shape[-1], dim=-1)
+    assert torch.equal(chosen, best.indices)
+    assert_close(rec["expert_weights", layer], best.values.sigmoid())
+    experts = model.hf.model.layers[layer].feed_forward.experts
+    token, slot = 2, 1
+    expert = chosen[0, token, slot]
+    gate, up = (rec["mlp_input", layer][0, token] * rec["expert_weights", layer][0, token, slot] @ experts.gate_up_proj[expert]).chunk(2)
+    assert_close(rec["expert_outputs", layer][0, token, slot], (up * experts.act_fn(gate)) @ experts.down_proj[expert])
+    assert_close(rec["expert_outputs", layer].sum(2), rec["routed_output", layer])
+    without = model.record(PROMPT, ["expert_weights", "expert_outputs"], [layer], edits=[ablate_expert(layer, int(expert))])
+    gone = chosen == expert
+    assert not without["expert_weights", layer][gone].any() and not without["expert_outputs", layer][gone].any()
+    assert torch.equal(without["expert_outputs", layer][~gone], rec["expert_outputs", layer][~gone])
+    with pytest.raises(ValueError, match="There are experts 0 to 7"):
+        with model.trace(PROMPT):
+            model.layers[layer].mlp.expert_indices[:] = 8
+
+
+def test_slots_chosen_one_after_another_have_scores():
+    model = load("specimen:phimoe")
+    rec = model.record(PROMPT, ["router_logits", "router_scores", "router_margin", "expert_indices"])
+    for layer in range(model.num_layers):
+        best = rec["router_scores", layer].topk(3, dim=-1)
+        assert torch.equal(best.indices[..., :2], rec["expert_indices", layer])
+        assert torch.equal(rec["router_scores", layer], rec["router_logits", layer])
+        assert_close(rec["router_margin", layer], best.values[..., 1] - best.values[..., 2])
+
+
+def test_what_stands_for_no_expert_is_a_choice_that_adds_nothing():
+    """ZAYA's router can choose to run none; its experts are then called with another's number and a weight of nought."""
+    model = load("specimen:zaya")
+    gate, count = model.hf.model.layers[1].mlp.gate, model.layers[1].mlp.num_experts
+    names = ["expert_indices", "expert_weights", "routed_output", "router_scores"]
+    rec = model.record(PROMPT, names, [1])
+    assert rec["router_scores", 1].shape[-1] == count == len(model.hf.model.layers[1].mlp.experts.down_proj) + 1
+    assert torch.equal(rec["router_scores", 1].argmax(-1, keepdim=True), rec["expert_indices", 1])
+    none = Edit("expert_indices", 1, lambda chosen: torch.full_like(chosen, count - 1))
+    edited = model.record(PROMPT, names, [1], edits=[none])
+    assert (edited["expert_indices", 1] == count - 1).all() and not edited["expert_weights", 1].any() and not edited["routed_output", 1].any()
+    gate.balancing_biases[-1] = 9.0
+    assert (model.record(PROMPT, names, [1])["expert_indices", 1] == count - 1).all()
+
+
+def test_experts_that_are_rows_of_a_table_are_followed_to_their_sum():
+    """Doge looks single neurons up by pairs of keys: there is no score for each, and its dense part is no module."""
+    model = load("specimen:doge")
+    rec = model.record(PROMPT, ["mlp_input", "expert_indices", "expert_weights", "routed_output", "shared_expert_output", "mlp_output"], [0])
+    mlp, x, chosen = model.hf.model.layers[0].mlp, rec["mlp_input", 0], rec["expert_indices", 0]
+    neurons = mlp.act_fn((mlp.down_embed(chosen) * x[:, :, None]).sum(-1)) * rec["expert_weights", 0]
+    assert_close(rec["routed_output", 0], (neurons[..., None] * mlp.up_embed(chosen)).sum(2), rtol=1e-4, atol=1e-6)
+    dense = mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))
+    assert_close(rec["shared_expert_output", 0], dense, rtol=1e-4, atol=1e-6)
+    rows = model.support(0)
+    for name, reason in (("router_logits", "this router scores pairs of keys"), ("expert_outputs", "in one product")):
+        assert reason in str(rows[name].reasons[0])
+
+
+def test_experts_run_on_sorted_tokens_serve_no_slot_in_a_wrong_place():
+    model = load("specimen:jetmoe")
+    rows = model.support(0)
+    assert "sorted by expert" in str(rows["expert_outputs"].reasons[0]) and "no shared expert" in str(rows["shared_expert_output"].reasons[0])
+    rec = model.record(PROMPT, ["mlp_input", "router_logits", "expert_indices", "expert_weights", "routed_output", "attention_premix", "attention_head_outputs"], [0])
+    mlp, chosen = model.hf.model.layers[0].mlp, rec["expert_indices", 0]
+    assert_close(rec["expert_weights", 0], rec["router_logits", 0].topk(chosen.shape[-1], dim=-1).values.softmax(-1))
+    token = 3
+    total = 0
+    for expert, weight in zip(chosen[0, token], rec["expert_weights", 0][0, token]):
+        gate, up = (mlp.input_linear.weight[expert] @ rec["mlp_input", 0][0, token]).chunk(2)
+        total = total + weight * (mlp.output_linear.weight[expert] @ (mlp.activation(gate) * up))
+    assert_close(rec["routed_output", 0][0, token], total, rtol=1e-4, atol=1e-6)
+    assert torch.equal(rec["attention_premix", 0], rec["attention_head_outputs", 0])
+
+
+def test_a_state_with_fixed_decays_is_followed_through_blocks_of_tokens():
+    """MiniMax's lightning attention works in blocks of 256 tokens: what is served is the whole, however many there are."""
+    model = load("specimen:minimax")
+    layer = model.mixers.index(("retention",))
+    mixer, rows = model.layers[layer].linear_attn, model.support(layer)
+    assert rows["decays"].available and not rows["decays"].value.written
+    ids = torch.arange(600).view(2, 300) % 200
+    rec = model.record(ids, ["retention.decays", "retention.states", "attention_head_outputs", "state_output", "attention_queries", "attention_keys", "attention_values"])
+    native = model.hf.model.layers[layer].self_attn
+    assert torch.equal(rec["decays", layer], -native.slope_rate.flatten())
+    outputs, state = rec.replay(layer).run()
+    assert_close(outputs, rec["attention_head_outputs", layer], rtol=1e-3, atol=1e-5)
+    assert_close(state, rec["state_output", layer], rtol=1e-3, atol=1e-5)
+    assert_close(rec["retention.states", layer][:, -1], rec["state_output", layer], rtol=1e-3, atol=1e-5)
+    with pytest.raises(Unavailable, match="a constant of the model"):
+        with model.trace(PROMPT):
+            mixer.decays = torch.zeros(mixer.heads)
+    with pytest.raises(Unavailable, match="what is written into it reaches nothing"):
+        with model.trace(PROMPT):
+            mixer.decays[:] = 0
+            model.logits.save()
+
+
+def test_a_part_narrower_than_the_stream_is_served_at_its_own_width():
+    """Qwen4's stream is three side by side: an MLP mixes them to one, works on that, and adds to all three."""
+    model = load("specimen:qwen4_exp_text")
+    names = ["token_embeddings", "mlp_input", "expert_outputs", "routed_output", "mlp_output", "extra_output", "layer_input"]
+    rec = model.record(PROMPT, names)
+    width = model.hf.config.hidden_size
+    assert rec["layer_input", 0].shape[-1] == rec["mlp_output", 0].shape[-1] == model.hidden_size == 3 * width
+    for name in ("mlp_input", "expert_outputs", "routed_output"):
+        assert rec[name, 0].shape[-1] == width
+    assert_close(rec["expert_outputs", 0].sum(2), rec["routed_output", 0])
+    assert torch.equal(rec["token_embeddings"].repeat(1, 1, 3), rec["layer_input", 0])
+    ple = model.hf.model.layers[1].ple
+    seen = []
+    hook = ple.register_forward_hook(lambda module, args, out: seen.append(out.clone()))
+    again = model.record(PROMPT, ["extra_output"])
+    hook.remove()
+    assert torch.equal(seen[0], again["extra_output", 1])
+    with torch.no_grad(), model.trace(PROMPT):
+        model.layers[0].mlp.routed_output[0, 2] = 0
+        edited = model.layers[0].mlp.mlp_output.save()
+    moved = (edited != rec["mlp_output", 0]).any(-1)[0]
+    assert moved.nonzero().flatten().tolist() == [2]
+
+
+def test_an_mlp_with_a_convolution_behind_it_is_an_mlp():
+    """Inkling convolves what its MLPs return, scores its shared expert with the others, and keeps its matrices as stacks."""
+    model = load("specimen:inkling_text")
+    rec = model.record(PROMPT, ["router_logits", "router_scores", "expert_indices", "mlp_output", "shared_experts.mlp_neurons", "shared_experts.mlp_output"], [1])
+    gate, shared = model.hf.model.layers[1].mlp.gate, model.hf.model.layers[1].mlp.shared_experts
+    assert rec["router_logits", 1].shape[-1] == model.layers[1].mlp.num_experts == len(gate.weight) - 1
+    assert_close(rec["router_scores", 1], rec["router_logits", 1].sigmoid() + gate.e_score_correction_bias)
+    assert_close(rec["shared_experts.mlp_output", 1], rec["shared_experts.mlp_neurons", 1] @ shared.down_proj[0].T)
+    with torch.no_grad(), model.trace(PROMPT):
+        model.layers[1].mlp.router_logits[0, 2] = torch.arange(8.0)
+        chosen, after = model.layers[1].mlp.expert_indices.save(), model.layers[1].mlp.mlp_output.save()
+    best = (torch.arange(8.0).sigmoid() + gate.e_score_correction_bias).topk(3).indices
+    assert set(chosen[0, 2].tolist()) == set(best.tolist()) and torch.equal(chosen[0, 3:], rec["expert_indices", 1][0, 3:])
+    width = model.hf.model.layers[1].mlp_sconv.conv_kernel_size
+    moved = (after != rec["mlp_output", 1]).any(-1)[0].nonzero().flatten()
+    assert moved.min() == 2 and moved.max() <= 2 + width - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import namedtuple
+from dataclasses import replace
 from itertools import permutations
 from math import prod
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from explorer.places import Place, arrange, from_layout, plain, put, serve, take, to_layout
+from explorer.places import Chosen, Place, arrange, from_layout, plain, put, restore, serve, take, to_layout
 
 AXES = ("batch", "seq", "heads", "key_dim", "value_dim")
 
@@ -123,6 +124,31 @@ def test_repeats_are_made_along_the_axis_and_cost_nothing_else():
     assert served.shape == (1, 2, 6, 4)
     for head in range(6):
         assert torch.equal(served[:, :, head], narrow[:, :, head // 2])
+
+
+def test_entries_that_were_chosen_are_served_and_put_back_alone():
+    axes, sizes = ("batch", "seq", "top_k", "width"), {"batch": 1, "seq": 2, "num": 4, "width": 3, "top_k": 2}
+    chosen = Chosen("top_k", "num", "numbers")
+    whole = torch.arange(24.0).view(4, 2, 3)  # an entry for each of four, two tokens
+    where = replace(place("output", None, (("num",), ("batch", "seq"), ("width",))), chosen=chosen)
+    numbers = torch.tensor([[[2, 0], [3, 1]]])
+    served = serve(whole, where, axes, sizes, numbers)
+    assert torch.equal(served[0, 0, 0], whole[2, 0]) and torch.equal(served[0, 1, 1], whole[1, 1])
+    assert torch.equal(restore(served, where, axes, sizes, whole, numbers), whole)
+    changed = restore(served.index_fill(2, torch.tensor(1), -1.0), where, axes, sizes, whole, numbers)
+    other = (changed != whole).any(-1)
+    assert other.nonzero().tolist() == [[0, 0], [1, 1]] and (changed[other] == -1).all()
+    assert torch.equal(whole, torch.arange(24.0).view(4, 2, 3))
+
+
+def test_the_first_entries_are_served_and_put_back_alone():
+    axes, sizes = ("batch", "seq", "few"), {"batch": 1, "seq": 2, "few": 3, "many": 4}
+    whole, where = torch.arange(8.0).view(2, 4), place("output", None, (("batch", "seq"), ("many",)))
+    where = replace(where, chosen=Chosen("few", "many", ""))
+    served = serve(whole, where, axes, sizes)
+    assert torch.equal(served, whole[None, :, :3])
+    changed = restore(-served, where, axes, sizes, whole)
+    assert torch.equal(changed[:, :3], -whole[:, :3]) and torch.equal(changed[:, 3:], whole[:, 3:])
 
 
 def test_take_and_put_on_arguments():

@@ -54,6 +54,22 @@ def test_an_ssd_replay_goes_on_from_a_state(ssd):
     assert not second.fresh and replay.fresh
 
 
+def test_a_retention_replay_is_the_recurrence_and_its_implied_attention():
+    q, k, v = (draw(BATCH, SEQ, HEADS, size, seed=seed) for size, seed in ((KEY, 0), (KEY, 1), (VALUE, 2)))
+    decays = -draw(HEADS, seed=3).exp()
+    replay = Replay("retention", {"attention_queries": q, "attention_keys": k, "attention_values": v, "decays": decays, "state_input": None})
+    state, outputs = torch.zeros(BATCH, HEADS, KEY, VALUE), []
+    for token in range(SEQ):
+        state = decays.exp()[:, None, None] * state + k[:, token, :, :, None] * v[:, token, :, None, :]
+        outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, token], state))
+    found, last = replay.run()
+    assert_close(found, torch.stack(outputs, dim=1), rtol=1e-4, atol=1e-4)
+    assert_close(last, state, rtol=1e-4, atol=1e-4)
+    assert_close(torch.einsum("bhqk,bkhd->bqhd", replay.state_attention(), v), found, rtol=1e-4, atol=1e-4)
+    assert_close(replay.states([1]), replay.states()[:, :, 1:2])
+    assert_close(replay.state_at(4, [2]), replay.states()[:, 4, 2:])
+
+
 def test_one_head_alone_is_that_head(ssd):
     replay, _ = ssd
     states = replay.states()

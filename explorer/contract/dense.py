@@ -6,15 +6,24 @@ import torch
 
 from explorer.contract.laws import law
 from explorer.contract.subject import Subject
-from explorer.contract.tails import added, followed
+from explorer.contract.tails import added, constant, followed
 from explorer.contract.tally import Tally
 
 
 def _down(s: Subject, host: str, layer: int, neurons: torch.Tensor) -> torch.Tensor:
-    """What the down projection makes of neurons."""
+    """What the down projection makes of neurons: a module, or a matrix of the MLP's own."""
+    if "down" in s.traits(host, layer):
+        return neurons @ _matrix(s, host, layer)
     place = s.model.anatomy.block(layer).hosts[host].places["mlp_neurons"][0]
     with torch.no_grad():
         return s.module(layer, place.module)(neurons)
+
+
+def _matrix(s: Subject, host: str, layer: int) -> torch.Tensor:
+    """The down projection [intermediate_size hidden_size] that is a parameter of the MLP's own, the only one of its stack."""
+    weight = constant(s, layer, s.traits(host, layer)["down"])
+    weight = weight[0] if weight.dim() > 2 else weight
+    return weight.mT if weight.shape[0] == s.envoy(host, layer).hidden_size else weight
 
 
 def _followed(s: Subject, host: str) -> list[int]:
@@ -45,19 +54,22 @@ def neurons(s: Subject, host: str, t: Tally) -> None:
 
 @law(
     "silencing a neuron",
-    "With one neuron at zero, mlp_output changes by that neuron's column of the down projection (or what a norm after it makes of that) and by nothing else.",
-    "mlp", "shared_experts", needs=("mlp_neurons",), float32=1e-5, when=lambda s: any(_followed(s, host) for host in ("mlp", "shared_experts")),
+    "With one neuron at zero, mlp_output changes, where it is followed by that neuron's column of the down projection (or what a norm after it makes of that) and by nothing else.",
+    "mlp", "shared_experts", needs=("mlp_neurons",), float32=1e-5,
 )
 def silenced(s: Subject, host: str, t: Tally) -> None:
-    for layer in _followed(s, host):
+    for layer in s.layers(host, "mlp_neurons"):
         clean = s.get(host, "mlp_neurons", layer)
         neuron = int(clean[0, -1].abs().argmax())
         with torch.no_grad(), s.model.trace(s.ids):
             s.envoy(host, layer).mlp_neurons[0, -1, neuron] = 0
             edited = s.envoy(host, layer).mlp_output.save()
+        t.holds(layer, not torch.equal(edited[0, -1], s.get(host, "mlp_output", layer).view_as(edited)[0, -1]), "the edit did not arrive")
+        if layer not in _followed(s, host):
+            continue
         made = _down(s, host, layer, clean)
         place = s.model.anatomy.block(layer).hosts[host].places["mlp_neurons"][0]
-        weight = s.module(layer, place.module).weight.detach()
+        weight = _matrix(s, host, layer) if "down" in s.traits(host, layer) else s.module(layer, place.module).weight.detach()
         changed = made.clone()
         changed[0, -1] -= clean[0, -1, neuron] * (weight[:, neuron] if weight.shape[0] == made.shape[-1] else weight[neuron])
         want = changed if host != "mlp" else added(s, host, layer, changed)
@@ -68,13 +80,13 @@ def silenced(s: Subject, host: str, t: Tally) -> None:
 def _per_token(s: Subject) -> list[int]:
     """One block of each kind whose MLP is followed: one whose choice of what it runs is not may choose for all tokens at once."""
     known = {*s.layers("mlp", "mlp_neurons"), *s.layers("mlp", "expert_indices")}
-    return [layer for layer in s.first("layers", "mlp_input") if layer in known]
+    return [layer for layer in s.first("layers", "mlp_input") if layer in known and not s.traits("mlp", layer).get("convolved")]
 
 
 @law(
     "one token at a time",
-    "mlp_output of one token depends on mlp_input of that token alone, where the MLP's inside is followed.",
-    "mlp", float32=1e-5, when=lambda s: bool(_per_token(s)),
+    "mlp_output of one token depends on mlp_input of that token alone, where the MLP's inside is followed, no convolution is behind it, and the model itself reads no later token.",
+    "mlp", float32=1e-5, when=lambda s: s.causal and bool(_per_token(s)),
 )
 def per_token(s: Subject, host: str, t: Tally) -> None:
     s.looks("mlp", "mlp_output")

@@ -25,8 +25,13 @@ def flow(s: Subject, host: str, t: Tally) -> None:
             continue
         where = (key[1], key[0].name)
         t.of(key[0])
+        if key[0].fixed:
+            continue
         if key[0].derived:
-            t.holds(where, value.requires_grad, "it is cut off from what it comes from")
+            source = served.get((vocabulary.BY_HOST[host][key[0].source], key[1]))
+            # Where the model itself cut that off, there is nothing to hand on.
+            cut = isinstance(source, torch.Tensor) and not source.requires_grad
+            t.holds(where, value.requires_grad is not cut, "it is cut off from what it comes from")
             continue
         grad = grads.get(key)
         if s.indifferent(key):

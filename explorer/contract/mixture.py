@@ -45,7 +45,7 @@ def margin(s: Subject, host: str, t: Tally) -> None:
 @law(
     "weights as scored",
     "router_scores are the family's own function of router_logits, plus one number per expert where it has a selection bias, struck out outside the best "
-    "groups; expert_weights are the function's values for the chosen, renormalised where the family does, times the factor its forward multiplies with (one per expert where that is learned).",
+    "groups; expert_weights are the function's values for the chosen, renormalised where the family does, times the factor its forward multiplies with (one per expert where that is learned), and nought where what was chosen stands for no expert.",
     HOST, needs=("router_logits", "router_scores", "expert_indices", "expert_weights"), float32=1e-6, bfloat16=1e-2,
 )
 def weights(s: Subject, host: str, t: Tally) -> None:
@@ -62,10 +62,17 @@ def weights(s: Subject, host: str, t: Tally) -> None:
         want = _FUNCTIONS[scoring.after]((made if scoring.bias or scoring.masked else scores).gather(-1, chosen))
         if scoring.renormalised:
             want = want / want.sum(-1, keepdim=True)
+        if s.traits(HOST, layer).get("idle"):
+            want = want.masked_fill(chosen >= len(s.module(layer, s.traits(HOST, layer)["experts"]).down_proj), 0)
         found = s.get(HOST, "expert_weights", layer).float()
         if scoring.factor is not None:
             factor = scoring.factor if isinstance(scoring.factor, float) else constant(s, layer, scoring.factor).float()[chosen]
             t.near(layer, found, factor * want)
+
+
+def _shared(s: Subject) -> list[int]:
+    """The blocks whose shared expert is a module."""
+    return [layer for layer in s.layers(HOST, "shared_expert_output") if layer in s.layers("shared_experts", "mlp_output")]
 
 
 _FUNCTIONS = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid, "none": lambda x: x}
@@ -101,10 +108,10 @@ def parts(s: Subject, host: str, t: Tally) -> None:
 @law(
     "shared expert's gate",
     "shared_expert_output is the shared expert's own output times one number per token, between nought and one where it is gated and one where not.",
-    HOST, needs=("shared_expert_output",), float32=1e-5, bfloat16=2e-2,
+    HOST, needs=("shared_expert_output",), float32=1e-5, bfloat16=2e-2, when=lambda s: bool(_shared(s)),
 )
 def shared(s: Subject, host: str, t: Tally) -> None:
-    for layer in s.layers(HOST, "shared_expert_output"):
+    for layer in _shared(s):
         whole = s.get("shared_experts", "mlp_output", layer).double()
         found = s.get(HOST, "shared_expert_output", layer).double()
         gate = (whole * found).sum(-1, keepdim=True) / (whole * whole).sum(-1, keepdim=True)  # least squares
@@ -115,8 +122,30 @@ def shared(s: Subject, host: str, t: Tally) -> None:
             t.near(layer, gate, torch.ones_like(gate))
 
 
+def _alone(s: Subject, layer: int, expert: int, x: torch.Tensor) -> torch.Tensor:
+    """One expert of a block run by hand on x [tokens hidden_size], however the block has its experts."""
+    traits = s.traits(HOST, layer)
+    if "experts" in traits:
+        return expert_alone(s.module(layer, traits["experts"]), expert, x)
+    first, second, act = (s.module(layer, path) for path in traits.get("tables") or traits["stacks"])
+    if "tables" in traits:  # one neuron: a row in, a row out
+        return act(x @ first.weight[expert, :, None]) * second.weight[expert]
+    inner = F.linear(x, first.weight[expert])
+    if inner.shape[-1] != second.weight.shape[-1]:
+        gate, up = inner.chunk(2, dim=-1)
+        return F.linear(act(gate) * up, second.weight[expert])
+    return F.linear(act(inner), second.weight[expert])
+
+
 def expert_alone(experts: torch.nn.Module, expert: int, x: torch.Tensor) -> torch.Tensor:
     """One expert run by hand on x [tokens hidden_size] with its own weights, as transformers stores them."""
+    if not hasattr(experts, "down_proj"):  # weights held in a way of the family's own: the module itself, with every token sent to the one
+        return experts(x, torch.full((len(x), 1), expert), torch.ones(len(x), 1, dtype=x.dtype)).view_as(x)
+    if expert >= len(experts.down_proj):  # what stands for doing nothing
+        return torch.zeros_like(x)
+    if not hasattr(experts, "has_gate"):  # a class of the family's own, which takes no part in choosing an implementation
+        gate, up = (x @ experts.gate_up_proj[expert]).chunk(2, dim=-1)
+        return (up * experts.act_fn(gate)) @ experts.down_proj[expert]
     first = experts.gate_up_proj if experts.has_gate else experts.up_proj
     inner = _linear(experts, x, first[expert], "gate_up_proj_bias" if experts.has_gate else "up_proj_bias", expert)
     inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
@@ -129,10 +158,12 @@ def _linear(experts: torch.nn.Module, x: torch.Tensor, weight: torch.Tensor, bia
 
 
 def _entering(s: Subject, layer: int) -> torch.Tensor:
-    """What the experts are called with [tokens hidden_size], by a hook of torch's own."""
+    """What every expert is to run on [tokens hidden_size], by a hook of torch's own: on the MLP where its experts are called with copies."""
     seen: list[torch.Tensor] = []
-    experts = s.module(layer, s.traits(HOST, layer)["experts"])
-    hook = experts.register_forward_pre_hook(lambda module, args, kwargs: seen.append(next(tensors((args, kwargs))).detach().clone()), with_kwargs=True)
+    traits = s.traits(HOST, layer)
+    own = "experts" in traits and not traits.get("spread")
+    called = s.module(layer, traits["experts"]) if own else s.envoy(HOST, layer)._module
+    hook = called.register_forward_pre_hook(lambda module, args, kwargs: seen.append(next(tensors((args, kwargs))).detach().clone()), with_kwargs=True)
     try:
         s.forward(s.ids)
     finally:
@@ -141,43 +172,48 @@ def _entering(s: Subject, layer: int) -> torch.Tensor:
 
 
 def _by_hand(s: Subject, layer: int, x: torch.Tensor, chosen: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Each slot's weighted output [tokens top_k hidden_size] for tokens x [tokens hidden_size]."""
-    experts = s.module(layer, s.traits(HOST, layer)["experts"])
+    """Each slot's weighted output [tokens top_k hidden_size] for tokens x [tokens hidden_size]; of a weighted token where copies are weighted."""
+    spread = s.traits(HOST, layer).get("spread")
     out = torch.empty(*chosen.shape, x.shape[-1], dtype=x.dtype)
     with torch.no_grad():
         for expert in chosen.unique().tolist():
             tokens, slot = torch.where(chosen == expert)
-            out[tokens, slot] = expert_alone(experts, expert, x[tokens]) * weight[tokens, slot, None].to(x.dtype)
+            factor = weight[tokens, slot, None].to(x.dtype)
+            out[tokens, slot] = _alone(s, layer, expert, x[tokens] * factor) if spread else _alone(s, layer, expert, x[tokens]) * factor
     return out
 
 
 @law(
     "experts by hand",
-    "Each slot of expert_outputs is its expert, run alone with its own weights, times the slot's weight; rerouting slots gives what a hand computation gives.",
-    HOST, needs=("expert_outputs", "expert_indices", "expert_weights"), float32=1e-5, bfloat16=2e-2,
+    "Each slot of expert_outputs is its expert, run alone with its own weights, times the slot's weight (run on the token times that weight, where the family weights what it runs experts on); routed_output is their sum, and rerouting slots gives what a hand computation gives.",
+    HOST, needs=("routed_output", "expert_indices", "expert_weights"), float32=1e-5, bfloat16=2e-2,
 )
 def rerouted(s: Subject, host: str, t: Tally) -> None:
-    for layer in s.layers(HOST, "expert_outputs", "expert_indices", "expert_weights"):
+    for layer in s.layers(HOST, "routed_output", "expert_indices", "expert_weights"):
         x = _entering(s, layer)
         chosen, weight = (s.get(HOST, name, layer).flatten(0, 1) for name in ("expert_indices", "expert_weights"))
-        t.near(layer, s.get(HOST, "expert_outputs", layer).flatten(0, 1), _by_hand(s, layer, x, chosen, weight))
+        slots, by_hand = layer in s.layers(HOST, "expert_outputs"), _by_hand(s, layer, x, chosen, weight)
+        t.near(layer, s.get(HOST, "routed_output", layer).flatten(0, 1), by_hand.sum(1))
+        if slots:
+            t.near(layer, s.get(HOST, "expert_outputs", layer).flatten(0, 1), by_hand)
 
         count, top = s.envoy(HOST, layer).num_experts, chosen.shape[-1]
         # Other experts for every other token: the ones after those it chose, all different.
         moved = chosen.clone()
         moved[::2] = (chosen[::2, :1] + 1 + torch.arange(top)) % count
         again = s.model.record(
-            s.ids, ["mlp.expert_outputs", "mlp.routed_output"], [layer],
+            s.ids, [*["mlp.expert_outputs"] * slots, "mlp.routed_output", "mlp.expert_weights"], [layer],
             edits=[Edit("expert_indices", layer, lambda old: moved.view_as(old))],
         )
-        want = _by_hand(s, layer, x, moved, weight)
-        t.near(layer, again["expert_outputs", layer].flatten(0, 1), want)
+        want = _by_hand(s, layer, x, moved, again["expert_weights", layer].flatten(0, 1))
+        if slots:
+            t.near(layer, again["expert_outputs", layer].flatten(0, 1), want)
         t.near(layer, again["routed_output", layer].flatten(0, 1), want.sum(1))
 
 
 @law(
     "ablating an expert",
-    "Zeroing an expert's slots changes mlp_output for exactly the tokens that chose it, by exactly those slots; each expert in turn.",
+    "Zeroing an expert's slots changes mlp_output for exactly the tokens that chose it (where no convolution is behind it), by exactly those slots; each expert in turn.",
     HOST, needs=("expert_indices", "expert_weights", "expert_outputs", "routed_output"), float32=1e-5,
 )
 def ablated(s: Subject, host: str, t: Tally) -> None:
@@ -189,7 +225,7 @@ def ablated(s: Subject, host: str, t: Tally) -> None:
     expert = int(chosen[0, -1, 0])
     edited = s.model.record(s.ids, ["logits"], edits=[ablate_expert(layer, expert)])
     with torch.no_grad(), s.model.trace(s.ids):
-        weights, indices = s.model.layers[layer].mlp.expert_weights, s.model.layers[layer].mlp.expert_indices
+        indices, weights = s.model.layers[layer].mlp.expert_indices, s.model.layers[layer].mlp.expert_weights
         weights[indices == expert] = 0
         logits = s.model.logits.save()
     t.same(layer, edited["logits"], logits)
@@ -208,7 +244,7 @@ def _each_expert(s: Subject, t: Tally, layer: int) -> None:
     without = s.model.record(ids, names, [layer], edits=[edit])
     touched = (without["mlp_output", layer] != clean["mlp_output", layer]).any(-1)
     used = (clean["expert_outputs", layer].abs().sum(-1) > 0) & gone
-    for expert in range(count):
+    for expert in range(count) if not s.traits(HOST, layer).get("convolved") else ():
         t.same(layer, touched[expert], used[expert].any(-1))
     left = clean["expert_outputs", layer].masked_fill(gone[..., None], 0)
     t.near(layer, without["routed_output", layer], left.sum(2))

@@ -138,18 +138,16 @@ def _adders(s: Subject, layer: int) -> list[torch.nn.Module]:
 
 @law(
     "a mixture's parts",
-    "By torch's own hooks on the modules the names lead to: the experts are called with expert numbers the router returns, and the MLP returns "
+    "By torch's own hooks on the modules the names lead to: the experts are called with expert numbers the router returns (or with every token for every expert), and the MLP returns "
     "what they return, plus the shared expert's result times one number per token where there is one.",
-    "mlp", needs=("routed_output",), when=lambda s: any(not s.part("mlp", layer) for layer in s.layers("mlp", "routed_output")),
+    "mlp", needs=("routed_output",), when=lambda s: bool(_modular(s)),
 )
 def mixes(s: Subject, host: str, t: Tally) -> None:
     parts = {}
-    for layer in s.layers(host, "routed_output"):
-        if s.part(host, layer):
-            continue
+    for layer in _modular(s):
         mlp = s.envoy(host, layer)
         parts[layer] = {"mlp": mlp._module, **{name: getattr(mlp, name)._module for name in _parts(s, layer)}}
-    with _called(*(module for modules in parts.values() for module in modules.values())) as calls:
+    with _called(*(module for modules in parts.values() for module in modules.values()), copied=True) as calls:
         s.forward(s.ids)
     for layer, modules in parts.items():
         silent = [name for name, module in modules.items() if module not in calls]
@@ -158,19 +156,27 @@ def mixes(s: Subject, host: str, t: Tally) -> None:
             _mixes(s, t, layer, {name: calls[module] for name, module in modules.items()})
 
 
+def _modular(s: Subject) -> list[int]:
+    """The blocks whose mixture is a module, and its experts another."""
+    return [layer for layer in s.layers("mlp", "routed_output") if not s.part("mlp", layer) and s.traits("mlp", layer).get("experts")]
+
+
 def _mixes(s: Subject, t: Tally, layer: int, calls: dict[str, tuple[list, list]]) -> None:
     numbers = next((x for x in calls["experts"][0] if not x.is_floating_point()), None)
-    if numbers is None:
+    routed = calls["experts"][1][0].double().flatten(0, -2)
+    if s.traits("mlp", layer).get("spread"):
+        routed = routed.unflatten(0, (s.envoy("mlp", layer).num_experts, -1)).sum(0)
+    elif numbers is None:
         t.holds(layer, False, "what stands for the experts is not called with expert numbers")
         return
-    if "router" in calls:  # else the MLP routes itself
+    if "router" in calls and numbers is not None:  # else the MLP routes itself
         returned = any(torch.equal(tensor, numbers) for tensor in calls["router"][1])
         t.holds(layer, returned, "the experts are not called with numbers the router returns")
     tail = s.traits("mlp", layer)["tail"]
-    if tail.modules or tail.scaled or not tail.followed or s.traits("mlp", layer).get("routed_factor", 1.0) != 1.0:
+    if tail.steps or not tail.followed or s.traits("mlp", layer).get("routed_factor", 1.0) != 1.0:
         return  # what the MLP returns is no plain sum; the sum is proven by value
     whole = calls["mlp"][1][0].double().flatten(0, -2)
-    rest = whole - calls["experts"][1][0].double().flatten(0, -2)
+    rest = whole - routed
     if "shared_experts" in calls:
         shared = calls["shared_experts"][1][0].double().flatten(0, -2)
         if shared.shape != rest.shape:

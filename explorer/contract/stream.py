@@ -110,16 +110,21 @@ def norms(s: Subject, host: str, t: Tally) -> None:
         for name, sub in _normed(s, layer):
             path = _path(s, layer, sub.norm)
             with torch.no_grad():
-                made = s.module(layer, path)(_stream(s, layer, sub.stage)) if sub.stage is not None and not _on_stream(s, layer, path) else None
+                made = s.module(layer, path)(_stream(s, layer, sub.stage)) if _again(s, layer, name, sub) else None
             if made is not None:
                 t.near(layer, s.get("layers", name, layer), made, 4 * _ULPS * torch.finfo(s.dtype).eps)
 
 
 def _asked(s: Subject, layer: int) -> bool:
     """Whether a block has a norm that can be run again, or an MLP of its own to be seen called."""
-    again = any(sub.stage is not None and not _on_stream(s, layer, _path(s, layer, sub.norm)) or not s.part(sub.host, layer)
-                for _, sub in _normed(s, layer))
+    again = any(_again(s, layer, name, sub) or not s.part(sub.host, layer) for name, sub in _normed(s, layer))
     return again or layer in s.layers("layers", "mlp_input") and not s.part("mlp", layer)
+
+
+def _again(s: Subject, layer: int, name: str, sub: Sublayer) -> bool:
+    """Whether a norm reads the stream at one point, alone, and is not one the stream itself goes through."""
+    beside = name in s.traits("layers", layer).get("widths", {})
+    return sub.stage is not None and not beside and not _on_stream(s, layer, _path(s, layer, sub.norm))
 
 
 def _on_stream(s: Subject, layer: int, path: str) -> bool:

@@ -120,6 +120,9 @@ class Subject:
         """The length an axis must have: the call's, or the size its host names."""
         value, layer = key
         call = {"batch": self.batch, "seq": self.seq, "query": self.seq, "key": self.seq}
+        traits = self.model.top.traits if layer is None else self.traits(value.host, layer)
+        if axis == "hidden_size" and (width := traits.get("widths", {}).get(value.name)) is not None:
+            return width
         return call[axis] if axis in call else getattr(self.envoy(value.host, layer), axis)
 
     def order(self, derived: bool = False, step: bool = False) -> list[Key]:
@@ -265,6 +268,13 @@ class Subject:
         scoring = self.traits("mlp", layer)["scoring"]
         alone = scoring.renormalised and self.model.anatomy.block(layer).hosts["mlp"].sizes["top_k"] == 1
         return alone or value.name == "router_scores" and scoring.choice_only
+
+    def stepped(self, key: Key) -> bool:
+        """Whether a router's value may change with nothing moved: slots chosen one after another weigh the same but next to a tie."""
+        value, layer = key
+        if value.host != "mlp" or value.name not in ("router_scores", "router_logits") or "scoring" not in self.traits("mlp", layer):
+            return False
+        return self.traits("mlp", layer)["scoring"].repeated
 
     def prompt_only(self, key: Key) -> bool:
         value, layer = key

@@ -82,8 +82,9 @@ class Witness:
             return
         sizes = {**self.taps.hosts[value.host, layer].host.sizes, **self.taps.call}
         sizes |= {"query": sizes["seq"], "key": sizes["seq"]}
-        repeated = raw.numel() == prod(sizes[axis] for axis in value.axes)
-        tensor = to_layout(raw, place.arrangement, value.axes, sizes) if repeated else serve(raw, place, value.axes, sizes)
+        repeated = place.chosen is None and raw.numel() == prod(sizes[axis] for axis in value.axes)
+        numbers = self.taps.hosts[value.host, layer].numbers(place)
+        tensor = to_layout(raw, place.arrangement, value.axes, sizes) if repeated else serve(raw, place, value.axes, sizes, numbers)
         self.seen[key] = tensor.detach().clone()
 
 
@@ -189,7 +190,7 @@ def land(s: Subject, host: str, t: Tally) -> None:
             t.holds(where, not torch.equal(write.wrote, write.served), "the edit changed nothing")
             moved = witness.logits[write.row] != plain[write.row]
             idle = write.key[0].name == "attention_mask" and not s.masks
-            if not idle and not s.indifferent(write.key):
+            if not idle and not s.indifferent(write.key) and not s.stepped(write.key):
                 t.holds(where, moved.any(), "the logits did not move")  # scores that only decide the choice may leave it as it was
     for key in s.order():
         if key[0].host == host and key[0].written and "batch" not in key[0].axes and key[1] in (None, *s.first(host)):

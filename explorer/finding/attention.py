@@ -330,13 +330,25 @@ def _leads_to(flow: Flow, mixed: Spot, product: int) -> bool:
     return made is not None and owner is not None and product > made and leads(flow, made, owner)
 
 
+def _sorted(flow: Flow, owner: Call, mixed: Spot) -> bool:
+    """Whether a module takes the heads' outputs themselves, in another order of its rows."""
+    given = next(iter(owner.args), None)
+    if not isinstance(given, torch.Tensor):
+        return False
+    index = flow.maker(flow.back(id(given), owner.start)[-1], owner.start)
+    return (index is not None and flow.ops[index].name == "index" and flow.tensors[flow.ops[index].reads[0]].numel() == given.numel()
+            and id(mixed.tensor) in flow.back(flow.ops[index].reads[0], index))
+
+
 def _projection(finds: Finds, flow: Flow, module: Call, part: Part) -> None:
     """The output projection is the first module after the heads' outputs that multiplies with weights; its input is the premix."""
     mixed = finds.spots.get("attention_head_outputs")
     products = weighted(flow, part)
     after = products if mixed is None else [i for i in products if _leads_to(flow, mixed, i)]
     owner = flow.owners[after[0 if mixed is not None else -1]] if after else None
-    if owner is not None and owner.module != module.module and any(isinstance(a, torch.Tensor) for a in owner.args[:1]):
+    if owner is not None and mixed is not None and _sorted(flow, owner, mixed):
+        finds.spots["attention_premix"] = mixed
+    elif owner is not None and owner.module != module.module and any(isinstance(a, torch.Tensor) for a in owner.args[:1]):
         finds.spots["attention_premix"] = Spot(owner.args[0], owner, "input", 0)
         if len(after) == 1 or mixed is None:
             finds.traits["projection"] = owner.module

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from explorer.finding.apart import find_apart
 from explorer.finding.attention import find_attention, is_attention
 from explorer.finding.flow import PASSING, Call, Flow, tensors
 from explorer.finding.mlp import DENSE, ROUTED, experts_call, find_dense, find_mixture
 from explorer.finding.recurrent import find_convolution, find_recurrent, gates_a_convolution, kernel
 from explorer.finding.spots import Finds, Spot, argument, is_norm, result
+from explorer.finding.spread import find_spread
 from explorer.finding.stream import SCALES, CannotFollow, Part, Step, addend_spot, contracts, halves, home, parts, several_mixers, steps, stream
 from explorer.finding.stream import tail, weighted
 from explorer.reasons import absent, elsewhere, unfollowed
@@ -92,15 +94,18 @@ def find_block(flow: Flow, path: str) -> BlockFinds:
     own.sizes["hidden_size"] = leaving.shape[-1]
     own.traits["returns"] = len(block.output) if isinstance(block.output, (tuple, list)) else None
     finds.steps = steps(flow, block)
+    plays, found = partial(_role, flow), []
     for turn, whole in enumerate(parts(flow, block), 1):
         pieces = halves(flow, block, whole)
-        plays = partial(_role, flow)
         known = [(piece, home(flow, block, piece, plays)) for piece in pieces]
         hosts = [_host(flow, block, call, piece) for piece, call in known]
         if len(set(hosts)) < len(hosts):  # two halves of one part
             known = [(whole, home(flow, block, whole, plays))]
-        for piece, call in known:
-            _sublayer(finds, flow, block, piece, call, turn)
+        found += [(piece, call, turn, _host(flow, block, call, piece)) for piece, call in known]
+    followed = any(HOSTS[host].mixer and host != "mixer" for *_, host in found)
+    for piece, call, turn, host in found:
+        # Beside a mixer that is followed, what mixes positions otherwise is a part of another kind.
+        _sublayer(finds, flow, block, piece, call, turn, "extra" if host == "mixer" and followed else host)
     _between(finds, flow, block)
     finds.visited = {(call.module, call.labels) for call in flow.calls if block.start <= call.start and call.stop <= block.stop}
     return finds
@@ -124,19 +129,20 @@ def _host(flow: Flow, block: Call, call: Call, part: Part) -> str:
         return "self_attn"
     if gates_a_convolution(flow, call, part):
         return "short_conv"
-    names = {flow.ops[i].name for i in part.ops}
+    # A convolution of what a module returns makes it no other module.
+    names = {flow.ops[i].name for i in part.ops if call.part_of is not None or i < call.stop}
     mixing = names & _MIXING and not names & _CHOOSING or "convolution" in names or contracts(flow, part)
     return "mixer" if mixing else "mlp"
 
 
-def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call, turn: int) -> None:
-    host = _host(flow, block, call, part)
+def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call, turn: int, host: str) -> None:
     taken = {HOSTS[other].attribute for other in finds.hosts}
     if host in ("mlp", "mixer") and HOSTS[host].attribute in taken:
         host = "extra"
     if HOSTS[host].attribute in taken:
         raise CannotFollow(f"{finds.path} has two parts that play {host}")
     addend = addend_spot(flow, block, part)
+    products = [i for i in weighted(flow, part) if call.part_of is not None or i < call.stop]
     if host == "extra":
         role, values = "extra", Finds(call.module)
     elif host == "self_attn":
@@ -149,13 +155,17 @@ def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call
         role, values = "recurrent", find_recurrent(flow, call, part)
     elif (experts := experts_call(flow, call)) is not None:
         role, values = "experts", find_mixture(flow, call, experts)
+    elif (other := find_spread(flow, call) or find_apart(flow, call)) is not None:
+        role, values = "experts", other
     elif chosen := [flow.ops[i].name for i in part.ops if flow.ops[i].name in _CHOOSING]:
         role, values = "experts", Finds(call.module)
         values.missing = dict.fromkeys((*DENSE, *ROUTED), unfollowed(
             f"{_told(call)} chooses (by {chosen[0]}) what it runs, and is called with no expert numbers and weights"))
     else:
-        role, values = "mlp", find_dense(flow, call, weighted(flow, part))
-    values.traits["tail"] = tail(flow, block, part, values.made if values.made is not None else weighted(flow, part)[-1])
+        role, values = "mlp", find_dense(flow, call, products)
+    values.traits["tail"] = tail(flow, block, part, values.made if values.made is not None else products[-1])
+    if any(flow.ops[i].name == "convolution" and i > products[-1] for i in part.ops):
+        values.traits["convolved"] = True
     values.sizes["hidden_size"] = addend.tensor.shape[-1]
     finds.hosts[host] = values
     if shared := values.traits.get("shared"):
@@ -205,8 +215,9 @@ def _between(finds: BlockFinds, flow: Flow, block: Call) -> None:
     if mlp is None:
         own.missing["mlp_input"] = elsewhere("this block has no MLP")
     else:
-        entering = _entering(flow, block, finds.calls[mlp.host])
-        if entering is None:
+        entering, neurons = _entering(flow, block, finds.calls[mlp.host]), finds.hosts[mlp.host].spots.get("mlp_neurons")
+        # A module that does the MLP's last product alone is called with its neurons.
+        if entering is None or neurons is not None and entering.tensor is neurons.tensor:
             own.missing["mlp_input"] = unfollowed("what the MLP reads is handed over by no call of its own")
         else:
             own.spots["mlp_input"] = entering

@@ -14,7 +14,7 @@ from explorer.finding.block import BlockFinds, CannotFollow, Sublayer, find_bloc
 from explorer.finding.ending import watched
 from explorer.finding.flow import recorded
 from explorer.finding.mlp import Scoring
-from explorer.finding.spots import Finds
+from explorer.finding.spots import Finds, Spot
 from explorer.finding.stream import Step, stream
 from explorer.finding.structure import Frame, Handing, NotADecoder, frame, kinds
 from explorer.places import Place
@@ -314,6 +314,8 @@ def _block(layers: tuple[int, ...], path: str, prompt: BlockFinds, step: BlockFi
     for name in vocabulary.HOSTS:
         if name != "model" and name not in hosts:
             missing = dict.fromkeys(vocabulary.BY_HOST[name], without(name, prompt.hosts))
+            if name == "shared_experts" and "mlp" in prompt.hosts and "shared_expert_output" in prompt.hosts["mlp"].spots:
+                missing = dict.fromkeys(missing, absent("this block's shared expert is a part of its MLP, no module of its own"))
             hosts[name] = Host(name, "", {}, {}, missing, {})
     return Block(layers, hosts, tuple(prompt.sublayers), order, tuple(prompt.steps), prompt.mid, stepped)
 
@@ -344,20 +346,25 @@ def _order(finds: BlockFinds, hosts: dict[str, Host]) -> tuple[tuple[str, str], 
 def _host(name: str, path: str, finds: Finds, again: Finds | None, call: dict[str, int], visited: set) -> Host:
     sizes = {**call, **finds.sizes}
     places: dict[str, tuple[Place, ...]] = {}
-    missing = dict(finds.missing)
+    missing, traits = dict(finds.missing), dict(finds.traits)
     prompt_only: set[str] = set()
     for value in vocabulary.BY_HOST[name].values():
         if value.derived:
             continue
         spot = finds.spots.get(value.name)
         place = spot.place(value.axes, sizes) if spot is not None else None
+        own = sizes
+        if place is None and (width := _own_width(value, spot)) is not None:
+            own = {**sizes, "hidden_size": width}
+            place = spot.place(value.axes, own)
+            traits["widths"] = {**traits.get("widths", {}), value.name: width}
         if place is None:
             missing.setdefault(value.name, unfollowed("it was found, but its axes are not the layout's") if spot else NOTHING)
             continue
         found = [place]
         if again is not None:
             other = again.spots.get(value.name)
-            place = other.place(value.axes, {**sizes, **again.sizes, "seq": again.sizes["key"] if value.layout in ("Keys", "Values") else call["step"]}) if other is not None else None
+            place = other.place(value.axes, {**sizes, **again.sizes, "hidden_size": own.get("hidden_size", 0), "seq": again.sizes["key"] if value.layout in ("Keys", "Values") else call["step"]}) if other is not None else None
             if place is not None and place.point != found[0].point and place.point[:2] in visited:
                 place = None  # a prompt comes there too, with something else
             found += [place] if place is not None else []
@@ -369,11 +376,20 @@ def _host(name: str, path: str, finds: Finds, again: Finds | None, call: dict[st
     for value in vocabulary.BY_HOST[name].values():
         if value.derived and value.source not in places:
             missing[value.name] = missing.get(value.source) or unfollowed("what it is computed from was not found")
+        elif value.fixed and value.name not in traits:
+            missing[value.name] = NOTHING
         elif value.derived and prompt_only & set(vocabulary.REPLAYS.get(name, ())):
             prompt_only.add(value.name)
     lengths = ("query", "key")
     own = {axis: extent for axis, extent in finds.sizes.items() if axis not in lengths}
-    return Host(name, finds.module.removeprefix(path).lstrip("."), own, places, missing, _relative_traits(finds.traits, path), frozenset(prompt_only))
+    return Host(name, finds.module.removeprefix(path).lstrip("."), own, places, missing, _relative_traits(traits, path), frozenset(prompt_only))
+
+
+def _own_width(value: vocabulary.Value, spot: Spot | None) -> int | None:
+    """The width of a value that is not on the stream, where what was found has one axis for it."""
+    if value.name not in vocabulary.OFF_STREAM or spot is None or spot.tensor is None or spot.tensor.dim() < 2:
+        return None
+    return spot.tensor.shape[-1]
 
 
 def _relative(place: Place, path: str) -> Place:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from explorer.finding.flow import PASSING, Call, Flow
 from explorer.finding.stream import constants_of, origins
 from explorer.finding.spots import Finds, Spot, argument, children, innermost, is_norm, maker_spot, result
+from explorer.places import Chosen
 from explorer.reasons import absent, setting, unfollowed
 
 ROUTED = ("router_logits", "router_scores", "expert_weights", "expert_indices", "expert_outputs", "routed_output",
@@ -40,7 +41,9 @@ def find_dense(flow: Flow, module: Call, products: list[int] | None = None) -> F
     chain = flow.back(id(module.output)) if isinstance(module.output, torch.Tensor) else []
     inner = [c for c in flow.inside(module) if not c.labels]
     down = next((c for c in inner if result(c, chain) is not None), None) if products is None else flow.owners[products[-1]]
-    if down is None or down.module == module.module or not down.args:
+    if down is None and products is None and (own := _own_product(flow, module)) is not None:
+        down, finds.traits["down"] = own
+    if down is None or not down.labels and down.module == module.module or not down.args:
         finds.missing |= dict.fromkeys(DENSE, unfollowed("no module makes the MLP's output"))
         return finds
     neurons = down.args[0]
@@ -54,6 +57,17 @@ def find_dense(flow: Flow, module: Call, products: list[int] | None = None) -> F
     else:
         finds.spots["mlp_activation"] = activation
     return finds
+
+
+def _own_product(flow: Flow, module: Call) -> tuple[Call, str] | None:
+    """The call that does a module's last product, with a parameter of the module's own, and the parameter's path; the neurons are its first argument."""
+    constants = constants_of(module)
+    for index in reversed([i for name in ("bmm", "mm", "matmul") for i in flow.indices(module, name)]):
+        path = next((constants[k] for k in origins(flow, flow.ops[index].reads[-1], index) if k in constants), None)
+        call = next((c for c in innermost(flow.inside(module), index) if c.labels and c.fn is not None), None)
+        if path is not None and call is not None and call.args and isinstance(call.args[0], torch.Tensor):
+            return call, f"{module.module}.{path}"
+    return None
 
 
 #: Operations that are an activation, or the whole of one.
@@ -123,10 +137,10 @@ def find_mixture(flow: Flow, module: Call, experts: Call) -> Finds:
         finds.sizes["intermediate_size"] = inner[0].output.shape[-1]
     elif (wide := _expert_width(experts.fn)) is not None:
         finds.sizes["intermediate_size"] = wide
-    _router(finds, flow, module, id(indices[1]))
+    find_router(finds, flow, module, id(indices[1]))
     _slots(finds, flow, experts)
     finds.made = experts.stop - 1
-    _shared(finds, flow, module, experts)
+    find_shared(finds, flow, module, experts, experts.output, experts.stop)
     return finds
 
 
@@ -136,18 +150,20 @@ def _expert_width(experts: torch.nn.Module) -> int | None:
     return None if not isinstance(down, torch.Tensor) or down.dim() != 3 else down.shape[1 if getattr(experts, "is_transposed", False) else 2]
 
 
-def _router(finds: Finds, flow: Flow, module: Call, indices: int) -> None:
-    """The choice is the top-k that makes the indices; the logits are the projection before it."""
-    chain = set(flow.back(indices))
-    choices = [i for i in flow.indices(module, "topk") if chain & set(flow.ops[i].makes)]
+def find_router(finds: Finds, flow: Flow, module: Call, indices: int) -> None:
+    """The choice is the top-k that makes the indices, or the first of several that each take the largest left; the logits are the projection before it."""
+    choices, inside = _choices(flow, module, indices), flow.inside(module)
     if not choices:
         finds.missing |= dict.fromkeys(("router_logits", "router_scores"), unfollowed("no top-k makes the expert numbers"))
         return
-    choice, inside = choices[-1], flow.inside(module)
+    choice = choices[0]
     entering = flow.back(flow.ops[choice].reads[0], choice)
     scores = next((s for c in innermost(inside, choice) if (s := argument(c, entering))), None) or next(
         (s for key in entering if (s := maker_spot([c for c in inside if c.fn is not None and c.stop <= choice], key))), None)
+    stacked = finds.sizes.get("num_experts")
     finds.sizes["num_experts"] = flow.tensors[flow.ops[choice].reads[0]].shape[-1]
+    if stacked is not None and stacked < finds.sizes["num_experts"]:
+        _idle(finds, flow, inside, choice)
     if finds.sizes["top_k"] >= finds.sizes["num_experts"]:
         finds.missing["router_margin"] = absent("every expert is chosen, so none is rejected")
     owner = next(c for c in innermost(inside, choice) if c.labels).module
@@ -165,10 +181,57 @@ def _router(finds: Finds, flow: Flow, module: Call, indices: int) -> None:
             if call.fn is not None and (spot := result(call, onward)):
                 finds.spots["router_logits"] = spot
                 break
+    if not projections and (projection := _wider(flow, module, choice)) is not None:
+        projections = [projection]
+        _first_of(finds, flow, inside, projection)
     if "router_logits" not in finds.spots:
         finds.missing["router_logits"] = unfollowed("the router's projection is the result of no call")
     weights = id(finds.spots["expert_weights"].tensor)
-    finds.traits["scoring"] = _scoring(flow, module, projections[-1] if projections else None, choice, weights)
+    scoring = scoring_of(flow, module, projections[-1] if projections else None, choice, weights)
+    finds.traits["scoring"] = scoring if len(choices) == 1 else replace(scoring, after="none", renormalised=False, factor=None, repeated=True)
+
+
+def _wider(flow: Flow, module: Call, choice: int) -> int | None:
+    """The projection that makes more than the scores of which the choice takes the largest, cut after the first ones."""
+    count = flow.tensors[flow.ops[choice].reads[0]].shape[-1]
+    made = _sources(flow, flow.ops[choice].reads[0], choice, module.start)
+    cuts = [i for i in made if flow.ops[i].name == "slice" and flow.tensors[flow.ops[i].makes[0]].shape[-1] == count
+            and flow.tensors[flow.ops[i].reads[0]].shape[-1] > count and flow.ops[i].numbers[1:2] == (0,)]
+    found = [i for i in made if flow.ops[i].name in ("mm", "addmm", "bmm") and cuts
+             and flow.tensors[flow.ops[i].makes[0]].shape[-1] == flow.tensors[flow.ops[cuts[0]].reads[0]].shape[-1]]
+    return found[-1] if found else None
+
+
+def _first_of(finds: Finds, flow: Flow, inside: list[Call], projection: int) -> None:
+    """The router's logits as the first of what a projection makes."""
+    onward = flow.onward(flow.ops[projection].makes[0])
+    spot = next((spot for call in innermost(inside, projection) if call.fn is not None and (spot := result(call, onward))), None)
+    if spot is not None:
+        finds.sizes["num_projected"] = spot.tensor.shape[-1]
+        finds.spots["router_logits"] = replace(spot, axes=("batch", "seq", "num_projected"), chosen=Chosen("num_experts", "num_projected", ""))
+
+
+def _choices(flow: Flow, module: Call, indices: int) -> list[int]:
+    """The operations that choose what ``indices`` number, first to last: one top-k, or one maximum for each slot."""
+    found, todo = [], [(indices, None)]
+    while todo:
+        key, before = todo.pop()
+        index = flow.maker(flow.back(key, before)[-1], before)
+        if index is None or index < module.start:
+            continue
+        if flow.ops[index].name in ("topk", "max", "argmax"):
+            found.append(index)
+        elif flow.ops[index].name in ("cat", "masked_fill", "where"):
+            todo += [(read, index) for read in flow.ops[index].reads if not flow.tensors[read].is_floating_point()]
+    return sorted(set(found))
+
+
+def _idle(finds: Finds, flow: Flow, inside: list[Call], choice: int) -> None:
+    """More can be chosen than there are experts: what does nothing has a number too, until the experts are called with another and a weight of nought."""
+    numbers = next((key for key in flow.ops[choice].makes if not flow.tensors[key].is_floating_point()), None)
+    if numbers is not None and (spot := maker_spot([c for c in inside if c.fn is not None], numbers)) is not None:
+        finds.spots["expert_indices"] = spot
+        finds.traits["idle"] = True
 
 
 @dataclass(frozen=True)
@@ -180,6 +243,7 @@ class Scoring:
     struck out before it. after: ``"softmax"`` or ``"sigmoid"`` where that is taken of the chosen. renormalised: whether the chosen
     weights are divided by their sum. factor: what they are multiplied with at last: a number, or the path of
     a parameter with one for each expert; None where that is not followed. choice_only: whether the scores decide the choice and go into no weight.
+    repeated: whether the slots are chosen one after another, each the largest of those left.
     """
 
     function: str
@@ -189,6 +253,7 @@ class Scoring:
     renormalised: bool = False
     factor: float | str | None = 1.0
     choice_only: bool = False
+    repeated: bool = False
 
     @property
     def words(self) -> str:
@@ -196,13 +261,14 @@ class Scoring:
         parts = [self.function if self.function != "none" else f"{self.after} of the chosen" if self.after != "none" else "as projected"]
         parts += ["plus a selection bias"] if self.bias else []
         parts += ["within the best groups"] if self.masked else []
+        parts += ["one after another"] if self.repeated else []
         return ", ".join(parts)
 
 
 _FUNCTIONS = ("softmax", "sigmoid")
 
 
-def _scoring(flow: Flow, module: Call, logits: int | None, choice: int, weights: int) -> Scoring:
+def scoring_of(flow: Flow, module: Call, logits: int | None, choice: int, weights: int) -> Scoring:
     """``logits`` is the operation that projects, ``choice`` the top-k, ``weights`` the tensor the experts are called with."""
     start = logits if logits is not None else module.start
     before = _sources(flow, flow.ops[choice].reads[0], choice, start)
@@ -238,7 +304,7 @@ def _factor(flow: Flow, module: Call, ops: list[int]) -> float | str | None:
             if len(flow.ops[index].reads) == 1:
                 factor = factor * prod(flow.ops[index].numbers) if isinstance(factor, float) else None
             else:
-                found = [path for key in flow.ops[index].reads if (path := _constant(flow, module, key, index)) is not None]
+                found = [path for key in flow.ops[index].reads if (path := _constant(flow, module, key, index)) is not None and flow.tensors[key].numel() > 1]
                 factor = found[0] if len(found) == 1 and factor == 1.0 else None
     return factor
 
@@ -284,26 +350,30 @@ def _slots(finds: Finds, flow: Flow, experts: Call) -> None:
     ) if chosen else absent("this mixture runs its experts one after another and adds each one's output up at once: no tensor holds the slots'")
 
 
-def _shared(finds: Finds, flow: Flow, module: Call, experts: Call) -> None:
-    """The shared expert's part is what is added to the routed output inside the mixture."""
-    routed = flow.onward(id(experts.output))
+def find_shared(finds: Finds, flow: Flow, module: Call, experts: Call | None, output: torch.Tensor, stop: int) -> None:
+    """The shared expert's part is what is added to the routed ``output`` inside the mixture, made before operation ``stop``."""
+    routed = flow.onward(id(output))
     scaled = [i for name in ("mul", "mul_", "div") for i in flow.indices(module, name)
-              if i >= experts.stop and routed & set(flow.ops[i].reads) and len(flow.ops[i].reads) == 1]
+              if i >= stop and routed & set(flow.ops[i].reads) and len(flow.ops[i].reads) == 1]
     summed = routed | {key for i in scaled for made in flow.ops[i].makes for key in flow.onward(made)}
     adds = [i for name in ("add", "add_") for i in flow.indices(module, name)
-            if i >= experts.stop and summed & set(flow.ops[i].reads) and len(flow.ops[i].reads) == 2]
+            if i >= stop and summed & set(flow.ops[i].reads) and len(flow.ops[i].reads) == 2]
     if not adds:
-        later = [i for name in ("add", "add_") for i in flow.indices(module, name) if i >= experts.stop
-                 and len(flow.ops[i].reads) == 2 and all(flow.tensors[k].shape == experts.output.shape for k in flow.ops[i].reads)]
+        later = [i for name in ("add", "add_") for i in flow.indices(module, name) if i >= stop
+                 and len(flow.ops[i].reads) == 2 and all(flow.tensors[k].shape == output.shape for k in flow.ops[i].reads)]
         finds.missing["shared_expert_output"] = (
             unfollowed("what is added after the experts is added to something else than their sum") if later
             else absent("this mixture has no shared expert"))
+        return
+    if all(k in summed or _constant(flow, module, k, adds[0]) is not None for k in flow.ops[adds[0]].reads):
+        finds.missing["shared_expert_output"] = absent("this mixture has no shared expert")
         return
     direct = routed & set(flow.ops[adds[0]].reads)
     finds.traits["routed_factor"] = 1.0 if direct else prod(1 / n if flow.ops[i].name == "div" else n for i in scaled for n in flow.ops[i].numbers)
     routed = summed
     key = next(k for k in flow.ops[adds[0]].reads if k not in routed)
-    own = [c for c in flow.inside(module) if c.module == module.module and len(c.labels) == 1]
+    # A sum written over one of the two is that one no longer.
+    own = [c for c in flow.inside(module) if c.module == module.module and len(c.labels) == 1 and c.stop <= adds[0]]
     inner = children(flow, module)
     spot = maker_spot(own, key) or maker_spot(inner, key)
     if spot is None:
@@ -311,7 +381,7 @@ def _shared(finds: Finds, flow: Flow, module: Call, experts: Call) -> None:
         return
     finds.spots["shared_expert_output"] = spot
     finds.made = adds[0]
-    width = experts.output.shape[-1]
+    width = output.shape[-1]
     shared = [c for c in inner if isinstance(c.output, torch.Tensor) and c.output.shape[-1] == width
               and c is not experts and any(True for _ in c.fn.children())]
     if shared:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from explorer.finding.flow import PASSING, Call, Flow, tensors
+from explorer.finding.retention import fading, find_fading, outputs
 from explorer.finding.spots import Finds, Spot, argument, around, bound, maker_spot, result
 from explorer.finding.stream import CannotFollow, Part, weighted
 from explorer.reasons import absent, unfollowed
-from explorer.vocabulary import REPLAYS
+from explorer.vocabulary import BY_HOST, REPLAYS
 
 #: What the delta rule's kernels call their arguments, by value.
 _DELTA = dict(zip(REPLAYS["linear_attn"], ("query", "key", "value", "g", "beta", "initial_state"), strict=True))
@@ -37,7 +38,9 @@ def kernel(flow: Flow, module: Call) -> Kernel | None:
     """
     found = [Kernel(host, call) for call in flow.inside(module) if call.fn is not None and (host := _host(call)) is not None]
     if not found:
-        return None
+        step = fading(flow, module)
+        call = None if step is None else outputs(flow, module, step)
+        return None if call is None else Kernel("retention", call)
     depth = min((one.call.module.count("."), len(one.call.labels)) for one in found)
     outer = [one for one in found if (one.call.module.count("."), len(one.call.labels)) == depth]
     if len(outer) > 1:
@@ -63,10 +66,13 @@ def find_recurrent(flow: Flow, module: Call, part: Part) -> Finds:
     found = kernel(flow, module)
     _FINDERS[found.host](finds, flow, module, found.call)
     finds.spots = {name: spot for name, spot in finds.spots.items() if spot is not None}
-    finds.traits |= {"kernel": found.call.name, **around(flow, module, found.call)}
+    finds.traits |= around(flow, module, found.call)
+    if found.host != "retention":  # which calls no kernel
+        finds.traits["kernel"] = found.call.name
     if (owner := flow.owners[weighted(flow, part)[-1]]) is not None:
         finds.traits["projection"] = owner.module
-    _convolution(finds, flow, module)
+    if "conv_input" in BY_HOST[found.host]:
+        _convolution(finds, flow, module)
     return finds
 
 
@@ -148,6 +154,10 @@ def _gated(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
     }
 
 
+def _fading(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
+    find_fading(finds, flow, module)
+
+
 def _has(call: Call, name: str) -> bool:
     return name in inspect.signature(inspect.unwrap(call.fn)).parameters
 
@@ -227,7 +237,7 @@ def _repeats(flow: Flow, call: Call, spot: Spot, heads: int) -> bool:
     )
 
 
-_FINDERS = {"linear_attn": _delta, "kda": _delta, "ssd": _ssd, "selective_scan": _selective, "gated_recurrence": _gated}
+_FINDERS = {"linear_attn": _delta, "kda": _delta, "ssd": _ssd, "selective_scan": _selective, "gated_recurrence": _gated, "retention": _fading}
 
 
 def gates_a_convolution(flow: Flow, module: Call, part: Part) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from explorer.finding.flow import Call, Flow, tensors
-from explorer.places import Place, arrange
+from explorer.places import Chosen, Place, arrange
 from explorer.reasons import Missing
 from explorer.rewriting import OPERATORS
 
@@ -20,7 +20,8 @@ class Spot:
     """One tensor, and where in the run it is handed over.
 
     ``repeat`` names an axis that what comes after repeats, and how often; ``axes`` the order
-    of the tensor's axes, where what hands it over fixes it; ``written_over`` whether what comes after writes into the very tensor.
+    of the tensor's axes, where what hands it over fixes it; ``written_over`` whether what comes after writes into the very tensor;
+    ``chosen`` that the value is some entries of it.
     """
 
     tensor: torch.Tensor | None
@@ -30,6 +31,7 @@ class Spot:
     repeat: tuple[str, int] | None = None
     axes: tuple[str, ...] | None = None
     written_over: bool = False
+    chosen: Chosen | None = None
 
     @property
     def when(self) -> int:
@@ -66,6 +68,7 @@ class Spot:
 
     def place(self, axes: tuple[str, ...], sizes: dict[str, int]) -> Place | None:
         """This spot as a place, or None when its tensor does not have the layout's axes."""
+        axes = axes if self.chosen is None else self.chosen.axes(axes)
         shape = tuple(self.tensor.shape) if self.tensor is not None else tuple(sizes[a] for a in self.axes or axes)
         if self.repeat is not None:
             axis, times = self.repeat
@@ -76,7 +79,9 @@ class Spot:
         says = self.says
         if self.repeat is not None:
             says += f", each of its heads repeated {self.repeat[1]} times as it does next"
-        return Place(self.call.module, self.side, self.element, arrangement, says, self.call.labels, self.repeat, self.written_over)
+        if self.chosen is not None:
+            says += f", of which the slots are the entries that {self.chosen.by} names" if self.chosen.by else ", the first of it"
+        return Place(self.call.module, self.side, self.element, arrangement, says, self.call.labels, self.repeat, self.written_over, chosen=self.chosen)
 
 
 def _parameters(fn: Any) -> list[str]:

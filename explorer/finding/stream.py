@@ -218,7 +218,9 @@ def _core(flow: Flow, block: Call, products: list[int], plays: Callable[[Call], 
     groups: dict[str, list[int]] = {}
     for index in products:
         groups.setdefault(".".join(flow.owners[index].module.split(".")[:depth]), []).append(index)
-    last = next(name for name, own in groups.items() if products[-1] in own)
+    while (behind := _convolving(flow, groups)) is not None:
+        del groups[behind]
+    last = max(groups, key=lambda name: max(groups[name]))
     calls = {name: call for name in groups if (call := flow.module(name)) is not None and any(True for _ in call.fn.children())}
     roles = {name: role for name, call in calls.items() if (role := plays(call)) is not None}
     if list(roles.values()).count("mixer") > 1:
@@ -232,6 +234,16 @@ def _core(flow: Flow, block: Call, products: list[int], plays: Callable[[Call], 
         return None  # half of a part: what leads into it has left the stream's width
     leading = all(max(own) < calls[last].start and leads(flow, max(own), calls[last]) for name, own in groups.items() if name != last)
     return calls[last] if leading else None
+
+
+def _convolving(flow: Flow, groups: dict[str, list[int]]) -> str | None:
+    """Of the block's children one that comes behind all others and does nothing but convolve what they made."""
+    last = max(groups, key=lambda name: max(groups[name]))
+    rest = [index for name, own in groups.items() if name != last for index in own]
+    call = flow.module(last)
+    if not rest or call is None or any(flow.ops[i].name != "convolution" for i in groups[last]) or min(groups[last]) < max(rest):
+        return None
+    return last if leads(flow, max(rest), call) else None
 
 
 def leads(flow: Flow, product: int, call: Call) -> bool:
@@ -267,7 +279,7 @@ def _of_weights(flow: Flow, key: int, before: int) -> bool:
 
 @dataclass(frozen=True)
 class Tail:
-    """What is done to a result before the block adds it: norms and scales, in order.
+    """What is done to a result before the block adds it: norms, scales and biases, in order.
 
     followed: whether that is all.
     """
@@ -284,6 +296,10 @@ class Tail:
     def scaled(self) -> bool:
         return any(step.kind == "scale" for step in self.steps)
 
+    @property
+    def shifted(self) -> bool:
+        return any(step.kind == "shift" for step in self.steps)
+
 
 def tail(flow: Flow, block: Call, part: Part, made: int) -> Tail:
     """What a part does after operation ``made``, which finished its work with weights."""
@@ -299,19 +315,21 @@ def tail(flow: Flow, block: Call, part: Part, made: int) -> Tail:
             done += [step] if step not in done else []
         elif op.name in SCALES and (by := _factor(flow, block, index)) is not None:
             done.append(Step("scale", (), 0, by=by))
+        elif op.name in _ADDS and (by := _factor(flow, block, index, op.name)) is not None:
+            done.append(Step("shift", (), 0, by=by))
         elif op.name not in PASSING:
             strange = True
     return Tail(tuple(done), not strange)
 
 
-def _factor(flow: Flow, block: Call, index: int) -> float | str | None:
-    """What an operation multiplies with: a number, or the path of a parameter or buffer from the block; None for anything else."""
+def _factor(flow: Flow, block: Call, index: int, *adds: str) -> float | str | None:
+    """What an operation multiplies with (or, one of ``adds``, adds): a number, or the path of a parameter or buffer from the block; None for anything else."""
     op = flow.ops[index]
     if len(op.reads) == 1 and len(op.numbers) == 1:
         return 1 / op.numbers[0] if op.name.startswith("div") else op.numbers[0]
     constants = constants_of(block)
     found = [constants[k] for key in op.reads for k in flow.back(key, index) if k in constants]
-    return found[0] if len(op.reads) == 2 and len(found) == 1 and op.name in ("mul", "mul_") else None
+    return found[0] if len(op.reads) == 2 and len(found) == 1 and op.name in ("mul", "mul_", *adds) else None
 
 
 def constants_of(call: Call) -> dict[int, str]:

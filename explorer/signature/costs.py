@@ -124,7 +124,7 @@ class Costs:
         integers = [other.axes[-1] for path in _above(owner) for site, other in self.types.found.items()
                     if site[:3] == (PREFILL, path, "in") and other.dtype.startswith("int")]
         for slots in integers:
-            if isinstance(slots, Expr) and isinstance(every, Expr) and len(every.terms) == 1:
+            if isinstance(slots, Expr) and isinstance(every, Expr) and len(every.terms) == 1 and slots.names <= self.sizes.keys():
                 if (slots.value(self.sizes), every.value(self.sizes)) == (chosen, experts):
                     ((powers, factor),) = every.terms
                     return slots * Expr.of({tuple((name, -power) for name, power in powers): 1 / factor})

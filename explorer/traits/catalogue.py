@@ -42,6 +42,7 @@ ENTRIES: tuple[Entry, ...] = (
          "a recurrent mixer whose state forgets by a decay and writes only what it does not predict yet"),
         ("delta_rule_channel", "Delta rule per channel",
          "a delta rule whose state forgets each of its rows by a decay of its own"),
+        ("retention", "Linear attention with fixed decays", "a mixer whose state takes up keys times values and fades by one factor for each head, the same at every token"),
         ("ssd", "State-space dual", "a state-space mixer with one decay for each head (Mamba-2)"),
         ("selective_scan", "Selective scan", "a state-space mixer with a state and decays for each channel (Mamba)"),
         ("gated_recurrence", "Gated linear recurrence", "a mixer whose state is one number a channel, which a gate lets fade"),

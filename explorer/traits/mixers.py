@@ -15,7 +15,7 @@ Found = Iterator[tuple[str, str]]
 
 #: The trait of each kind of mixer but softmax attention, by host.
 _KINDS = {
-    "linear_attn": "delta_rule", "kda": "delta_rule_channel", "ssd": "ssd", "selective_scan": "selective_scan",
+    "linear_attn": "delta_rule", "kda": "delta_rule_channel", "retention": "retention", "ssd": "ssd", "selective_scan": "selective_scan",
     "gated_recurrence": "gated_recurrence", "short_conv": "convolution_mixer", "mixer": "other_mixer",
 }
 

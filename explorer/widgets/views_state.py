@@ -51,7 +51,7 @@ class Shown:
 
 _STEP = {"title": "written: betas, the step", "note": "How much of each token is written into the state.", "most": None}
 SHOWN = {
-    "linear_attn": Shown(), "kda": Shown(), "ssd": Shown(**_STEP), "selective_scan": Shown(**_STEP),
+    "linear_attn": Shown(), "kda": Shown(), "retention": Shown(written=None), "ssd": Shown(**_STEP), "selective_scan": Shown(**_STEP),
     "gated_recurrence": Shown(kept="recurrent_gate", log=False, written=None),
 }
 
@@ -83,8 +83,11 @@ def refusal(rec: Recorded, layer: int, name: str | None = None) -> Refusal | Non
 
 
 def value(rec: Recorded, layer: int, name: str) -> np.ndarray:
-    """A value of the block's recurrence, first row of the batch."""
-    return array(rec, f"{recurrence_of(rec, layer)}.{name}", layer)
+    """A value of the block's recurrence, first row of the batch; one that is fixed, again for every token."""
+    found = vocabulary.BY_HOST[recurrence_of(rec, layer)][name]
+    if found.fixed:
+        return np.tile(plain(rec[f"{found.host}.{name}", layer]), (len(rec.tokens), 1))
+    return array(rec, f"{found.host}.{name}", layer)
 
 
 def _per_head(rec: Recorded, chosen: Selection, values: np.ndarray, title: str, note: str, **bounds) -> Heatmap:
