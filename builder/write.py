@@ -27,7 +27,7 @@ CONFIG = Path("mkdocs.yml")
 MARK = ".bestiary-site"
 
 #: What the pages take from the assets that site and app share.
-SHARED = ("block-diagram.js", "block-diagram.css")
+SHARED = ("drawing-file.js", "block-diagram.js", "block-diagram.css")
 
 #: What the theme calls the two schemes.
 SCHEMES = {"light": ":root, [data-md-color-scheme=default]", "dark": "[data-md-color-scheme=slate]"}

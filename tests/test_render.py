@@ -168,7 +168,7 @@ def test_a_record_without_a_contract_says_so() -> None:
     record["contract"] = {"checks": [], "passed": 0, "failed": 0}
     record["provenance"]["specimen"] = {}
     page = render.family_page([record])
-    assert "The contract has not been run" in page and "<details" not in page
+    assert "The contract has not been run" in page and "The contract, law by law" not in page
 
 
 MEASURED = {
@@ -317,7 +317,7 @@ def test_pages_are_written_beside_what_is_authored(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8").startswith('---\ntitle: "T"\ndescription: "S"\n')
     write.write_index([records("llama")], site=tmp_path)
     shared = write.write_shared(site=tmp_path)
-    assert {p.name for p in shared} == {"layouts.md", "palette.css", "block-diagram.js", "block-diagram.css"}
+    assert {p.name for p in shared} == {"layouts.md", "palette.css", "drawing-file.js", "block-diagram.js", "block-diagram.css"}
     assert palette.ROLES["attention"].dark in (tmp_path / "assets" / "palette.css").read_text()
     write.remove_family("llama", site=tmp_path)
     assert not path.exists()

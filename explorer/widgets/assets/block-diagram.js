@@ -2,7 +2,8 @@
 //
 // The element's HTML is written by Python and is complete for the first block; this
 // script moves the slider, exchanges the drawings and fills the card. It has no
-// imports and no exports: it runs as a classic script, from a file too, and as a module.
+// imports and no exports: it runs as a classic script, from a file too, and as a module;
+// saving needs drawing-file.js beside it.
 //
 //   element.layer, element.layers, element.checkpoint     what is drawn
 //   element.select(name, host), element.pinned            the pinned part; select(null) lets go
@@ -48,13 +49,6 @@
       shown[longest] = "…";
     }
   }
-
-  // What a drawing looks like, for a file that knows no style sheet: properties and what they are where nothing is said.
-  const SHAPE = {
-    fill: "rgb(0, 0, 0)", "fill-opacity": "1", stroke: "none", "stroke-width": "1px", "stroke-opacity": "1", "stroke-dasharray": "none",
-    "stroke-linecap": "butt", width: "auto", height: "auto", rx: "auto",
-  };
-  const TEXT = { fill: SHAPE.fill, "font-family": "", "font-size": "", "font-weight": "400", "text-anchor": "start", "white-space": "normal" };
 
   const outOfView = ({ top, bottom }) => bottom < HALF_LINE || top > innerHeight - HALF_LINE;
 
@@ -150,7 +144,9 @@
 
     svg() {
       const drawing = [...this.#stage.querySelectorAll("svg")].find((svg) => svg.getClientRects().length);
-      return drawing ? this.#file(drawing) : null;
+      if (!drawing) return null;
+      const ground = getComputedStyle(this).getPropertyValue("--role-ground").trim();
+      return drawingFile(drawing, `${this.checkpoint}, ${drawing.getAttribute("aria-label")}`, ground);
     }
 
     get #here() { return this.#data && this.#data.checkpoints[this.#number]; }
@@ -325,31 +321,6 @@
       if (!open) return;
       const { x, width } = line.getBBox(), edge = line.ownerSVGElement.viewBox.baseVal.width;
       if (x + width > edge) line.setAttribute("transform", `translate(${edge - x - width} 0)`);
-    }
-
-    #file(drawing) {
-      const copy = drawing.cloneNode(true), ground = getComputedStyle(this).getPropertyValue("--role-ground").trim() || "none";
-      const from = drawing.querySelectorAll("*"), to = copy.querySelectorAll("*");
-      from.forEach((node, at) => {
-        const style = getComputedStyle(node);
-        for (const [name, usual] of Object.entries(node instanceof SVGTextContentElement ? TEXT : SHAPE)) {
-          const value = style.getPropertyValue(name);
-          if (value && value !== usual) to[at].setAttribute(name, value.replace(/^([\d.]+)px$/, "$1"));
-        }
-      });
-      for (const node of [copy, ...to]) for (const name of node.getAttributeNames()) {
-        if (/^(class|style|tabindex|role|aria-.*|data-.*)$/.test(name)) node.removeAttribute(name);
-      }
-      const { width, height } = drawing.viewBox.baseVal;
-      copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-      copy.setAttribute("width", width);
-      copy.setAttribute("height", height);
-      const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
-      title.textContent = `${this.checkpoint}, ${drawing.getAttribute("aria-label")}`;
-      const back = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-      for (const [name, value] of Object.entries({ width, height, fill: ground })) back.setAttribute(name, value);
-      copy.prepend(title, back);
-      return new XMLSerializer().serializeToString(copy);
     }
 
     #save() {
