@@ -15,9 +15,10 @@ import torch
 from explorer import vocabulary
 from explorer.engine import Envoy, Mediator, OutOfOrderError, WriteBack, eproperty
 from explorer.places import put, take
+from explorer.reach import REPLAY, Reach, Whole, plainly, replay_of
 from explorer.reasons import NOTHING, Missing
 from explorer.replay import Replay
-from explorer.taps import REPLAY, HostTaps, Reach, Whole, plainly, replay_of
+from explorer.taps import HostTaps
 
 if TYPE_CHECKING:
     from explorer.model import LanguageModel

@@ -14,9 +14,10 @@ from explorer import vocabulary
 from explorer.edits import Edit, JointEdit
 from explorer.hosts import COMPUTED, Unavailable, implied
 from explorer.places import put, take
+from explorer.reach import REPLAY, Reach, Whole, plainly, replay_of
 from explorer.reasons import Missing, telling
 from explorer.replay import Replay
-from explorer.taps import REPLAY, HostTaps, Reach, Whole, plainly, replay_of
+from explorer.taps import HostTaps
 from explorer.words import numbered
 
 if TYPE_CHECKING:

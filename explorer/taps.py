@@ -24,33 +24,11 @@ from explorer.engine import NO_SKIP, STATE, SourceNotAvailable, State, bind, mak
 from explorer.finding.discover import Anatomy, Host
 from explorer.finding.kernels import reference
 from explorer.places import Place, plain, put, restore, serve, take
+from explorer.reach import REPLAY, Reach, Whole, plainly, replay_of
 from explorer.replay import Replay
 from explorer.rewriting import OPERATORS, rewritten
 from explorer.sinks import Busy, Sink
 from explorer.vocabulary import REPLAYS
-
-#: The name the recurrent kernel's arguments are served under once more when the kernel has run.
-REPLAY = "@replay"
-
-
-@dataclass(frozen=True)
-class Whole:
-    """A value that all rows of a batch share, as the engine carries it: it hands each block of a trace its own rows of tensors."""
-
-    tensor: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Reach:
-    """How one value is reached: the location that names the moment, and its place.
-
-    ``native`` locations are the engine's own (a module's input or output) and
-    carry what the module got or returned; others carry a dict of values by name.
-    """
-
-    location: str
-    place: Place
-    native: bool
 
 
 @dataclass
@@ -70,16 +48,6 @@ class _Node:
     before: list[_Moment] = field(default_factory=list)
     after: list[_Moment] = field(default_factory=list)
     calls: dict[str, "_Node"] = field(default_factory=dict)
-
-
-def plainly(value: Any) -> Any:
-    """A value as it is, whether or not the engine carries it whole."""
-    return value.tensor if isinstance(value, Whole) else value
-
-
-def replay_of(host: str, kept: dict[str, Any]) -> Replay:
-    """The recurrence of a call from what its kernel was given."""
-    return Replay(host, {name: plainly(kept.get(name)) for name in REPLAYS[host]})
 
 
 class HostTaps:
