@@ -11,6 +11,8 @@ from explorer.edits import Edit, ablate_expert
 from explorer.hosts import Unavailable
 from explorer.hub import LoadError
 from explorer.specimens import bpe
+from explorer.widgets import views_router
+from explorer.widgets.selection import Selection
 from tests.models import PROMPT
 from tests.test_finding import random_model, tiny
 
@@ -272,6 +274,9 @@ def test_experts_that_are_rows_of_a_table_are_followed_to_their_sum():
     dense = mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))
     assert_close(rec["shared_expert_output", 0], dense, rtol=1e-4, atol=1e-6)
     rows = model.support(0)
+    whole = model.record(PROMPT)
+    for view in (views_router.token_by_expert(whole, Selection()), views_router.layer_by_expert(whole), views_router.margins(whole, Selection())):
+        assert "This router scores pairs of keys" in view.reason
     for name, reason in (("router_logits", "this router scores pairs of keys"), ("expert_outputs", "in one product")):
         assert reason in str(rows[name].reasons[0])
 

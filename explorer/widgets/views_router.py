@@ -19,7 +19,7 @@ CHOICES = {
 def refusal(rec: Recorded, layer: int) -> Refusal | None:
     """Why block ``layer`` has no router to show, None where it has one."""
     if ("expert_indices", layer) in rec:
-        return None
+        return None if ("router_logits", layer) in rec else missing(rec, "router_logits", layer)
     if all(("expert_indices", other) not in rec for other in range(rec.num_layers)):
         if not any(("mlp_output", other) in rec for other in range(rec.num_layers)):
             return Refusal("No block of this model has a router: it has no MLP.")
@@ -73,7 +73,7 @@ def load(rec: Recorded, layer: int) -> np.ndarray:
 
 def layer_by_expert(rec: Recorded) -> Heatmap | Refusal:
     """Blocks down, experts across: the share of all tokens that chose the expert."""
-    layers = [layer for layer in range(rec.num_layers) if ("expert_indices", layer) in rec]
+    layers = [layer for layer in range(rec.num_layers) if refusal(rec, layer) is None]
     if not layers:
         return refusal(rec, 0) or Refusal("No block has a router.")
     widest = max(num_experts(rec, layer) for layer in layers)
