@@ -81,6 +81,16 @@ def test_a_cell_makes_the_numbers_of_its_card(card, chosen, runs):
     agree(run_cell(card.code(plain, chosen)), numbers_of(card.view(plain, chosen)))
 
 
+@pytest.mark.parametrize("card", [card for card in CARDS if card.tab == "state" and card.code is not None and not card.compares], ids=lambda card: card.name)
+def test_a_cell_makes_the_numbers_of_a_state_with_fixed_decays(card, store):
+    run = store.run("specimen:minimax", PROMPT, (), Job("test", lambda job: None, lambda job: None))
+    chosen = Selection(block=1, head=2, token=3)
+    if "state_written" in card.name or card.name == "written":
+        assert "Nothing scales what this recurrence writes" in card.view(run, chosen).reason
+    else:
+        agree(run_cell(card.code(run, chosen)), numbers_of(card.view(run, chosen)))
+
+
 def test_a_cell_carries_the_interventions_of_its_run(runs):
     _, edited = runs
     chosen = Selection(block=SOFTMAX)

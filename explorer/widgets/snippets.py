@@ -116,6 +116,8 @@ def _recurrence(run: Recorded, chosen: Selection) -> tuple[str, Callable[[str], 
 def state_kept(run: Recorded, chosen: Selection) -> str:
     host, key = _recurrence(run, chosen)
     shown = SHOWN[host]
+    if vocabulary.BY_HOST[host][shown.kept].fixed:  # the same at every token
+        return _row(run.origin, key(shown.kept), chosen.block, "[head token]", ".exp()[:, None].expand(-1, len(rec.tokens))")
     mean = ".mean(-1)" if len(vocabulary.BY_HOST[host][shown.kept].axes) > 3 else ""
     return _row(run.origin, key(shown.kept), chosen.block, "[head token]", f"[0]{mean}{'.exp()' if shown.log else ''}.T")
 

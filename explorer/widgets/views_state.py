@@ -172,8 +172,10 @@ def matrix(rec: Replayed, chosen: Selection) -> Heatmap | Refusal:
 
 def chosen_head(rec: Recorded, chosen: Selection) -> int:
     """The chosen head, or the last of a recurrence with fewer heads than the attention beside it."""
-    kept = rec[f"{recurrence_of(rec, chosen.block)}.{SHOWN[recurrence_of(rec, chosen.block)].kept}", chosen.block]
-    return min(chosen.head, kept.shape[2] - 1)
+    host = recurrence_of(rec, chosen.block)
+    kept = vocabulary.BY_HOST[host][SHOWN[host].kept]
+    at = next(at for at, axis in enumerate(kept.axes) if axis in ("heads", "channels"))
+    return min(chosen.head, rec[f"{host}.{kept.name}", chosen.block].shape[at] - 1)
 
 
 def state_at(rec: Replayed, chosen: Selection) -> np.ndarray:
