@@ -7,7 +7,7 @@ import torch
 from explorer.finding.flow import Call, Flow
 from explorer.finding.mlp import DENSE, find_router, find_shared, scoring_of
 from explorer.finding.spots import Finds, children, maker_spot
-from explorer.reasons import absent
+from explorer.reasons import absent, unfollowed
 
 
 def find_apart(flow: Flow, module: Call) -> Finds | None:
@@ -30,8 +30,8 @@ def find_apart(flow: Flow, module: Call) -> Finds | None:
         finds.missing = dict.fromkeys(DENSE, absent("this MLP is a mixture: every expert has neurons of its own"))
         finds.sizes = {"top_k": flow.tensors[numbers].shape[-1]}
         tables = isinstance(held[0].fn, torch.nn.Embedding)
-        finds.missing["expert_outputs"] = absent(
-            "this mixture adds what its experts make up in one product" if tables else "this mixture runs its tokens sorted by expert, so that no slot's output stands in the slot's place")
+        finds.missing["expert_outputs"] = absent("this mixture adds what its experts make up in one product") if tables else unfollowed(
+            "this mixture runs its tokens sorted by expert, so that no slot's output stands in the slot's place")
         # The activation, which may run elsewhere too.
         between = [c for c in flow.calls if not c.labels and c.module.rpartition(".")[0] == module.module and held[0].ended < c.began
                    and c.stop < flow.maker(routed) and not any(True for _ in c.fn.parameters())]

@@ -347,7 +347,7 @@ def _slots(finds: Finds, flow: Flow, experts: Call) -> None:
     finds.missing["expert_outputs"] = setting(
         "this experts implementation adds each expert's output up at once; "
         "load the model with experts_implementation=\"grouped_mm\" or \"batched_mm\""
-    ) if chosen else absent("this mixture runs its experts one after another and adds each one's output up at once: no tensor holds the slots'")
+    ) if chosen else unfollowed("this mixture runs its experts one after another and adds each one's output up at once, so that no call hands over the slots'")
 
 
 def find_shared(finds: Finds, flow: Flow, module: Call, experts: Call | None, output: torch.Tensor, stop: int) -> None:
