@@ -47,7 +47,7 @@ def test_the_slider_moves_diagram_and_panels(opened):
     assert seen.page.get_attribute(".bd-stage", "data-layer") == "3" and "Gated attention" in seen.text(".bd-stage")
     assert "block 3" in seen.text("[data-card=router_grid] [data-title]")
     assert seen.image("router_grid")["sum"] != before["sum"]
-    lit = seen.page.eval_on_selector_all(".bd-narrow .bd-cells .on", "all => all.map(one => Number(one.dataset.expert))")
+    lit = [int(number) for number in seen.page.get_attribute(".bd-narrow .bd-cells", "data-lit").split()]
     slots = seen.page.eval_on_selector_all("[data-router-words] b", "all => all.map(one => Number(one.textContent.split(' ')[1]))")
     assert sorted(lit) == sorted(slots) and len(slots) == 6
 

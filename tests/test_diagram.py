@@ -176,9 +176,17 @@ def test_experts_are_a_field_of_cells(layout: str) -> None:
     record = records("qwen3_next", 1)[0]
     experts = record["blocks"][0]["sublayers"][1]["experts"]
     svg = block_svg(record, 0, layout)
-    cells = [int(number) for number in re.findall(r'data-expert="(\d+)"', svg)]
-    assert cells == list(range(experts["count"]))
-    assert svg.count('class="lit"') == experts["chosen"]
+    field = next(node for node in ElementTree.fromstring(svg).iter() if (node.get("class") or "").startswith("bd-cells"))
+    every, lit = field
+    pitch, side = (float(field.get(f"data-{name}")) for name in ("pitch", "side"))
+    wide = [(float(length) - side) / pitch + 1 for length in re.findall(r"h([\d.]+)", every.get("d"))]
+    assert sum(map(round, wide)) == experts["count"] and all(abs(cells - round(cells)) < 0.02 for cells in wide)
+    assert lit.get("d").count("M") == len(field.get("data-lit").split()) == experts["chosen"]
+    # What lights a cell lies on one of the line's dashes.
+    left, top, columns = float(field.get("data-left")), float(field.get("data-top")), int(field.get("data-columns"))
+    for cell, x, y in zip(field.get("data-lit").split(), *zip(*re.findall(r"M([\d.]+) ([\d.]+)", lit.get("d")), strict=True), strict=True):
+        row, column = divmod(int(cell), columns)
+        assert float(x) == pytest.approx(left + column * pitch, abs=0.05) and float(y) == pytest.approx(top + row * pitch, abs=0.05)
     assert "bd-dashed" in svg and "shared expert" in svg
 
 

@@ -293,15 +293,18 @@ def test_live_marks_light_cells_and_weigh_edges(visit, address: str) -> None:
     page = visit(address + HYBRID).page
     element = "document.querySelector('block-diagram')"
     page.evaluate(f"{element}.setMarks({{addends: {{attention_output: 0, mlp_output: 1}}, experts: [3, 17]}})")
-    lit = "[...document.querySelectorAll('.bd-stage .bd-wide [data-expert]')].filter((cell) => getComputedStyle(cell).fillOpacity === '1').map((cell) => cell.dataset.expert)"
-    assert page.evaluate(lit) == ["3", "17"]
+    lit = "(document.querySelector('.bd-stage .bd-wide .bd-lit').getAttribute('d').match(/M/g) ?? []).length"
+    numbers = "document.querySelector('.bd-stage .bd-wide .bd-cells').dataset.lit"
+    assert page.evaluate(lit) == 2 and page.evaluate(numbers) == "3 17"
     weights = "[...document.querySelectorAll('.bd-stage .bd-wide [data-addend]')].map((edge) => parseFloat(getComputedStyle(edge).strokeWidth))"
     thin, thick = page.evaluate(weights)
     assert thick > 4 * thin
     page.evaluate(f"{element}.layer = 1")
-    assert page.evaluate(lit) == ["3", "17"]
+    assert page.evaluate(lit) == 2 and page.evaluate(numbers) == "3 17"
+    page.evaluate(f"{element}.setMarks({{addends: {{}}, experts: []}})")
+    assert page.evaluate(lit) == 0
     page.evaluate(f"{element}.setMarks(null)")
-    assert len(page.evaluate(lit)) == 10 and len(set(page.evaluate(weights))) == 1
+    assert page.evaluate(lit) == 10 and len(set(page.evaluate(weights))) == 1
 
 
 def test_at_500_pixels_the_boxes_stack_and_the_stream_stays(visit, address: str) -> None:

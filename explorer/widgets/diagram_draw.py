@@ -269,22 +269,23 @@ class Canvas:
     def cells(self, area: Box, count: int, chosen: int) -> float:
         """The experts as a field of cells; returns the y under its last row.
 
-        Each cell carries ``data-expert``; which are lit is an illustration until a token is selected.
+        All cells are one line of dashes per row, and the lit ones a path over it: hundreds of elements would be most of a page.
+        Which are lit, the numbers in ``data-lit``, is an illustration until a token is selected.
         """
         columns, pitch = grid(count, area.w, area.h)
-        side, lit = pitch * 0.76, set(lit_cells(count, chosen))
+        side, lit = pitch * 0.76, lit_cells(count, chosen)
         left = area.x + (area.w - columns * pitch + pitch - side) / 2
-        cells = []
-        for index in range(count):
-            row, column = divmod(index, columns)
-            mark = ' class="lit"' if index in lit else ""
-            cells.append(f'<rect{mark} data-expert="{index}" x="{number(left + column * pitch)}" y="{number(area.y + row * pitch)}"/>')
-        size = f"--side:{side:.2f}px;--corner:{side * 0.24:.2f}px"
+        rows = [min(columns, count - first) for first in range(0, count, columns)]
+        lines = "".join(f"M{left:.2f} {area.y + row * pitch + side / 2:.2f}h{(wide - 1) * pitch + side:.2f}" for row, wide in enumerate(rows))
+        squares = "".join(f"M{left + cell % columns * pitch:.2f} {area.y + cell // columns * pitch:.2f}h{side:.2f}v{side:.2f}h-{side:.2f}z" for cell in lit)
         self.over.append(
-            f'<g class="bd-cells role-mlp" role="img" data-count="{count}" style="{size}"'
-            f' aria-label="{count} experts, {chosen} chosen for each token">{"".join(cells)}</g>'
+            f'<g class="bd-cells role-mlp" role="img" data-count="{count}" data-columns="{columns}" data-pitch="{pitch:.3f}"'
+            f' data-left="{left:.2f}" data-top="{area.y:.2f}" data-side="{side:.2f}" data-lit="{" ".join(map(str, lit))}"'
+            f' aria-label="{count} experts, {chosen} chosen for each token">'
+            f'<path class="bd-every" d="{lines}" stroke-width="{side:.2f}" stroke-dasharray="{side:.3f} {pitch - side:.3f}"/>'
+            f'<path class="bd-lit" d="{squares}"/></g>'
         )
-        return area.y + -(-count // columns) * pitch
+        return area.y + len(rows) * pitch
 
 
 def _letters(*types: tuple[str, Type]) -> int:

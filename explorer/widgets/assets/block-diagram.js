@@ -364,9 +364,11 @@
         edge.style.strokeWidth = share === undefined ? "" : `${1 + 6 * Math.min(Math.max(share, 0), 1)}px`;
       }
       for (const field of this.#stage.querySelectorAll(".bd-cells")) {
-        const lit = marks && marks.experts ? new Set(marks.experts.map(String)) : null;
-        field.classList.toggle("marked", Boolean(lit));
-        for (const cell of field.children) cell.classList.toggle("on", Boolean(lit) && lit.has(cell.dataset.expert));
+        field.dataset.drawn ??= field.dataset.lit;
+        field.dataset.lit = marks && marks.experts ? marks.experts.join(" ") : field.dataset.drawn;
+        const [columns, pitch, left, top, side] = ["columns", "pitch", "left", "top", "side"].map((name) => Number(field.dataset[name]));
+        const square = (cell) => `M${left + (cell % columns) * pitch} ${top + Math.floor(cell / columns) * pitch}h${side}v${side}h${-side}z`;
+        field.querySelector(".bd-lit").setAttribute("d", field.dataset.lit.split(" ").filter(Boolean).map(Number).map(square).join(""));
       }
     }
 
