@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from builder import figures, index
+from builder import costs, figures, index, typed
 from builder.measured import measured_figures
 from builder.printout import printout_html
 from explorer import vocabulary
@@ -39,7 +39,7 @@ def environment() -> Environment:
     )
     made.filters.update(
         count=figures.count, thousands=figures.thousands, size=figures.size, ranges=figures.layer_ranges, printout=printout_html,
-        host_key=host_key, shown=shown, front=front_matter,
+        host_key=host_key, shown=shown, front=front_matter, typed=typed.type_html, bound=typed.bound_html,
     )
     made.globals.update(role_of=role_of, anchor=value_anchor)
     return made
@@ -64,7 +64,10 @@ def family_page(
         records=records, first=first, title=title or first["title"], summary=summary or first.get("summary") or "",
         notes=sections(notes_html or ""),
         diagram=Markup(diagram.element(records)), hosts=host_tables(records),
-        varying=lambda part: varying(records, part), figures=figures.figures, host_sizes=host_sizes, checks=check_groups, measured=lambda record: measured_figures(record["provenance"]["specimen"].get("measured") or {}), facts_file=facts_file,
+        varying=lambda part: varying(records, part), figures=figures.figures, host_sizes=host_sizes, checks=check_groups,
+        measured=lambda record: measured_figures(record["provenance"]["specimen"].get("measured") or {}), facts_file=facts_file,
+        printed=lambda record: record["printout"], cost=costs,
+        cost_rows=costs.rows(records, varying), **typed.context(records, varying),
     )
 
 
@@ -155,7 +158,10 @@ def varying(records: Sequence[Record], part: Callable[[Record], Any]) -> list[tu
 
 
 def host_tables(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """The values by host, in the vocabulary's order: ``[{path, meaning, on, rows}]`` of each host any checkpoint has."""
+    """The values by host, in the vocabulary's order: ``[{path, key, meaning, of, on}]`` of each host any checkpoint has.
+
+    ``of`` gives a checkpoint's rows, ``on`` its blocks that have the host.
+    """
     there = {name for record in records for block in record["blocks"] for name in block["hosts"]} | {"model", "layers"}
     paths = dict.fromkeys(host.path for host in vocabulary.HOSTS.values())
     paths |= dict.fromkeys(row["host"] for record in records for row in record["values"])
@@ -164,26 +170,37 @@ def host_tables(records: Sequence[Record]) -> list[dict[str, Any]]:
         if any(row["host"] == path for record in records for row in record["values"]):
             # Kinds of one thing have one path: what is said is what is there.
             meaning = "; ".join(host.meaning for host in vocabulary.HOSTS.values() if host.path == path and host.name in there)
-            tables.append({"path": path, "key": host_key(path), "meaning": meaning, "of": lambda record, path=path: _table(record, path)})
+            tables.append({"path": path, "key": host_key(path), "meaning": meaning, "of": lambda record, path=path: _table(record, path),
+                           "on": lambda record, path=path: _on(record, path)})
     return tables
 
 
 def _table(record: Record, path: str) -> dict[str, Any]:
-    """One host's rows in one checkpoint, and the blocks that have the host."""
+    """One host's rows in one checkpoint."""
     rows = [row for row in record["values"] if row["host"] == path]
-    layers = sorted({layer for row in rows for layer in row["layers"] or ()})
-    count = record["sizes"]["num_layers"]
-    on = f"on all {count} blocks" if len(layers) == count else f"on {len(layers)} of {count} blocks: {figures.layer_ranges(layers)}"
+    layers = _layers(record, path)
     return {
-        "class": rows[0].get("class", "") if rows else "", "on": on if layers else "",
+        "class": rows[0].get("class", "") if rows else "",
         "rows": [
             {
                 **{key: row.get(key) for key in ("name", "layout", "dims", "meaning", "read_at", "condition", "writable", "optional", "verified")},
-                "some": figures.layer_ranges(row["layers"]) if row["layers"] is not None and set(row["layers"]) != set(layers) else "",
+                "some": figures.layer_ranges(row["layers"]) if row["layers"] is not None and set(row["layers"]) != layers else "",
             }
             for row in rows
         ],
     }
+
+
+def _on(record: Record, path: str) -> str:
+    """The blocks of one checkpoint that have a host, in words."""
+    layers, count = _layers(record, path), record["sizes"]["num_layers"]
+    if not layers:
+        return ""
+    return f"on all {count} blocks" if len(layers) == count else f"on {len(layers)} of {count} blocks: {figures.layer_ranges(sorted(layers))}"
+
+
+def _layers(record: Record, path: str) -> set[int]:
+    return {layer for row in record["values"] if row["host"] == path for layer in row["layers"] or ()}
 
 
 def host_sizes(record: Record) -> list[tuple[str, Mapping[str, Any]]]:

@@ -46,9 +46,10 @@ def recorded(model: LanguageModel) -> Json:
 def signature(model: LanguageModel | Any) -> Json:
     """The signature of a loaded model, or of a transformers model on the meta device, as plain JSON-able data.
 
-    ``{generics, variables, dtype, entries, cache, blocks, values, costs, resolved}``; a type is ``{dims, numbers, dtype}``
-    with axes as text over the generics and with this model's numbers (text where the call decides). ``numbers`` is None
-    in a class that stands in the model with several sizes; an axis that did not resolve is "?" and its number.
+    ``{generics, axes, variables, dtype, entries, cache, blocks, values, costs, resolved}``; a type is ``{dims, numbers,
+    dtype}`` with axes as text over the generics and with this model's numbers (text where the call decides). ``numbers``
+    is None in a class that stands in the model with several sizes; an axis that did not resolve is "?" and its number.
+    ``axes`` are all axes there are that are more than one name, each with what it comes to.
 
     Raises NoSignature where the class has no list of blocks, or does not run at any size tried.
     """
@@ -65,8 +66,12 @@ def signature(model: LanguageModel | Any) -> Json:
     sizes = {**probes.released, "Layers": len(module.get_submodule(blocks))}
     aliases = _aliases(typed, probes)
 
+    axes: dict[str, int | str] = {}
+
     def write(one: Type) -> Json:
-        return one.json(sizes, aliases)
+        written = one.json(sizes, aliases)
+        axes.update(zip(written["dims"], written["numbers"], strict=True))
+        return written
 
     few = probes.model(0)
     keeps = {layers_at: path for layers_at, path in _keepers(few).items()}
@@ -97,7 +102,10 @@ def signature(model: LanguageModel | Any) -> Json:
             "unresolved": unresolved,
         },
     }
-    return {"generics": _generics(probes, typed, sizes, aliases, module, costs["kinds"]), **found}
+    generics = _generics(probes, typed, sizes, aliases, module, costs["kinds"])
+    simple = {row["name"] for row in generics} | set(table()["variables"])
+    composed = {text: number for text, number in axes.items() if not (text in simple or text.isdigit() or text.startswith("?"))}
+    return {"generics": generics, "axes": composed, **found}
 
 
 def _probes(module: Any, path: str) -> tuple[Probes, list[list[int]]]:

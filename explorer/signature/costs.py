@@ -28,6 +28,9 @@ OVER_CONTEXT = "attention over the context"
 #: Tokens in the cache and the new one together, in formulas.
 CONTEXT = "T"
 
+#: The shortest context a cost is worked out for, at most that share of the longest, and the longest where none is named.
+_SHORTEST, _SHARE, _LONGEST = 1024, 16, 1 << 17
+
 
 class Unknown(ValueError):
     """A cost whose formula cannot be had, since an axis did not resolve."""
@@ -65,7 +68,11 @@ class Costs:
     # -- everything ---------------------------------------------------------------
 
     def json(self) -> Json:
-        """``{parameters, weights, cache, flops, kinds}``; what cannot be had is ``{unknown: reason}``."""
+        """``{parameters, weights, cache, flops, kinds}``; what cannot be had is ``{unknown: reason}``.
+
+        ``over``, of the cache and of the operations, is what they come to for one sequence at some lengths of the context:
+        rows of the length, what grows with it and what does not.
+        """
         return {
             "kinds": [{"name": name, "number": self.sizes[name], "layers": list(self.layers[at])}
                       for at, name in self.counts.items() if name != "Layers"],
@@ -134,7 +141,7 @@ class Costs:
 
     def cache(self) -> Json:
         """Bytes kept after ``S`` tokens of ``B`` sequences, by kind of block and whether they grow."""
-        where: dict[str, str] = {}
+        where: dict[str, Expr] = {}
         rows: dict[tuple[str, bool], list[Expr]] = {}
         for at, name in self.counts.items():
             prefix = f"{self.blocks}.{at}"
@@ -145,13 +152,14 @@ class Costs:
                     grows = bool(size.names & {"S", *where})
                     rows.setdefault((name, grows), []).append(size)
         parts = [{"blocks": name, "grows": grows, **self._formula(total(sizes))} for (name, grows), sizes in rows.items()]
-        return {**self._formula(total(one for sizes in rows.values() for one in sizes)), "by_kind": parts, "where": self._where(where)}
+        whole = total(one for sizes in rows.values() for one in sizes)
+        return {**self._formula(whole), "by_kind": parts, "where": self._where(where), "over": self._over(whole, "S", where)}
 
     # -- operations -------------------------------------------------------------------
 
     def flops(self) -> Json:
         """Operations for one more token where the context, that token counted, is ``T`` tokens."""
-        where: dict[str, str] = {}
+        where: dict[str, Expr] = {}
         parts: dict[str, list[Expr]] = {}
         for site, left in self.types.found.items():
             if site.what != "matmul" or not site.name.endswith(".left"):
@@ -170,7 +178,10 @@ class Costs:
         context = {"Past": Expr.name(CONTEXT) + Expr.number(-1), "B": Expr.number(1)}
         summed = {part: total(counts).replaced(context) for part, counts in parts.items()}
         rows = [{"part": part, **self._formula(summed[part])} for part in (*PARTS, OVER_CONTEXT) if part in summed]
-        return {**self._formula(total(summed.values())), "by_part": rows, "where": self._where(where, context), "counted": COUNTED}
+        whole = total(summed.values())
+        seen = {name: expression.replaced(context) for name, expression in where.items()}
+        return {**self._formula(whole), "by_part": rows, "where": self._where(where, context), "counted": COUNTED,
+                "over": self._over(whole, CONTEXT, seen)}
 
     def _part_of(self, path: str, kind: str, at: int | None) -> str:
         inner = path.removeprefix(f"{self.blocks}.{at}").lstrip(".")
@@ -192,6 +203,20 @@ class Costs:
         filled = expression.at(self.sizes)
         constant = filled.constant
         return {"formula": expression.text(order()), "numbers": filled.text(order()), "number": constant}
+
+    def _over(self, whole: Expr, length: str, where: Mapping[str, Expr]) -> list[list[int]]:
+        """Rows of a length of the context, what grows with it and what does not, of one sequence; lengths double up to the longest."""
+        longest = self.sizes.get("MaxSeq", _LONGEST)
+        shortest = min(_SHORTEST, longest // _SHARE)
+        lengths = [tokens for at in range(longest.bit_length()) if shortest <= (tokens := 1 << at) < longest]
+        growing = Expr.of((powers, factor) for powers, factor in whole.terms if {name for name, _ in powers} & {length, *where})
+        found = []
+        for tokens in [*lengths, longest]:
+            sizes = {**self.sizes, "B": 1, length: tokens}
+            sizes |= {name: int(expression.value(sizes)) for name, expression in where.items()}
+            more, every = int(growing.value(sizes)), int(whole.value(sizes))
+            found.append([tokens, more, every - more])
+        return found
 
     def _gathered(self, expression: Expr) -> Expr:
         """The same with ``Layers`` for what every kind of block has as much of."""

@@ -1,8 +1,16 @@
-// The pages' own elements: checkpoint selector, filters of the index, copyable commands.
+// The pages' own elements: checkpoint selector, names or numbers in types, filters of the index, copyable commands.
 // Custom elements, so that they come alive wherever and whenever their HTML arrives.
 (() => {
   "use strict";
   if (customElements.get("checkpoint-select")) return;
+
+  // What arrow keys walk through, and by how much.
+  const PARTED = ".members, ul.entries, table.kept, .plots svg";
+  const STEPS = ".signature i, .point";
+  const MOVES = {
+    ArrowRight: (at) => at + 1, ArrowDown: (at) => at + 1, ArrowLeft: (at) => at - 1, ArrowUp: (at) => at - 1,
+    Home: () => 0, End: (at, count) => count - 1,
+  };
 
   const address = () => new URL(location.href);
 
@@ -45,6 +53,90 @@
         part.hidden = !part.dataset.checkpoint.split(" ").includes(id);
       }
       document.dispatchEvent(new CustomEvent("checkpoint-change", { detail: { id } }));
+    }
+  });
+
+  // <typed-notation>: names or numbers in all types and formulas; what is pointed at or reached tells the other.
+  // The numbers are those of the tables of generics that are shown, so that they are the chosen checkpoint's.
+  customElements.define("typed-notation", class extends HTMLElement {
+    connectedCallback() {
+      this.buttons = [...this.querySelectorAll("button")];
+      this.classList.add("alive");
+      this.buttons.forEach((button, at) => button.addEventListener("click", () => this.write(at === 1)));
+      this.told = document.createElement("span");
+      this.told.className = "tip-text axis-told";
+      this.told.id = "axis-told";
+      this.told.setAttribute("role", "tooltip");
+      document.body.append(this.told);
+      const start = () => {
+        this.parts = [...document.querySelectorAll(".signature i, .formula")];
+        for (const part of this.parts) part.dataset.name = part.textContent;
+        for (const group of document.querySelectorAll(PARTED)) this.reach(group.querySelector(STEPS), group);
+      };
+      if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start, { once: true });
+      else start();
+      document.addEventListener("checkpoint-change", () => this.write(this.numbers));
+      const over = (event) => this.tell(event.target.closest?.(".signature i, .formula"));
+      document.addEventListener("pointerover", over);
+      document.addEventListener("focusin", over);
+      document.addEventListener("focusout", () => this.tell(null));
+      document.addEventListener("keydown", (event) => this.step(event));
+    }
+
+    known() {
+      const found = new Map();
+      for (const row of document.querySelectorAll(".generics tbody tr")) {
+        const number = row.cells[1].textContent;
+        if (number && !row.closest("[hidden]")) found.set(row.cells[0].textContent, number);
+      }
+      return found;
+    }
+
+    // A part's names with numbers for them; an axis that the table has is one number.
+    filled(name, known) {
+      return name.replace(/[A-Za-z]\w*/g, (word) => known.get(word) ?? word);
+    }
+
+    write(numbers) {
+      const known = this.known();
+      this.numbers = numbers;
+      this.buttons.forEach((button, at) => button.setAttribute("aria-pressed", String((at === 1) === numbers)));
+      for (const part of this.parts) {
+        const name = part.dataset.name;
+        part.textContent = numbers ? known.get(name) ?? this.filled(name, known) : name;
+      }
+    }
+
+    tell(part) {
+      this.at?.removeAttribute("aria-describedby");
+      this.at = part;
+      this.told.style.display = part ? "block" : "none";
+      if (!part) return;
+      const known = this.known(), name = part.dataset.name, filled = this.filled(name, known);
+      const meaning = () => [...document.querySelectorAll(".generics tbody tr")].find((row) => row.cells[0].textContent === name)?.cells[2]?.textContent;
+      const steps = [...new Set([name, filled, part.matches("i") && known.get(name)])].filter(Boolean);
+      this.told.textContent = steps.length > 1 ? steps.join(" = ") : `${name}: ${meaning() ?? "a size of the class's own"}`;
+      const box = part.getBoundingClientRect();
+      this.told.style.left = `${Math.max(8, Math.min(box.left, innerWidth - this.told.offsetWidth - 8))}px`;
+      const below = box.bottom + 4;
+      this.told.style.top = `${below + this.told.offsetHeight < innerHeight ? below : Math.max(4, box.top - 4 - this.told.offsetHeight)}px`;
+      if (part === document.activeElement) part.setAttribute("aria-describedby", this.told.id);
+    }
+
+    // One stop of the tab key for each group; arrows go on from there.
+    reach(part, group) {
+      for (const other of group.querySelectorAll(STEPS)) other.setAttribute("tabindex", other === part ? "0" : "-1");
+    }
+
+    step(event) {
+      if (event.key === "Escape") this.tell(null);
+      const group = event.target.closest?.(PARTED);
+      if (!group || !event.target.matches(STEPS) || !(event.key in MOVES)) return;
+      event.preventDefault();
+      const steps = [...group.querySelectorAll(STEPS)].filter((part) => part.checkVisibility());
+      const to = steps[Math.max(0, Math.min(steps.length - 1, MOVES[event.key](steps.indexOf(event.target), steps.length)))];
+      this.reach(to, group);
+      to.focus();
     }
   });
 
