@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from builder import compact
 from builder.reuse import Kept, notes_key, proof_key, records_key
 
 Record = dict[str, Any]
@@ -192,14 +192,8 @@ def write_facts(family: str, records: list[Record], folder: Path = NOTES) -> Pat
         old = before.get(new["checkpoint"])
         kept.append(old if old is not None and _undated(old) == _undated(new) else new)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_lines(kept) + "\n", encoding="utf-8")
+    path.write_text(compact.text(kept) + "\n", encoding="utf-8")
     return path
-
-
-def _lines(records: list[Record]) -> str:
-    """JSON whose changes show line by line; a list of nothing but numbers and words is one line."""
-    text = json.dumps(records, ensure_ascii=False, indent=1)
-    return re.sub(r"\[\n\s+([^][{}]*?)\n\s*\]", lambda found: "[" + re.sub(r",\n\s+", ", ", found[1]) + "]", text)
 
 
 def _undated(record: Record) -> Record:

@@ -108,6 +108,11 @@ def _of_kind(row: Json) -> str:
     return f"{blocks}, {'growing' if row['grows'] else 'of one size'}"
 
 
+def whole_terms(text: str) -> str:
+    """A formula that lines break between its terms only."""
+    return text.replace(" * ", "\u00a0*\u00a0").replace(" / ", "\u00a0/\u00a0")
+
+
 def plots(record: Record) -> list[Markup]:
     """What one sequence keeps and what one more token takes, over the length of the context."""
     found = []

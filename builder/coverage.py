@@ -1,6 +1,7 @@
 """Which decoders of transformers are proven, and how far: each type's small model through the whole contract.
 
-One outcome per type, plain data: what is served, what is lacking and why, which laws held.
+One outcome per type, plain data: what is served, what is lacking and why, which laws held, and how many axes of its
+tensors have a type.
 The outcomes of a full run lie in ``site/coverage.json``, from which a page is made.
 """
 
@@ -14,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder.limited import Limits, Stopped, each
+from builder.limited import Limits, OutOfTime, Stopped, each, within
 
 if TYPE_CHECKING:
     from explorer.contract.report import Report
@@ -40,6 +41,9 @@ _SHOWN = 4
 
 #: The libraries that an outcome depends on.
 _LIBRARIES = ("transformers", "torch", "nnsight")
+
+#: Seconds of processor time that a type's signature may take.
+_FOR_TYPES = 90.0
 
 #: What the forking server imports once. The model classes' common base is the slow part of the first of them.
 _PRELOAD = ("explorer", "explorer.contract.laws", "transformers.models.llama.modeling_llama")
@@ -75,13 +79,33 @@ def prove(family: str) -> Outcome:
         try:
             model = load(f"specimen:{family}")
         except LoadError as error:
-            return named | _bare("refused", error.reason if isinstance(error, NotFollowed) else str(error))
+            refused = _bare("refused", error.reason if isinstance(error, NotFollowed) else str(error))
+            return named | refused | {"types": typed(built.model)}
         except Exception as error:  # a refusal is a sentence; anything else is a mistake of ours
             return named | _bare("failed", f"it cannot be loaded: {type(error).__name__}: {brief(error)}")
         try:
-            return named | outcome(model, check(model, built.prompt))
+            found = outcome(model, check(model, built.prompt))
         except Exception as error:  # the contract could not even be begun
             return named | _bare("failed", f"the contract cannot be run: {type(error).__name__}: {brief(error)}")
+        return named | found | {"types": typed(model)}
+
+
+def typed(model: Any) -> dict[str, Any]:
+    """How many axes of a model's tensors its signature resolves: ``{axes, resolved}``, or ``{unknown: reason}``.
+
+    ``model``: loaded, or a transformers model of which no values are served.
+    """
+    from explorer.hub import brief
+    from explorer.signature import recorded
+
+    try:
+        with within(_FOR_TYPES):
+            found = recorded(model)
+    except OutOfTime as stopped:
+        return {"unknown": str(stopped)}
+    except Exception as error:  # a reason is a sentence of its own; anything else is a mistake of ours, and said
+        return {"unknown": f"{type(error).__name__}: {brief(error)}"}
+    return found if "unknown" in found else {name: found["resolved"][name] for name in ("axes", "resolved")}
 
 
 def _bare(verdict: str, reason: str) -> Outcome:
@@ -178,14 +202,31 @@ def tally(outcomes: Iterable[Outcome]) -> dict[str, int]:
 
 def said(found: Outcome) -> list[str]:
     """What there is to say of an outcome, shortest first: sentences without a full stop."""
+    types = [f"types: {unknown}"] if (unknown := found.get("types", {}).get("unknown")) else []
     if "reason" in found:
-        return [found["reason"]]
+        return [found["reason"], *types]
     lines = [f"{len(found['served'])} values, {found['laws']['passed']} checks held"]
     lines += _broken(found.get("failed", ()))
     lines += [f"no {names}: {reason}" for reason, names in by_reason(found["lacking"]).items()]
     if found["unproven"]:
         lines.append(f"compared by no law: {_some(found['unproven'])}")
-    return lines
+    return lines + types
+
+
+def share(outcomes: Iterable[Outcome]) -> float | None:
+    """The share of axes that resolved in some outcomes, in percent, rounded down to a tenth; None where none is known."""
+    found = [types for one in outcomes if "axes" in (types := one.get("types", {}))]
+    axes = sum(one["axes"] for one in found)
+    return 1000 * sum(one["resolved"] for one in found) // axes / 10 if axes else None
+
+
+def resolved(outcomes: Mapping[str, Outcome]) -> str:
+    """In a sentence, how much of the types is resolved: together, and of how many model types how much."""
+    shares = [found for one in outcomes.values() if (found := share([one])) is not None]
+    if not shares:
+        return "No types were asked for."
+    known = f"{len(shares)} of {len(outcomes)} model types have a signature, in which {share(outcomes.values()):g} % of all axes resolved"
+    return f"{known}: every one in {shares.count(100)}, at least 98 % in {sum(one >= 98 for one in shares)}."
 
 
 def _broken(failed: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -213,19 +254,25 @@ def by_reason(lacking: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def table(outcomes: Mapping[str, Outcome], width: int | None = None) -> str:
-    """Every outcome, best first, in lines no longer than ``width``, and how many came out how."""
+    """Every outcome, best first, with the share of its axes that resolved, in lines no longer than ``width``, and how many came out how."""
     width = width or shutil.get_terminal_size((120, 24)).columns
     order = list(VERDICTS)
     names = max(len(name) for name in outcomes)
     verdicts = max(len(verdict) for verdict in order)
-    indent = names + verdicts + 4
+    indent = names + verdicts + 14
     lines = []
     for family, found in sorted(outcomes.items(), key=lambda item: (order.index(item[1]["verdict"]), item[0])):
         wrapped = [part for line in said(found) for part in textwrap.wrap(line, max(40, width - indent)) or [""]]
-        lines.append(f"{family:<{names}}  {found['verdict']:<{verdicts}}  {wrapped[0]}".rstrip())
+        lines.append(f"{family:<{names}}  {found['verdict']:<{verdicts}}  {percent(found):>8}  {wrapped[0]}".rstrip())
         lines += [" " * indent + part for part in wrapped[1:]]
     counted = ", ".join(f"{count} {verdict}" for verdict, count in tally(outcomes.values()).items())
-    return "\n".join([*lines, "", f"{len(outcomes)} decoders: {counted}"])
+    return "\n".join([*lines, "", f"{len(outcomes)} decoders: {counted}", resolved(outcomes)])
+
+
+def percent(found: Outcome) -> str:
+    """The share of an outcome's axes that resolved, as it is printed; nothing where it is not known."""
+    part = share([found])
+    return "" if part is None else f"{part:g} %"
 
 
 # -- the page ---------------------------------------------------------------------
@@ -244,7 +291,7 @@ def page(kept: Mapping[str, Any], pages: Mapping[str, str]) -> str:
     hosts = sorted({host for row in rows for host in row["hosts"]})
     return environment().get_template("coverage.md.jinja").render(
         rows=rows, counts=counts, verdicts=VERDICTS, hosts=[(host, sum(host in row["hosts"] for row in rows)) for host in hosts],
-        versions=kept["versions"], names=sorted({name.rpartition(".")[2] for row in rows for name in row["served"]}),
+        resolved=resolved(families), versions=kept["versions"], names=sorted({name.rpartition(".")[2] for row in rows for name in row["served"]}),
     )
 
 
@@ -253,5 +300,5 @@ def _row(family: str, found: Outcome, pages: Mapping[str, str]) -> dict[str, Any
     return {
         "family": family, "class": found.get("class", ""), "verdict": found["verdict"], "served": served,
         "hosts": {name.rpartition(".")[0] for name in served} - {"model", "layers"}, "said": said(found),
-        "page": f"families/{family}/index.html" if family in pages else "", "file": found["file"],
+        "page": f"families/{family}/index.html" if family in pages else "", "file": found["file"], "types": percent(found),
     }

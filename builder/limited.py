@@ -39,6 +39,25 @@ class Stopped:
     reason: str
 
 
+class OutOfTime(BaseException):
+    """Raised by `within`; no Exception, so that code which tries things and goes on when they fail does not go on after it."""
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raise OutOfTime once the block has kept this process's processor busy for ``seconds``; for a main thread alone."""
+    def ring(signum: int, frame: Any) -> None:
+        raise OutOfTime(f"it took more than {seconds:g} seconds of processor time")
+
+    before = signal.signal(signal.SIGVTALRM, ring)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
 class _Running:
     """One process at work, and the end of the pipe its result comes through."""
 

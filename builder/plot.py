@@ -83,6 +83,7 @@ def _point(length: int, values: Sequence[tuple[Curve, int]], x: Callable, y: Cal
     """All curves at one length: marks, a strip to point at, and a sentence."""
     at = x(length)
     told = ", ".join(f"{curve.name} {said(number)}" for curve, number in values)
+    told += f", together {said(sum(number for _, number in values))}" if len(values) > 1 else ""
     sentence = f"{counted(length)} tokens: {told}"
     marks = Markup("").join(
         Markup('<circle class="role-{}" cx="{}" cy="{}" r="2.6"/>').format(curve.role, at, y(number)) for curve, number in values if number)

@@ -39,7 +39,7 @@ def environment() -> Environment:
     )
     made.filters.update(
         count=figures.count, thousands=figures.thousands, size=figures.size, ranges=figures.layer_ranges, printout=printout_html,
-        host_key=host_key, shown=shown, front=front_matter, typed=typed.type_html, bound=typed.bound_html,
+        host_key=host_key, shown=shown, front=front_matter, typed=typed.type_html, bound=typed.bound_html, whole_terms=costs.whole_terms,
     )
     made.globals.update(role_of=role_of, anchor=value_anchor)
     return made

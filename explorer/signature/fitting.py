@@ -19,6 +19,10 @@ _FACTOR, _PARTS = 4096, 64
 _TERMS = {1: 2, 2: 3, 3: 4, 4: 4, 5: 3, 6: 3, 7: 2}
 
 
+#: Candidates that are looked at in one go, and how far off they may be, of the numbers' own size, to be solved for.
+_AT_ONCE, _NEAR = 256, 1e-3
+
+
 @dataclass(frozen=True)
 class Rounded:
     """A share of the size ``of``, rounded up to a multiple of the size ``to``."""
@@ -75,7 +79,7 @@ class Fitter:
         wanted = frozenset(self.moves(observed))
         found: dict[Expr, Expr] = {}
         simplest: tuple | None = None
-        for rank, chosen in _candidates(tuple(names)):
+        for rank, chosen in self._promising(tuple(names), numbers, observed):
             if simplest is not None and rank > simplest:
                 break
             if frozenset(one for powers in chosen for name, _ in powers for one in self._behind(name)) != wanted:
@@ -87,6 +91,26 @@ class Fitter:
                     found[same] = expression
                 simplest = rank
         return next(iter(found.values())) if len(found) == 1 else None
+
+    def _promising(self, names: tuple[str, ...], numbers: Mapping[str, np.ndarray],
+                   observed: tuple[int, ...]) -> Iterator[tuple[tuple, tuple[Powers, ...]]]:
+        """The candidates that some real factors bring near the numbers, simplest first.
+
+        Many are looked at in one go, which is far faster than solving for each; none that fits is left out.
+        """
+        candidates, wanted = _candidates(names), np.array(observed, dtype=float)
+        columns = {powers: np.prod([np.ones(len(observed)), *(numbers[name] ** power for name, power in powers)], axis=0)
+                   for _, powers in _ranked(names)}
+        columns = {powers: column / np.linalg.norm(column) for powers, column in columns.items()}
+        for start in range(0, len(candidates), _AT_ONCE):
+            some = candidates[start : start + _AT_ONCE]
+            near: set[int] = set()
+            for terms in {len(chosen) for _, chosen in some}:
+                at = [i for i, (_, chosen) in enumerate(some) if len(chosen) == terms]
+                spanned, _ = np.linalg.qr(np.stack([np.stack([columns[powers] for powers in some[i][1]], axis=1) for i in at]))
+                left = wanted - np.einsum("irk,ik->ir", spanned, np.einsum("irk,r->ik", spanned, wanted))
+                near.update(i for i, off in zip(at, np.linalg.norm(left, axis=1), strict=True) if off <= _NEAR * np.linalg.norm(wanted))
+            yield from (some[i] for i in sorted(near))
 
     def _following(self, expression: Expr) -> int:
         return len(expression.names & self.follows.keys())
