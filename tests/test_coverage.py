@@ -14,10 +14,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 
 from builder import check, coverage, write
 from builder.__main__ import main
-from builder.limited import Limits, Stopped, each
+from builder.limited import Limits, OutOfTime, Stopped, each, within
 from explorer.reasons import absent, elsewhere, setting, unfollowed
 from explorer.specimens import small
 from tests.tasks import do
@@ -26,13 +27,15 @@ from tests.tasks import do
 PICKED = 5
 
 PROVEN = {"verdict": "proven", "class": "A", "weights": "random, seed 0", "blocks": 3,
-          "served": ["model.logits", "mlp.mlp_output"], "lacking": [], "unproven": [], "laws": {"passed": 9, "failed": 0}}
+          "served": ["model.logits", "mlp.mlp_output"], "lacking": [], "unproven": [], "laws": {"passed": 9, "failed": 0},
+          "types": {"axes": 3000, "resolved": 2999}}
 IN_PART = PROVEN | {"verdict": "in part", "lacking": [
     {"value": "layers.layer_mid", "blocks": "block 1", "reason": "nothing reads it"},
     {"value": "mlp.mlp_activation", "blocks": "", "reason": "nothing reads it"}]}
 FAILED = PROVEN | {"verdict": "failed", "laws": {"passed": 8, "failed": 1}, "failed": [
     {"law": "addends", "host": "model.layers[i]", "values": ["layers.layer_output"], "detail": "an error of 0.123"}]}
-REFUSED = {"verdict": "refused", "reason": "its addend is <no> module's", "class": "B", "weights": "random, seed 0"}
+REFUSED = {"verdict": "refused", "reason": "its addend is <no> module's", "class": "B", "weights": "random, seed 0",
+           "types": {"unknown": "it has no list of blocks"}}
 STOPPED = {"verdict": "stopped", "reason": "it died of SIGSEGV"}
 OUTCOMES = {"one": PROVEN, "two": FAILED, "three": IN_PART, "four": REFUSED, "five": STOPPED}
 
@@ -117,6 +120,21 @@ def test_ctrl_c_ends_the_sweep_with_one_word_and_no_process_left():
     pytest.fail("a process of the sweep is still there")
 
 
+def test_what_takes_too_long_is_stopped_though_it_goes_on_after_any_error():
+    def stubborn():
+        while True:
+            try:
+                sum(range(10_000))
+            except Exception:  # noqa: BLE001  as code does that tries things
+                pass
+
+    with pytest.raises(OutOfTime, match="more than 0.2 seconds"), within(0.2):
+        stubborn()
+    with within(60):
+        pass
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
+
+
 # -- outcomes ---------------------------------------------------------------------
 
 
@@ -147,6 +165,26 @@ def test_what_a_broken_law_makes_of_an_outcome():
     assert found["failed"] == [{"law": "writes", "host": "model", "values": [values[0]], "detail": "an error of 1"}]
 
 
+def test_axes_of_types_are_counted_or_it_is_said_why_not(monkeypatch):
+    from tests.models import specimen
+
+    found = coverage.typed(specimen("llama"))
+    assert found["axes"] == found["resolved"] > 300
+    assert coverage.typed(torch.nn.Linear(2, 2))["unknown"].startswith("Linear has no signature here")
+    monkeypatch.setattr(coverage, "_FOR_TYPES", 0.05)
+    assert coverage.typed(specimen("qwen3_next")) == {"unknown": "it took more than 0.05 seconds of processor time"}
+
+
+def test_the_share_of_axes_is_rounded_down_and_told_for_all():
+    assert coverage.share([PROVEN]) == 99.9 and coverage.share([REFUSED, STOPPED]) is None
+    assert coverage.percent(PROVEN) == "99.9 %" and coverage.percent(STOPPED) == ""
+    assert coverage.resolved(OUTCOMES | {"six": PROVEN | {"types": {"axes": 10, "resolved": 9}}}) == (
+        "4 of 6 model types have a signature, in which 99.9 % of all axes resolved: every one in 0, at least 98 % in 3.")
+    assert coverage.resolved({"five": STOPPED}) == "No types were asked for."
+    printed = coverage.table(OUTCOMES, 100)
+    assert " 99.9 %  2 values" in printed and "types: it has no list of blocks" in printed and printed.endswith("at least 98 % in 3.")
+
+
 def test_a_model_that_cannot_be_built_says_the_error(monkeypatch):
     from explorer import specimens
 
@@ -174,8 +212,8 @@ def test_a_contract_that_cannot_be_begun_is_a_failure(monkeypatch):
 def test_the_table_goes_from_best_to_worst_and_counts():
     lines = coverage.table(OUTCOMES, 90).splitlines()
     first = [line.split()[0] for line in lines if line and not line.startswith(" ")]
-    assert first == ["one", "three", "four", "five", "two", "5"]
-    assert lines[-1] == "5 decoders: 1 proven, 1 in part, 1 refused, 1 stopped, 1 failed"
+    assert first == ["one", "three", "four", "five", "two", "5", "3"]
+    assert lines[-2] == "5 decoders: 1 proven, 1 in part, 1 refused, 1 stopped, 1 failed"
     assert all(len(line) <= 90 for line in lines)
     said = " ".join(" ".join(lines).split())
     assert "no layers.layer_mid (block 1), mlp.mlp_activation: nothing reads it" in said
@@ -259,7 +297,8 @@ def test_the_page_says_every_outcome_and_links_what_has_a_page(tmp_path):
     assert '<a href="families/one/index.html"><code>one</code></a>' in text and "families/three" not in text
     assert "its addend is &lt;no&gt; module" in text and "<no>" not in text
     assert 'data-trait="in-part"' in text and 'data-traits="in-part mlp"' in text
-    assert text.count("<tr class=") == len(OUTCOMES)
+    assert text.count("<tr class=") == len(OUTCOMES) and text.count('<td class="number">99.9 %</td>') == 3
+    assert "3 of 5 model types have a signature" in text and "types: it has no list of blocks" in text
     assert {"Coverage": "coverage.md"} in write.navigation({"one": "One"}, tmp_path)
     write.clear(tmp_path)
     assert not (tmp_path / "coverage.md").exists() and (tmp_path / "coverage.json").exists()

@@ -76,7 +76,7 @@ def test_a_command_to_copy_is_what_the_readme_has_one_type() -> None:
 def test_sections_come_in_their_order() -> None:
     page = render.family_page(records("llama"), "<h3 id='note-x'>x</h3>", title="Llama")
     assert re.findall(r"^##? (.*?)(?: \{|$)", page, re.MULTILINE) == [
-        "Llama", "The block", "Values, by host", "Printout and config", "Notes", "Evidence",
+        "Llama", "The block", "Values, by host", "Signature", "Printout and config", "Notes", "Evidence",
     ]
 
 
@@ -159,7 +159,7 @@ def test_a_failed_check_is_shown_first_and_open() -> None:
         "passed": 2, "failed": 1,
     }
     page = render.family_page([record])
-    assert "1 did not" in page and re.search("<details[^>]* open>", page) and "✗ no" in page
+    assert "1 did not" in page and re.search("<details[^>]* open><summary>The contract", page) and "✗ no" in page
     assert page.index("a row sums to 0.9") < page.index("input plus addends")
 
 

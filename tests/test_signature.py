@@ -105,6 +105,21 @@ def test_a_size_that_follows_from_others_is_told_apart_from_them():
     assert bound["kv_a_proj_with_mqa"] == ["Hidden", "RopeDim + Latent"] and bound["kv_b_proj"] == ["Latent", "Heads * NopeDim + Heads * VDim"]
 
 
+@pytest.mark.parametrize("family", FIRST)
+def test_every_axis_that_is_more_than_a_name_is_listed_with_its_number(family):
+    found = signed(family)
+    names = {row["name"]: row["number"] for row in found["generics"]} | {name: name for name in found["variables"]}
+    types = [row["type"] for row in found["values"]] + [part["type"] for one in found["blocks"] for part in one["parameters"] + one["buffers"]]
+    seen = set()
+    for one in types:
+        for text, number in zip(one["dims"], one["numbers"] or (), strict=False):
+            assert text.isdigit() or {**found["axes"], **names}[text] == number, text
+            seen.add(text)
+    assert not found["axes"].keys() & names.keys() and seen - names.keys()
+    bound = {text for one in found["blocks"] for sub in one["submodules"] for text in sub["arguments"]}
+    assert all(text.isdigit() or text in names or text in found["axes"] for text in bound)
+
+
 def test_a_signature_is_plain_json():
     found = signed("qwen3_next")
     assert json.loads(json.dumps(found)) == found

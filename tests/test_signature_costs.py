@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -95,3 +97,34 @@ def test_kinds_of_blocks_are_counted_under_names_of_their_own():
     assert kinds == {"MLPLayers": 3, "MoELayers": 58}
     kinds = {row["name"]: row["number"] for row in signed("qwen3_5_moe_text")["costs"]["kinds"]}
     assert kinds == {"GatedDeltaNetLayers": 30, "AttentionLayers": 10}
+
+
+@pytest.mark.parametrize("family", [*FIRST, *MORE])
+def test_costs_over_the_context_are_what_the_formulas_come_to(family):
+    costs = signed(family)["costs"]
+    for name, cost in (("S", costs["cache"]), ("T", costs["flops"])):
+        lengths = [row[0] for row in cost["over"]]
+        assert all(after == 2 * before for before, after in zip(lengths, lengths[1:-1])), "doublings, and the longest last"
+        assert lengths[-1] == next(row["number"] for row in signed(family)["generics"] if row["name"] == "MaxSeq") > lengths[-2]
+        for length, grows, constant in cost["over"]:
+            assert grows + constant == calls(cost, **{name: length}, **({"B": 1} if name == "S" else {}))
+        assert len({constant for _, _, constant in cost["over"]}) == 1 and all(b[1] >= a[1] for a, b in zip(cost["over"], cost["over"][1:]))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_next", "gemma2"])
+def test_costs_over_the_context_are_those_of_the_model(family):
+    costs, module = signed(family)["costs"], model(family)
+    length, grows, constant = costs["cache"]["over"][0]
+    assert grows + constant == accounting.measured_cache_bytes(module, length, 1)
+    length, grows, constant = costs["flops"]["over"][0]
+    assert grows + constant == counted(module, length)
+
+
+def test_what_does_not_grow_is_the_state_of_one_size():
+    """Of a hybrid the recurrent and convolution state, by the types of its cache; of other decoders nothing."""
+    found = signed("qwen3_next")
+    layers, tensors = found["cache"][0]["layers"], found["cache"][0]["tensors"]
+    sizes = {"bfloat16": 2, "float32": 4}
+    one = sum(sizes[row["after_prefill"]["dtype"]] * prod(row["after_prefill"]["numbers"][1:]) for row in tensors)
+    assert {row[2] for row in found["costs"]["cache"]["over"]} == {len(layers) * one}
+    assert {row[2] for row in signed("llama")["costs"]["cache"]["over"]} == {0}

@@ -75,12 +75,19 @@
       };
       if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start, { once: true });
       else start();
-      document.addEventListener("checkpoint-change", () => this.write(this.numbers));
+      this.ending = new AbortController();
+      const on = (name, act) => document.addEventListener(name, act, { signal: this.ending.signal });
       const over = (event) => this.tell(event.target.closest?.(".signature i, .formula"));
-      document.addEventListener("pointerover", over);
-      document.addEventListener("focusin", over);
-      document.addEventListener("focusout", () => this.tell(null));
-      document.addEventListener("keydown", (event) => this.step(event));
+      on("checkpoint-change", () => this.write(this.numbers));
+      on("pointerover", over);
+      on("focusin", over);
+      on("focusout", () => this.tell(null));
+      on("keydown", (event) => this.step(event));
+    }
+
+    disconnectedCallback() {
+      this.ending.abort();
+      this.told.remove();
     }
 
     known() {
@@ -97,7 +104,7 @@
       return name.replace(/[A-Za-z]\w*/g, (word) => known.get(word) ?? word);
     }
 
-    write(numbers) {
+    write(numbers = false) {
       const known = this.known();
       this.numbers = numbers;
       this.buttons.forEach((button, at) => button.setAttribute("aria-pressed", String((at === 1) === numbers)));
