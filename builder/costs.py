@@ -11,7 +11,6 @@ from markupsafe import Markup
 
 from builder.figures import figures, size, thousands
 from builder.plot import Curve, plot
-from explorer.signature.costs import OVER_CONTEXT
 
 Json = Mapping[str, Any]
 Record = Mapping[str, Any]
@@ -45,7 +44,7 @@ def unknown(record: Record) -> list[str]:
 
 def view(record: Record) -> Json:
     """What is told of a checkpoint in numbers, for checkpoints that agree in it to share."""
-    return {"figures": figures(record), "parameters": record["parameters"], "plots": plots(record), "keys": keys(record),
+    return {"figures": figures(record), "parameters": record["parameters"], "plots": plots(record),
             "caches_unknown": record.get("caches_unknown"), "unknown": unknown(record)}
 
 
@@ -113,28 +112,27 @@ def whole_terms(text: str) -> str:
     return text.replace(" * ", "\u00a0*\u00a0").replace(" / ", "\u00a0/\u00a0")
 
 
-def plots(record: Record) -> list[Markup]:
-    """What one sequence keeps and what one more token takes, over the length of the context."""
+def plots(record: Record) -> list[tuple[Markup, str]]:
+    """What one sequence keeps and what one more token takes, over the length of the context, each with what its lines are."""
     found = []
     if (kept := known(record, "cache")) and any(any(row[1:]) for row in kept["over"]):
         lengths, grows, constant = zip(*kept["over"], strict=True)
         curves = [Curve("cache", "attention", grows), Curve("state", "recurrent", constant, dashed=True)]
-        found.append(plot("kept by one sequence, bytes", "tokens of the context", lengths, curves, size, tokens))
+        drawn = plot("kept by one sequence, bytes", "tokens of the context", lengths, curves, size, tokens)
+        found.append((drawn, _key(("caches that grow with the context", grows), ("state of one size", constant))))
     if done := known(record, "flops"):
         lengths, grows, constant = zip(*done["over"], strict=True)
-        curves = [Curve(OVER_CONTEXT, "attention", grows), Curve("all else", "mlp", constant, dashed=True)]
-        found.append(plot("operations for one more token", "tokens of the context", lengths, curves, operations, tokens, 10))
+        curves = [Curve("over the context", "attention", grows), Curve("all else", "mlp", constant, dashed=True)]
+        drawn = plot("operations for one more token", "tokens of the context", lengths, curves, operations, tokens, 10)
+        key = _key(("what grows with the context", grows), ("all else", constant))
+        found.append((drawn, f"{key}. Counted are {done['counted']}"))
     return found
 
 
-def keys(record: Record) -> list[str]:
-    """What the lines of `plots` are, a sentence for each plot."""
-    said = []
-    if (kept := known(record, "cache")) and any(any(row[1:]) for row in kept["over"]):
-        said.append("solid: caches that grow with the context; dashed: state of one size")
-    if done := known(record, "flops"):
-        said.append(f"solid: {OVER_CONTEXT}; dashed: all else. Counted are {done['counted']}")
-    return said
+def _key(solid: tuple[str, Sequence[int]], dashed: tuple[str, Sequence[int]]) -> str:
+    """What the lines of a plot are, those that are drawn."""
+    said = [f"{line}: {name}" for line, (name, numbers) in (("solid", solid), ("dashed", dashed)) if any(numbers)]
+    return "; ".join(said)
 
 
 def tokens(length: float) -> str:

@@ -10,19 +10,17 @@ from explorer.vocabulary import HOSTS
 from explorer.widgets.palette import role_of
 
 _MODULE = re.compile(r"^(?P<indent> *)\((?P<name>[^()]+)\): (?P<rest>.*)$")
-_RUN = re.compile(r"^(?P<indent> *)\((?P<name>\d+(?:-\d+)?)\): (?:\d+ x )?(?P<class>\w+)\($")
 _VALUE = re.compile(r"^(?P<indent> *)\((?P<name>[\w.]+)\)(?P<arrow> -> )(?P<layout>[^:]*)(?P<rest>: .*)?$")
 
 
 def printout_html(text: str) -> Markup:
     """What ``print(model)`` shows, escaped, with values and modules marked by role.
 
-    A value line belongs to the host whose module encloses it, found by indentation. A run
-    of blocks whose lines all stand above already is folded to its first line.
+    A value line belongs to the host whose module encloses it, found by indentation.
     """
     stack: list[tuple[int, str]] = []
     lines = []
-    for line in folded(text.splitlines()):
+    for line in text.splitlines():
         indent = len(line) - len(line.lstrip(" "))
         while stack and stack[-1][0] >= indent:
             stack.pop()
@@ -32,28 +30,6 @@ def printout_html(text: str) -> Markup:
         if opened:
             stack.append((indent, opened))
     return Markup("\n").join(lines)
-
-
-def folded(lines: list[str]) -> list[str]:
-    """The lines with every run of blocks that repeats an earlier one cut to ``… as (0-2)``."""
-    kept: list[str] = []
-    seen: dict[tuple[str, ...], str] = {}
-    index = 0
-    while index < len(lines):
-        run = _RUN.match(lines[index])
-        end = index
-        if run:
-            end = next((i for i in range(index, len(lines)) if lines[i] == f"{run['indent']})"), index)
-        body = (run["class"], *lines[index + 1 : end]) if run else ()
-        if run and body in seen:
-            kept.append(f"{lines[index]} … as ({seen[body]}) … )")
-            index = end + 1
-            continue
-        if run and end > index:
-            seen[body] = run["name"]
-        kept.append(lines[index])
-        index += 1
-    return kept
 
 
 def _opened(line: str, host: str) -> str | None:

@@ -20,6 +20,7 @@ from explorer.contract import verified
 from explorer.finding.discover import _shortened, probe_lengths
 from explorer.loading import DEFAULT, SPECIMEN, load
 from explorer.model import LanguageModel
+from explorer.printing import folded
 from explorer.signature import recorded
 from explorer.specimens import small
 from explorer.support import Row
@@ -59,7 +60,7 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
         **_caches(model),
         "config": config_of(model),
         **told,
-        "printout": repr(model),
+        "printout": "\n".join(folded(repr(model).splitlines())),
         "traits": traits(model),
         # Which values a check compared has gone into the values' own marks.
         "contract": {**report, "checks": [{key: said for key, said in check.items() if key != "values"} for check in report["checks"]]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,10 +14,35 @@ from explorer.hosts import HostPart, Standard
 if TYPE_CHECKING:
     from explorer.model import LanguageModel
 
+#: The first line of a run of blocks.
+_RUN = re.compile(r"^(?P<indent> *)\((?P<name>\d+(?:-\d+)?)\): (?:\d+ x )?(?P<class>\w+)\($")
+
 
 def printout(model: "LanguageModel") -> str:
     """The native tree with aliases and, on each host, the values it serves; equal blocks once."""
     return _shown(model)
+
+
+def folded(lines: list[str]) -> list[str]:
+    """The lines with every run of blocks that repeats an earlier one cut to ``… as (0-2)``."""
+    kept: list[str] = []
+    seen: dict[tuple[str, ...], str] = {}
+    index = 0
+    while index < len(lines):
+        run = _RUN.match(lines[index])
+        end = index
+        if run:
+            end = next((i for i in range(index, len(lines)) if lines[i] == f"{run['indent']})"), index)
+        body = (run["class"], *lines[index + 1 : end]) if run else ()
+        if run and body in seen:
+            kept.append(f"{lines[index]} … as ({seen[body]}) … )")
+            index = end + 1
+            continue
+        if run and end > index:
+            seen[body] = run["name"]
+        kept.append(lines[index])
+        index += 1
+    return kept
 
 
 def _shown(envoy: Envoy) -> str:

@@ -6,9 +6,10 @@ import json
 from functools import cache
 
 import pytest
+import torch
 
 from builder.__main__ import main
-from explorer import specimens
+from explorer import signature as signing, specimens
 from explorer.accounting import build_meta
 from explorer.signature import NoSignature, recorded, signature
 from explorer.signature.kinds import block_list, few_blocks
@@ -118,6 +119,43 @@ def test_every_axis_that_is_more_than_a_name_is_listed_with_its_number(family):
     assert not found["axes"].keys() & names.keys() and seen - names.keys()
     bound = {text for one in found["blocks"] for sub in one["submodules"] for text in sub["arguments"]}
     assert all(text.isdigit() or text in names or text in found["axes"] for text in bound)
+
+
+@pytest.mark.parametrize(("first", "second"), [
+    ("google/gemma-2-2b", "google/gemma-2-27b"), ("Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3.5-397B-A17B"),
+    ("deepseek-ai/DeepSeek-V3", "moonshotai/Moonlight-16B-A3B"), ("openai-community/gpt2", "openai-community/gpt2-xl"),
+])
+def test_types_of_another_checkpoint_are_those_of_its_own_probes(first, second, monkeypatch):
+    """Types that were inferred for one checkpoint and hold for the next are taken; the result is as if they had not been."""
+    monkeypatch.setattr(signing, "_BEFORE", [])
+    model = shapes(second)
+    fresh = signature(model)
+    signing._BEFORE.clear()
+    signature(shapes(first))
+    assert signature(model) == fresh
+
+
+def small(**changes) -> torch.nn.Module:
+    from transformers import LlamaConfig
+
+    sizes = {"vocab_size": 100, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "head_dim": 12, "max_position_embeddings": 64, "tie_word_embeddings": True}
+    return build_meta(LlamaConfig(**sizes | changes))
+
+
+def test_only_what_holds_is_taken_from_another_model(monkeypatch):
+    """A matrix shared by embedding and head is one in the first and none in the second; the third has biases, which are tensors of their own."""
+    monkeypatch.setattr(signing, "_BEFORE", [])
+    runs = []
+    monkeypatch.setattr(signing, "Probes", lambda *given, **named: runs.append(given) or Probes(*given, **named))
+    tied, untied = signature(small()), signature(small(hidden_size=96, vocab_size=120, tie_word_embeddings=False))
+    assert len(runs) == 1, "taken"
+    assert tied["costs"]["parameters"]["number"] == sum(one.numel() for one in small().parameters())
+    assert untied["costs"]["parameters"]["by_part"][1]["number"] == 96 * 120
+    biased = signature(small(attention_bias=True))
+    assert len(runs) == 2, "not taken"
+    assert biased["costs"]["parameters"]["number"] == sum(one.numel() for one in small(attention_bias=True).parameters())
+    assert ["bias" in [part["name"] for part in one["parameters"]] for one in biased["blocks"] if one["class"] == "Linear"].count(True) == 1
 
 
 def test_a_signature_is_plain_json():

@@ -143,17 +143,18 @@ def test_every_cost_is_on_the_page_as_a_formula_and_as_what_it_comes_to(family: 
 
 def test_points_of_a_plot_are_those_of_the_record() -> None:
     record = records("qwen3_next", 1)[0]
-    kept, done = costs.plots(record)
+    (kept, first), (done, second) = costs.plots(record)
     over = record["signature"]["costs"]["cache"]["over"]
     assert kept.count('class="point"') == len(over) and "256\u202fk tokens: cache 6 GiB, state 74.2 MiB, together 6.07 GiB" in kept
     assert "tokens of the context" in kept and "kept by one sequence, bytes" in kept
-    assert "1\u202fk tokens: attention over the context 201\u202fM, all else 7.13\u202fG" in done
-    assert len(costs.keys(record)) == 2
+    assert "1\u202fk tokens: over the context 201\u202fM, all else 7.13\u202fG" in done
+    assert first == "solid: caches that grow with the context; dashed: state of one size"
+    assert second.startswith("solid: what grows with the context; dashed: all else. Counted are matrix products")
 
 
 def test_a_curve_of_nothing_is_left_out() -> None:
-    kept, _ = costs.plots(records("llama", 1)[0])
-    assert "state" not in kept and "together" not in kept and kept.count('class="curve') == 1
+    (kept, key), _ = costs.plots(records("llama", 1)[0])
+    assert key == "solid: caches that grow with the context" and "state" not in kept and "together" not in kept and kept.count('class="curve') == 1
 
 
 def test_a_cost_without_a_formula_says_why() -> None:

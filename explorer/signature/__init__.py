@@ -20,7 +20,8 @@ from explorer.signature.running import PREFILL, build
 from explorer.signature.sizes import depth_key, order, table
 from explorer.signature.types import Type, Types
 from explorer.signature.values import typed_values
-from explorer.specimens.small import small_config, types
+from explorer.specimens.small import small_config
+from explorer.specimens.small import types as types_of_decoders
 from explorer.words import ranges
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 __all__ = ["NoSignature", "recorded", "signature"]
 
 Json = dict[str, Any]
+
+
+#: Probes with the types they gave, of the models asked about last.
+_BEFORE: list[tuple[Probes, Types]] = []
+_SIDE_BY_SIDE = 2
 
 
 class NoSignature(ValueError):
@@ -56,13 +62,12 @@ def signature(model: LanguageModel | Any) -> Json:
     module = getattr(model, "_module", model)
     try:
         blocks = block_list(module)
-        probes, layers = _probes(module, blocks)
+        probes, typed, layers = _inferred(module, blocks)
     except Exception as error:  # noqa: BLE001  whatever a foreign forward raises
         if ours(error):
             raise
         name = type(module).__name__
         raise NoSignature(f"{name} has no signature here: running it with other sizes failed with {brief(error)}.") from error
-    typed = Types.of(probes)
     sizes = {**probes.released, "Layers": len(module.get_submodule(blocks))}
     aliases = _aliases(typed, probes)
 
@@ -73,7 +78,7 @@ def signature(model: LanguageModel | Any) -> Json:
         axes.update(zip(written["dims"], written["numbers"], strict=True))
         return written
 
-    few = probes.model(0)
+    few = probes.few()
     keeps = {layers_at: path for layers_at, path in _keepers(few).items()}
     described = Described(few, typed, write, blocks, layers, keeps)
     costs = Costs(module, few, typed, blocks, layers, sizes).json()
@@ -108,24 +113,35 @@ def signature(model: LanguageModel | Any) -> Json:
     return {"generics": generics, "axes": composed, **found}
 
 
-def _probes(module: Any, path: str) -> tuple[Probes, list[list[int]]]:
-    """The probes of a model, and for each of their blocks those of the model that are so.
+def _inferred(module: Any, path: str) -> tuple[Probes, Types, list[list[int]]]:
+    """The probes of a model, the types they give, and for each of their blocks those of the model that are so.
 
-    A class whose forward looks at numbers is run small, with some. Raises whatever that one raises.
+    Where a model of the same class but other sizes was probed before and its types hold here too, they are taken: one
+    more probe each has passed. A class whose forward looks at numbers is run small, with some. Raises whatever that
+    one raises.
     """
     config, layers, count = few_blocks(module, path)
+    cut = None if count is None else (path, count)
+    for at, (probes, types) in enumerate(_BEFORE):
+        if (again := types.elsewhere(probes, config, type(module), cut)) is not None:
+            _BEFORE.insert(0, _BEFORE.pop(at))
+            return again, types, layers
     try:
-        return Probes(config, type(module), cut=None if count is None else (path, count)), layers
+        probes = Probes(config, type(module), cut=cut)
     except Exception as error:  # noqa: BLE001  whatever a foreign forward raises
-        kind = module.config.model_type if module.config.model_type in types() else module.config.get_text_config().model_type
-        if kind not in types():
+        kind = module.config.model_type if module.config.model_type in types_of_decoders() else module.config.get_text_config().model_type
+        if kind not in types_of_decoders():
             raise
         small = small_config(kind)
         try:
             probes = Probes(small, type(module), released=module.config)
         except Exception:  # noqa: BLE001  the first says more
             raise error from None
-        return probes, counterparts(build(small, type(module)), module, path)
+        return probes, Types.of(probes), counterparts(build(small, type(module)), module, path)
+    types = Types.of(probes)
+    _BEFORE.insert(0, (probes, types))
+    del _BEFORE[_SIDE_BY_SIDE:]
+    return probes, types, layers
 
 
 def _keepers(module: Any) -> dict[int, str]:

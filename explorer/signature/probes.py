@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from explorer.signature.expressions import Expr
@@ -37,8 +38,9 @@ class Probes:
     ``names`` are the sizes by figure, ``numbers`` those of the first probe by name; ``runs`` the sizes of each probe and
     ``sites`` what was seen there, the first of them the configuration's own sizes but for its windows; ``singles`` are, by
     name, the probes in which that size changed; ``follows`` are sizes that cannot be chosen since others decide them;
-    ``stuck`` are those that may be sizes and could not be changed. Sizes change to multiples of what they are where that
-    builds, so what a class rounds to shows only where it rounds one of these.
+    ``stuck`` are those that may be sizes and could not be changed; ``asked`` is the configuration that types are for, with
+    few blocks. Sizes change to multiples of what they are where that builds, so what a class rounds to shows only where
+    it rounds one of these.
 
     released: the configuration whose sizes types are for, where ``config`` is a small one of which models with numbers
     are run, since without any the class does not run. cut: the block list's path and how many of its blocks are enough,
@@ -48,6 +50,7 @@ class Probes:
     def __init__(self, config: PreTrainedConfig, model_class: type, released: PreTrainedConfig | None = None,
                  cut: tuple[str, int] | None = None) -> None:
         self.config, self.model_class, self.real, self.cut = config, model_class, released is not None, cut
+        self.asked = config
         found = figures(config)
         narrow: dict[str, int] = table()["windows"]
         self.windows = {key: narrow[key[-1]] for key, value in found.items() if value > narrow.get(key[-1], value)}
@@ -66,6 +69,31 @@ class Probes:
         self.tried, self._until = 0, 0
         self._ways: dict[str, _Way] = {}
         self._run()
+
+    def elsewhere(self, config: PreTrainedConfig, model_class: type, cut: tuple[str, int] | None) -> Probes | None:
+        """These probes for the sizes of another configuration with the same figures; None where it has others."""
+        found = figures(config)
+        narrow: dict[str, int] = table()["windows"]
+        if self.real or (self.model_class, self.cut) != (model_class, cut) or found.keys() != self.names.keys():
+            return None
+        if {key for key, value in found.items() if value > narrow.get(key[-1], value)} != self.windows.keys():
+            return None
+        other = copy.copy(self)
+        other.asked, other.released = config, {self.names[key]: value for key, value in found.items()}
+        return other
+
+    def few(self, wide: bool = False) -> nn.Module:
+        """The model that was asked about, with few blocks and narrow windows, or ``wide`` ones, its own."""
+        model = build(changed(self.asked, {} if wide else self.windows), self.model_class, self.real)
+        return model if self.cut is None else shorter(model, *self.cut)
+
+    def looks(self) -> Iterator[tuple[dict[str, int], Sites]]:
+        """What the model that was asked about shows, each time with its sizes: with narrow windows at two lengths, then with its own."""
+        narrow = {self.names[key]: number for key, number in self.windows.items()}
+        calls = [(narrow, BATCH, SEQ), (narrow, _OTHER_BATCHES[0], _OTHER_SEQS[0]), *([({}, BATCH, SEQ)] if narrow else [])]
+        for windows, batch, seq in calls:
+            sizes = {**self.released, **windows, "B": batch, "S": seq, "Past": seq}
+            yield sizes, observe(self.few(wide=not windows and bool(narrow)), batch, seq, products=True)
 
     def fitter(self) -> Fitter:
         return Fitter(self.runs, self.singles, self.follows)

@@ -9,7 +9,7 @@ from typing import Any
 from explorer.signature.expressions import Expr
 from explorer.signature.fitting import Rounded
 from explorer.signature.probes import BATCH, SEQ, Probes
-from explorer.signature.running import DECODE, Site, Sites
+from explorer.signature.running import DECODE, Seen, Site, Sites
 from explorer.signature.sizes import order
 
 
@@ -23,6 +23,11 @@ class Type:
 
     axes: tuple[Expr | int, ...]
     dtype: str
+
+    def holds(self, seen: Seen, sizes: Mapping[str, int]) -> bool:
+        """Whether a tensor of a model of these sizes is of this type."""
+        axes = [axis if isinstance(axis, int) else axis.value(sizes) for axis in self.axes]
+        return axes == list(seen.shape) and self.dtype == seen.dtype
 
     def json(self, sizes: Mapping[str, int], aliases: Mapping[Expr, str]) -> dict[str, Any]:
         """``{dims, numbers, dtype}``: axes as text, "?" before the number of an unresolved one; the same with ``sizes`` filled in."""
@@ -71,6 +76,20 @@ class Types:
                 axes.append(number if expression is None else expression)
             types.found[site] = Type(tuple(axes), own.dtype)
         return types
+
+    def elsewhere(self, probes: Probes, config: Any, model_class: type, cut: tuple[str, int] | None) -> Probes | None:
+        """The probes these types are of, for another configuration's sizes; None where it builds a model that does not have these types."""
+        other = probes.elsewhere(config, model_class, cut)
+        if other is None:
+            return None
+        other.know(self.rounded)
+        try:
+            for sizes, seen in other.looks():
+                if seen.keys() != self.found.keys() or not all(self.found[site].holds(one, sizes) for site, one in seen.items()):
+                    return None
+        except Exception:  # noqa: BLE001  whatever a foreign forward raises: probing it says so
+            return None
+        return other
 
     @property
     def counts(self) -> tuple[int, int]:
