@@ -119,15 +119,26 @@
       this.at = part;
       this.told.style.display = part ? "block" : "none";
       if (!part) return;
-      const known = this.known(), name = part.dataset.name, filled = this.filled(name, known);
-      const meaning = () => [...document.querySelectorAll(".generics tbody tr")].find((row) => row.cells[0].textContent === name)?.cells[2]?.textContent;
-      const steps = [...new Set([name, filled, part.matches("i") && known.get(name)])].filter(Boolean);
-      this.told.textContent = steps.length > 1 ? steps.join(" = ") : `${name}: ${meaning() ?? "a size of the class's own"}`;
+      this.told.textContent = part.matches("i") ? this.axis(part.dataset.name) : this.other(part.dataset.name);
       const box = part.getBoundingClientRect();
       this.told.style.left = `${Math.max(8, Math.min(box.left, innerWidth - this.told.offsetWidth - 8))}px`;
       const below = box.bottom + 4;
       this.told.style.top = `${below + this.told.offsetHeight < innerHeight ? below : Math.max(4, box.top - 4 - this.told.offsetHeight)}px`;
       if (part === document.activeElement) part.setAttribute("aria-describedby", this.told.id);
+    }
+
+    // Of an axis its name, the numbers in it and what they come to; what it means, where it is none of the checkpoint's.
+    axis(name) {
+      const known = this.known();
+      const steps = [...new Set([name, this.filled(name, known), known.get(name)])].filter(Boolean);
+      if (steps.length > 1) return steps.join(" = ");
+      const row = [...document.querySelectorAll(".generics tbody tr")].find((one) => one.cells[0].textContent === name);
+      return `${name}: ${row?.cells[2]?.textContent ?? "a size of the class's own"}`;
+    }
+
+    // Of a formula what is not there to be read already.
+    other(name) {
+      return `= ${this.numbers ? name : this.filled(name, this.known())}`;
     }
 
     // One stop of the tab key for each group; arrows go on from there.
