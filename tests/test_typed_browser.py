@@ -62,6 +62,16 @@ def test_every_type_shows_the_record_s_numbers_of_the_chosen_checkpoint(visit, a
     seen.assert_clean()
 
 
+def test_a_checkpoint_in_the_address_has_its_numbers(visit, address: str) -> None:
+    second = records("qwen3_5_moe_text")[1]
+    seen = visit(f"{address}{PAGE}?checkpoint={second['checkpoint']}")
+    hidden = next(str(row["number"]) for row in second["signature"]["generics"] if row["name"] == "Hidden")
+    assert hidden != "2048" and "Hidden" in member(seen.page, "layer_input").inner_text()
+    numbers(seen.page)
+    assert hidden in member(seen.page, "layer_input").inner_text()
+    seen.assert_clean()
+
+
 def test_an_axis_tells_its_number_to_the_pointer(visit, address: str) -> None:
     page, told = (seen := visit(address + PAGE)).page, seen.page.locator("#axis-told")
     assert not told.is_visible()

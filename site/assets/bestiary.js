@@ -69,8 +69,7 @@
       this.told.setAttribute("role", "tooltip");
       document.body.append(this.told);
       const start = () => {
-        this.parts = [...document.querySelectorAll(".signature i, .formula")];
-        for (const part of this.parts) part.dataset.name = part.textContent;
+        this.named();
         for (const group of document.querySelectorAll(PARTED)) this.reach(group.querySelector(STEPS), group);
       };
       if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start, { once: true });
@@ -88,6 +87,15 @@
     disconnectedCallback() {
       this.ending.abort();
       this.told.remove();
+    }
+
+    // All axes and formulas, each with its names kept; a checkpoint may be chosen before the page is there to ask for them.
+    named() {
+      if (!this.parts) {
+        this.parts = [...document.querySelectorAll(".signature i, .formula")];
+        for (const part of this.parts) part.dataset.name = part.textContent;
+      }
+      return this.parts;
     }
 
     known() {
@@ -108,7 +116,7 @@
       const known = this.known();
       this.numbers = numbers;
       this.buttons.forEach((button, at) => button.setAttribute("aria-pressed", String((at === 1) === numbers)));
-      for (const part of this.parts) {
+      for (const part of this.named()) {
         const name = part.dataset.name;
         part.textContent = numbers ? known.get(name) ?? this.filled(name, known) : name;
       }
