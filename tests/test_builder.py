@@ -282,7 +282,8 @@ def test_a_page_of_records_in_another_form_is_taken_away(tmp_path):
 
 
 def test_records_are_written_so_that_changes_show(tmp_path):
-    record = {"checkpoint": "c", "provenance": {"generated": "now"}, "layers": [1, 2, 3], "dims": [["a, b", "[\n]"], [], {"x": [0.5, None]}]}
+    record = {"checkpoint": "c", "provenance": {"generated": "now"}, "layers": [1, 2, 3], "dims": [["a, b", "[\n]"], [], {"x": [0.5, None]}],
+              "printout": "long " * 40}
     text = collect.write_facts("llama", [record], tmp_path).read_text(encoding="utf-8")
     assert json.loads(text) == [record]
-    assert '"layers": [1, 2, 3],\n' in text and '"x": [0.5, null]\n' in text
+    assert '"layers": [1, 2, 3],\n' in text and '[], {"x": [0.5, null]}],\n' in text

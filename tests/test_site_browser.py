@@ -184,8 +184,8 @@ def test_types_are_written_by_name_in_numbers_or_for_a_call(visit, address: str)
     page = seen.page
     drawn = types(page)
     assert "[B, S, Conv]" in drawn and "[B, S, 8192]" not in drawn
-    page.get_by_role("button", name="numbers").click()
-    assert page.get_by_role("button", name="numbers").get_attribute("aria-pressed") == "true"
+    page.locator(".bd-notation").get_by_role("button", name="numbers").click()
+    assert page.locator(".bd-notation").get_by_role("button", name="numbers").get_attribute("aria-pressed") == "true"
     assert "[B, S, 8192]" in types(page) and "[B, S, Conv]" not in types(page)
     assert not page.locator(".bd-call").is_visible()
     page.get_by_role("button", name="at B, S").press("Enter")
@@ -199,7 +199,7 @@ def test_types_are_written_by_name_in_numbers_or_for_a_call(visit, address: str)
     assert "[16, 16, 300, 300]" in types(page)
     # By name again, it is what was drawn without the script.
     page.evaluate("document.querySelector('block-diagram').layer = 0")
-    page.get_by_role("button", name="names").click()
+    page.locator(".bd-notation").get_by_role("button", name="names").click()
     assert types(page) == drawn
     seen.assert_clean()
 
@@ -224,13 +224,13 @@ def test_the_block_stands_as_text_below_and_stays_open(visit, address: str) -> N
     assert "linear_attn.state_output [B, ValueHeads, KeyDim, ValueDim; f32]" in page.locator(".bd-words").inner_text()
     page.evaluate("document.querySelector('block-diagram').layer = 3")
     assert page.locator(".bd-words[open]").count() == 1
-    page.get_by_role("button", name="numbers").click()
+    page.locator(".bd-notation").get_by_role("button", name="numbers").click()
     assert "self_attn.attention_keys [B, 2, S, 256; bf16]" in page.locator(".bd-words").inner_text()
 
 
 def test_the_drawing_in_view_is_saved_as_it_looks(visit, address: str, tmp_path) -> None:
     page = visit(address + HYBRID).page
-    page.get_by_role("button", name="numbers").click()
+    page.locator(".bd-notation").get_by_role("button", name="numbers").click()
     with page.expect_download() as download:
         page.get_by_role("button", name="save SVG").click()
     assert download.value.suggested_filename == "qwen3_next-block-0.svg"

@@ -35,7 +35,7 @@ def member(page, name: str, kind: str = "MoeDecoderLayer"):
 
 
 def numbers(page) -> None:
-    page.get_by_role("button", name="numbers", exact=True).click()
+    page.locator("typed-notation").get_by_role("button", name="numbers").click()
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (500, True)])
@@ -57,7 +57,7 @@ def test_every_type_shows_the_record_s_numbers_of_the_chosen_checkpoint(visit, a
             .map((row) => [row.querySelector('b').textContent, row.querySelector('code').textContent])""")
         wanted = [[row["name"], in_text(row["type"], True)] for one in record["signature"]["blocks"] for row in one["values"]]
         assert sorted(shown) == sorted(wanted) and len(shown) > 40
-    page.get_by_role("button", name="names", exact=True).click()
+    page.locator("typed-notation").get_by_role("button", name="names").click()
     assert "Vocab" in page.locator(".entries code").first.inner_text()
     seen.assert_clean()
 
