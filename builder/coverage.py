@@ -266,7 +266,8 @@ def table(outcomes: Mapping[str, Outcome], width: int | None = None) -> str:
         lines.append(f"{family:<{names}}  {found['verdict']:<{verdicts}}  {percent(found):>8}  {wrapped[0]}".rstrip())
         lines += [" " * indent + part for part in wrapped[1:]]
     counted = ", ".join(f"{count} {verdict}" for verdict, count in tally(outcomes.values()).items())
-    return "\n".join([*lines, "", f"{len(outcomes)} decoders: {counted}", resolved(outcomes)])
+    types = textwrap.wrap(resolved(outcomes), width, subsequent_indent="  ")
+    return "\n".join([*lines, "", f"{len(outcomes)} decoders: {counted}", *types])
 
 
 def percent(found: Outcome) -> str:

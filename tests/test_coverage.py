@@ -181,7 +181,7 @@ def test_the_share_of_axes_is_rounded_down_and_told_for_all():
     assert coverage.resolved(OUTCOMES | {"six": PROVEN | {"types": {"axes": 10, "resolved": 9}}}) == (
         "4 of 6 model types have a signature, in which 99.9 % of all axes resolved: every one in 0, at least 98 % in 3.")
     assert coverage.resolved({"five": STOPPED}) == "No types were asked for."
-    printed = coverage.table(OUTCOMES, 100)
+    printed = coverage.table(OUTCOMES, 130)
     assert " 99.9 %  2 values" in printed and "types: it has no list of blocks" in printed and printed.endswith("at least 98 % in 3.")
 
 
@@ -213,7 +213,7 @@ def test_the_table_goes_from_best_to_worst_and_counts():
     lines = coverage.table(OUTCOMES, 90).splitlines()
     first = [line.split()[0] for line in lines if line and not line.startswith(" ")]
     assert first == ["one", "three", "four", "five", "two", "5", "3"]
-    assert lines[-2] == "5 decoders: 1 proven, 1 in part, 1 refused, 1 stopped, 1 failed"
+    assert "5 decoders: 1 proven, 1 in part, 1 refused, 1 stopped, 1 failed" in lines
     assert all(len(line) <= 90 for line in lines)
     said = " ".join(" ".join(lines).split())
     assert "no layers.layer_mid (block 1), mlp.mlp_activation: nothing reads it" in said
