@@ -70,7 +70,8 @@ def plot(title: str, across: str, lengths: Sequence[int], curves: Sequence[Curve
             _LEFT, at, _WIDTH - _RIGHT, _LEFT - 5, at + 3.5, said(mark)))
     step = -(-len(lengths) // _LABELS)
     for length in lengths[::-1][::step]:
-        parts.append(Markup('<text class="axis" x="{}" y="{}" text-anchor="middle">{}</text>').format(x(length), _HEIGHT - _BOTTOM + 14, counted(length)))
+        parts.append(Markup('<text class="axis" x="{}" y="{}" text-anchor="middle">{}</text>').format(
+            x(length), _HEIGHT - _BOTTOM + 14, counted(length)))
     parts.append(Markup('<text class="axis" x="{}" y="{}" text-anchor="end">{}</text>').format(_WIDTH - _RIGHT, _HEIGHT - 5, across))
     for curve in drawn:
         line = "L".join(f"{x(length)} {y(number)}" for length, number in zip(lengths, curve.numbers, strict=True) if number)

@@ -95,7 +95,8 @@ def test_arrow_keys_walk_the_axes_of_a_class(visit, address: str) -> None:
     assert stops.count() == page.locator(".signature .members:visible").count() == 2, "one stop for each open class"
     stops.first.focus()
     assert told.inner_text() == "Hidden = 2048"
-    for key, text in (("ArrowRight", "Hidden = 2048"), ("ArrowDown", "B: the call's: batch"), ("ArrowRight", "S: the call's: tokens of the call"), ("Home", "Hidden = 2048")):
+    for key, text in (("ArrowRight", "Hidden = 2048"), ("ArrowDown", "B: the call's: batch"),
+                      ("ArrowRight", "S: the call's: tokens of the call"), ("Home", "Hidden = 2048")):
         page.keyboard.press(key)
         assert told.inner_text() == text
         assert page.evaluate("document.activeElement.getAttribute('aria-describedby')") == "axis-told"
