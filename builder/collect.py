@@ -137,11 +137,13 @@ def _records(family: str, say: Say, kept: Kept) -> list[Record]:
     from explorer import cards
     from explorer.facts import checkpoints, facts
     from explorer.loading import SPECIMEN
+    from explorer.signature import Known
 
     report, specimen = proof(family, say, kept)
     say(f"collecting {family}")
     try:
-        return [facts(family, one, report, specimen) for one in checkpoints(family)]
+        known: Known = []
+        return [facts(family, one, report, specimen, known) for one in checkpoints(family)]
     except Exception:  # whatever a forward on shapes alone trips over
         if cards.family_checkpoints(family):
             raise

@@ -21,7 +21,7 @@ from explorer.finding.discover import _shortened, probe_lengths
 from explorer.loading import DEFAULT, SPECIMEN, load
 from explorer.model import LanguageModel
 from explorer.printing import folded
-from explorer.signature import recorded
+from explorer.signature import Known, recorded
 from explorer.specimens import small
 from explorer.support import Row
 from explorer.traits import traits
@@ -31,10 +31,11 @@ SCHEMA = 2
 
 
 def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any] | None = None,
-          specimen: Mapping[str, Any] | None = None) -> dict[str, Any]:
+          specimen: Mapping[str, Any] | None = None, known: Known | None = None) -> dict[str, Any]:
     """The record of ``family``'s ``checkpoint`` (the first of `checkpoints` where none is named).
 
-    contract: the contract's report as JSON; specimen: what its numbers were run on.
+    contract: the contract's report as JSON; specimen: what its numbers were run on; known: the types of the family's
+    other checkpoints, to start from and to add to.
     Raises UnknownCheckpoint, LoadError where the model's forward is not followed, or ValueError when the checkpoint
     is of another family.
     """
@@ -74,7 +75,7 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
                 "meanings and notes": "authored; the notes' code is executed at every build",
             },
         },
-        "signature": recorded(model),
+        "signature": recorded(model, known),
     }
 
 

@@ -32,4 +32,4 @@ def test_the_kind_of_a_reason_comes_from_finding(family, value, layer, kind):
 
 def test_another_experts_implementation_is_advised_only_where_there_is_one():
     reason = specimen("dbrx").support(0)["expert_outputs"].reasons[0]
-    assert "one after another" in reason.text and "load" not in reason.text and reason.kind is Kind.ABSENT
+    assert "one after another" in reason.text and "load" not in reason.text and reason.kind is Kind.UNFOLLOWED

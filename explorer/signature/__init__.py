@@ -32,24 +32,23 @@ __all__ = ["NoSignature", "recorded", "signature"]
 Json = dict[str, Any]
 
 
-#: Probes with the types they gave, of the models asked about last.
-_BEFORE: list[tuple[Probes, Types]] = []
-_SIDE_BY_SIDE = 2
+#: What was inferred of models, for others that differ in sizes alone.
+Known = list[tuple[Probes, Types]]
 
 
 class NoSignature(ValueError):
     """A model of which no signature can be had, with the reason."""
 
 
-def recorded(model: LanguageModel) -> Json:
-    """The signature of a loaded model as records keep it: ``{unknown: reason}`` where there is none."""
+def recorded(model: LanguageModel, known: Known | None = None) -> Json:
+    """The signature of a loaded model as records keep it: ``{unknown: reason}`` where there is none; ``known`` as `signature` has it."""
     try:
-        return signature(model)
+        return signature(model, known)
     except NoSignature as error:
         return {"unknown": str(error)}
 
 
-def signature(model: LanguageModel | Any) -> Json:
+def signature(model: LanguageModel | Any, known: Known | None = None) -> Json:
     """The signature of a loaded model, or of a transformers model on the meta device, as plain JSON-able data.
 
     ``{generics, axes, variables, dtype, entries, cache, blocks, values, costs, resolved}``; a type is ``{dims, numbers,
@@ -57,12 +56,15 @@ def signature(model: LanguageModel | Any) -> Json:
     is None in a class that stands in the model with several sizes; an axis that did not resolve is "?" and its number.
     ``axes`` are all axes there are that are more than one name, each with what it comes to.
 
+    known: what earlier calls inferred, to which this one adds. A model that differs from one of those in sizes alone is
+    looked at a few times instead of being probed.
+
     Raises NoSignature where the class has no list of blocks, or does not run at any size tried.
     """
     module = getattr(model, "_module", model)
     try:
         blocks = block_list(module)
-        probes, typed, layers = _inferred(module, blocks)
+        probes, typed, layers = _inferred(module, blocks, [] if known is None else known)
     except Exception as error:  # noqa: BLE001  whatever a foreign forward raises
         if ours(error):
             raise
@@ -103,7 +105,7 @@ def signature(model: LanguageModel | Any) -> Json:
         "values": values,
         "costs": costs,
         "resolved": {
-            "axes": whole, "resolved": resolved, "probes": len(probes.runs), "fixed": probes.stuck,
+            "axes": whole, "resolved": resolved, "probes": len(probes.runs), "looks": probes.seen, "fixed": probes.stuck,
             "unresolved": unresolved,
         },
     }
@@ -113,18 +115,16 @@ def signature(model: LanguageModel | Any) -> Json:
     return {"generics": generics, "axes": composed, **found}
 
 
-def _inferred(module: Any, path: str) -> tuple[Probes, Types, list[list[int]]]:
+def _inferred(module: Any, path: str, known: Known) -> tuple[Probes, Types, list[list[int]]]:
     """The probes of a model, the types they give, and for each of their blocks those of the model that are so.
 
-    Where a model of the same class but other sizes was probed before and its types hold here too, they are taken: one
-    more probe each has passed. A class whose forward looks at numbers is run small, with some. Raises whatever that
+    Where a model that differs in sizes alone was probed before, and its types hold in a few looks at this one, they are taken. A class whose forward looks at numbers is run small, with some. Raises whatever that
     one raises.
     """
     config, layers, count = few_blocks(module, path)
     cut = None if count is None else (path, count)
-    for at, (probes, types) in enumerate(_BEFORE):
+    for probes, types in known:
         if (again := types.elsewhere(probes, config, type(module), cut)) is not None:
-            _BEFORE.insert(0, _BEFORE.pop(at))
             return again, types, layers
     try:
         probes = Probes(config, type(module), cut=cut)
@@ -139,8 +139,7 @@ def _inferred(module: Any, path: str) -> tuple[Probes, Types, list[list[int]]]:
             raise error from None
         return probes, Types.of(probes), counterparts(build(small, type(module)), module, path)
     types = Types.of(probes)
-    _BEFORE.insert(0, (probes, types))
-    del _BEFORE[_SIDE_BY_SIDE:]
+    known.append((probes, types))
     return probes, types, layers
 
 

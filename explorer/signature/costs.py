@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -91,6 +92,11 @@ class Costs:
             used.setdefault(part, []).append(active)
         rows = [{"part": part, **self._formula(total(every[part])), "active": self._formula(total(used[part]))}
                 for part in PARTS if part in every]
+        held: Counter[str] = Counter()
+        for path, parameter in self.whole.named_parameters():
+            held[self.parts.part(path, parameter)] += parameter.numel()
+        if held != {row["part"]: row["number"] for row in rows}:
+            raise Unknown("what the formulas come to is not what the model has")
         return {
             **self._formula(total(one for counts in every.values() for one in counts)),
             "active": self._formula(total(one for counts in used.values() for one in counts)), "by_part": rows,
@@ -242,7 +248,7 @@ class Costs:
         return found
 
     def _axis(self, axis: Expr | int, at: str, where: dict[str, Any], word: str) -> Expr:
-        if isinstance(axis, int):
+        if not isinstance(axis, Expr):
             raise Unknown(f"an axis of {at} did not resolve")
         if axis.cap is None:
             return axis

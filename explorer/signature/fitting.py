@@ -129,7 +129,8 @@ class Fitter:
         if len(found) != 1:
             return None
         size = found.pop()
-        self.rounded[size.name] = size
+        if self.rounded.setdefault(size.name, size) != size:
+            return None  # one name for two sizes would give one of them the other's number
         return Expr.name(size.name)
 
     def _solve(self, chosen: Sequence[Powers], numbers: Mapping[str, np.ndarray], observed: tuple[int, ...]) -> Expr | None:

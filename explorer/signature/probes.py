@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from explorer.signature.expressions import Expr
 from explorer.signature.fitting import Fitter, Rounded
 from explorer.signature.running import Sites, build, observe, shorter
-from explorer.signature.sizes import Key, changed, derived, figures, named, relations, table
+from explorer.signature.sizes import Key, changed, choices, derived, figures, named, relations, table
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,7 +56,9 @@ class Probes:
         self.windows = {key: narrow[key[-1]] for key, value in found.items() if value > narrow.get(key[-1], value)}
         self.names: dict[Key, str] = named(list(found))
         whole = figures(released or config)
-        self.released = {self.names[key]: whole.get(key, value) for key, value in found.items()}
+        if lacking := found.keys() - whole.keys():
+            raise ValueError(f"the configuration has no {', '.join(sorted('.'.join(key) for key in lacking))}, which a small one of its kind has")
+        self.released = {self.names[key]: whole[key] for key in found}
         self.numbers = {self.names[key]: self.windows.get(key, value) for key, value in found.items()}
         self.keys = {name: key for key, name in self.names.items()}
         self.derived = {self.names[key] for key in derived(config) if key in self.names}
@@ -66,13 +68,17 @@ class Probes:
         self.sites: list[Sites] = []
         self.singles: dict[str, list[int]] = {}
         self.error: Exception | None = None
+        #: How often another model than the one that was run at many sizes was seen to have the same types; None of that one.
+        self.seen: int | None = None
         self.tried, self._until = 0, 0
         self._ways: dict[str, _Way] = {}
         self._run()
 
     def elsewhere(self, config: PreTrainedConfig, model_class: type, cut: tuple[str, int] | None) -> Probes | None:
-        """These probes for the sizes of another configuration with the same figures; None where it has others."""
+        """These probes for the sizes of another configuration; None where it has other figures, or differs in more than figures."""
         found = figures(config)
+        if choices(config) != choices(self.asked):
+            return None
         narrow: dict[str, int] = table()["windows"]
         if self.real or (self.model_class, self.cut) != (model_class, cut) or found.keys() != self.names.keys():
             return None
@@ -80,6 +86,8 @@ class Probes:
             return None
         other = copy.copy(self)
         other.asked, other.released = config, {self.names[key]: value for key, value in found.items()}
+        if any(expression.value(other.released) != other.released[name] for name, expression in self.follows.items()):
+            return None
         return other
 
     def few(self, wide: bool = False) -> nn.Module:

@@ -80,6 +80,24 @@ def _figures(holder: Any, where: Key, found: dict[Key, int]) -> None:
             _figures(value, (*where, name), found)
 
 
+def choices(config: PreTrainedConfig) -> dict[Key, Any]:
+    """What a configuration, its language part where it has several, says in flags and words: not how large, but what is built."""
+    found: dict[Key, Any] = {}
+
+    def gather(holder: Any, where: Key) -> None:
+        for name, value in (holder if isinstance(holder, dict) else vars(holder)).items():
+            if not isinstance(name, str) or name.startswith("_") or name in ("dtype", "transformers_version", "architectures"):
+                continue
+            if value is None or isinstance(value, bool | str):
+                found[*where, name] = value
+            elif isinstance(value, dict) or hasattr(value, "model_type"):
+                gather(value, (*where, name))
+
+    start = text_key(config)
+    gather(at(config, start), start)
+    return found
+
+
 def _repeats_one(value: Any) -> bool:
     """Whether a value is a list over the blocks with one number for all of them."""
     return isinstance(value, list | tuple) and bool(value) and type(value[0]) is int and value[0] > 0 and len(set(value)) == 1

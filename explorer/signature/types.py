@@ -19,24 +19,28 @@ LONGER = SEQ + 2
 
 @dataclass(frozen=True)
 class Type:
-    """A tensor: ``axes`` are expressions, or the bare number where none was found; ``dtype`` is torch's name."""
+    """A tensor; ``dtype`` is torch's name.
 
-    axes: tuple[Expr | int, ...]
+    ``axes`` are expressions; where none was found the bare number, if it was the same at all sizes tried, else None.
+    """
+
+    axes: tuple[Expr | int | None, ...]
     dtype: str
 
     def holds(self, seen: Seen, sizes: Mapping[str, int]) -> bool:
         """Whether a tensor of a model of these sizes is of this type."""
-        axes = [axis if isinstance(axis, int) else axis.value(sizes) for axis in self.axes]
-        return axes == list(seen.shape) and self.dtype == seen.dtype
+        if len(self.axes) != len(seen.shape) or self.dtype != seen.dtype:
+            return False
+        return all(axis is None or number == (axis if isinstance(axis, int) else axis.value(sizes)) for axis, number in zip(self.axes, seen.shape, strict=True))
 
     def json(self, sizes: Mapping[str, int], aliases: Mapping[Expr, str]) -> dict[str, Any]:
-        """``{dims, numbers, dtype}``: axes as text, "?" before the number of an unresolved one; the same with ``sizes`` filled in."""
+        """``{dims, numbers, dtype}``: axes as text, and the same with ``sizes`` filled in; an unresolved one is "?" and its number, if that is known."""
         numbers: list[int | str] = []
         dims: list[str] = []
         for axis in self.axes:
-            if isinstance(axis, int):
-                dims.append(f"?{axis}")
-                numbers.append(axis)
+            if not isinstance(axis, Expr):
+                dims.append("?" if axis is None else f"?{axis}")
+                numbers.append("?" if axis is None else axis)
                 continue
             dims.append(aliases.get(axis) or axis.text(order()))
             filled = axis.at(sizes)
@@ -52,7 +56,7 @@ class Types:
     """
 
     found: dict[Site, Type]
-    unresolved: list[tuple[Site, int, int]] = field(default_factory=list)
+    unresolved: list[tuple[Site, int, int | None]] = field(default_factory=list)
     rounded: dict[str, Rounded] = field(default_factory=dict)
 
     @classmethod
@@ -61,19 +65,21 @@ class Types:
         wide = _without_windows(probes)
         types = cls({}, rounded=fitter.rounded)
         for site, own in base.items():
-            axes: list[Expr | int] = []
+            axes: list[Expr | int | None] = []
             for axis, number in enumerate(own.shape):
-                expression = fitter.fit([sites[site].shape[axis] for sites in probes.sites])
+                seen = [sites[site].shape[axis] for sites in probes.sites]
+                expression = fitter.fit(seen)
                 probes.know(types.rounded)
                 if expression is not None and all(site in sites for sites in wide) and wide:
                     expression = _capped(expression, [sites[site].shape[axis] for sites in wide], probes)
                 if expression is not None and _stuck(expression, probes):
                     expression = None
+                bare = number if len(set(seen)) == 1 and not probes.real else None
                 if expression is None:
-                    types.unresolved.append((site, axis, number))
+                    types.unresolved.append((site, axis, bare))
                 elif site.call == DECODE:
                     expression = expression.replaced({"S": Expr.name("Past")})
-                axes.append(number if expression is None else expression)
+                axes.append(bare if expression is None else expression)
             types.found[site] = Type(tuple(axes), own.dtype)
         return types
 
@@ -83,10 +89,12 @@ class Types:
         if other is None:
             return None
         other.know(self.rounded)
+        other.seen = 0
         try:
             for sizes, seen in other.looks():
                 if seen.keys() != self.found.keys() or not all(self.found[site].holds(one, sizes) for site, one in seen.items()):
                     return None
+                other.seen += 1
         except Exception:  # noqa: BLE001  whatever a foreign forward raises: probing it says so
             return None
         return other

@@ -43,13 +43,13 @@ def typed_values(model: LanguageModel, probes: Probes, types: Types, layers: Seq
         for kind, blocks in _kinds(row, model.anatomy):
             known = sizes.get((kind, row.host), {})
             tensor = tensors.get((row.host, row.name, blocks[0] if blocks else None))
-            axes: list[Expr | int] = []
+            axes: list[Expr | int | None] = []
             for at, axis in enumerate(row.value.axes):
                 expression = _CALL.get(axis) or known.get(axis)
                 if tensor is not None and expression is not None and not _fits(expression, tensor, at, row.value.axes, probes):
                     expression = None
                 if expression is None:
-                    number = tensor.shape[at] if tensor is not None and at < tensor.dim() else 0
+                    number = tensor.shape[at] if tensor is not None and at < tensor.dim() else None
                     unresolved.append({"at": f"{row.host}.{row.name}", "axis": at, "number": number})
                     axes.append(number)
                 else:
