@@ -65,7 +65,7 @@ class HostTaps:
         for name, places in host.places.items():
             self._add(name, places)
         #: Values that are constants of the model.
-        self.fixed: dict[str, torch.Tensor] = {}
+        self._constants: dict[str, tuple[torch.nn.Module, str, float]] = {}
         #: What numbers the entries that other values have of what is found at their places, and where those are.
         numbered = {name: by for name, places in host.places.items() for place in places if place.chosen is not None and (by := place.chosen.by)}
         self.choosing = set(numbered.values())
@@ -96,6 +96,15 @@ class HostTaps:
         for place in places:
             moment = self.moments.setdefault((*place.point, location), _Moment(location, place.side, self))
             moment.members[name] = place
+
+    @property
+    def fixed(self) -> dict[str, torch.Tensor]:
+        """Values that are constants of the model, as they are now: one number per head."""
+        return {name: sign * getattr(module, leaf).detach().float().flatten() for name, (module, leaf, sign) in self._constants.items()}
+
+    def fix(self, name: str, module: torch.nn.Module, leaf: str, sign: float) -> None:
+        """Have a value read off a parameter or buffer, times a sign, its numbers in the order of the heads."""
+        self._constants[name] = module, leaf, sign
 
     @property
     def given(self) -> dict[str, torch.Tensor | None]:
@@ -159,12 +168,12 @@ class Taps:
         return self.modules[path]
 
     def _fix(self, taps: HostTaps) -> None:
-        """Take a host's constants from the model: a parameter or buffer times a sign, its numbers in the order of the heads."""
+        """Tell a host where its constants stand in the model."""
         for name, value in taps.values.items():
             if value.fixed and name in taps.host.traits:
                 path, sign = taps.host.traits[name]
                 module, _, leaf = _joined(taps.path, path).removeprefix(self.prefix).lstrip(".").rpartition(".")
-                taps.fixed[name] = sign * getattr(self.modules[module], leaf).detach().float().flatten()
+                taps.fix(name, self.modules[module], leaf, sign)
 
     # -- arming -------------------------------------------------------------
 
@@ -218,6 +227,9 @@ class Taps:
         if not self._listening:  # the model called on the side, from within a trace or another thread
             return
         self.step += 1
+        for taps in self.hosts.values():
+            for name in taps.choosing:  # an earlier step's numbers say nothing of this one's
+                taps.kept.pop(name, None)
         self._sink.begin(self.step, self.locations)
         ids = args[0] if args else kwargs.get("input_ids")
         if ids is None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from builder.__main__ import main
-from explorer import signature as signing, specimens
+from explorer import specimens
 from explorer.accounting import build_meta
 from explorer.signature import NoSignature, recorded, signature
 from explorer.signature.kinds import block_list, few_blocks
@@ -123,7 +123,7 @@ def test_every_axis_that_is_more_than_a_name_is_listed_with_its_number(family):
 
 @pytest.mark.parametrize(("first", "second"), [
     ("google/gemma-2-2b", "google/gemma-2-27b"), ("Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3.5-397B-A17B"),
-    ("deepseek-ai/DeepSeek-V3", "moonshotai/Moonlight-16B-A3B"), ("openai-community/gpt2", "openai-community/gpt2-xl"),
+    ("openai-community/gpt2", "openai-community/gpt2-xl"),
 ])
 def test_types_of_another_checkpoint_are_those_of_its_own_probes(first, second):
     """Types that were inferred for one checkpoint and hold for the next are taken; the result is as if they had not been."""
@@ -133,6 +133,13 @@ def test_types_of_another_checkpoint_are_those_of_its_own_probes(first, second):
     taken = signature(model, known)
     assert len(known) == 1 and taken["resolved"].pop("looks") >= 2 and fresh["resolved"].pop("looks") is None
     assert taken == fresh
+
+
+def test_types_are_not_taken_where_a_figure_is_missing():
+    """Of the two, one has queries that are projected down first."""
+    known = []
+    signature(shapes("deepseek-ai/DeepSeek-V3"), known)
+    assert signature(shapes("moonshotai/Moonlight-16B-A3B"), known)["resolved"]["looks"] is None and len(known) == 2
 
 
 def small(**changes) -> torch.nn.Module:

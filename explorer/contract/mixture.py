@@ -148,8 +148,6 @@ def _alone(s: Subject, layer: int, expert: int, x: torch.Tensor) -> torch.Tensor
 
 def expert_alone(experts: torch.nn.Module, expert: int, x: torch.Tensor) -> torch.Tensor:
     """One expert run by hand on x [tokens hidden_size] with its own weights, as transformers stores them."""
-    if not hasattr(experts, "down_proj"):  # weights held in a way of the family's own: the module itself, with every token sent to the one
-        return experts(x, torch.full((len(x), 1), expert), torch.ones(len(x), 1, dtype=x.dtype)).view_as(x)
     if expert >= len(experts.down_proj):  # what stands for doing nothing
         return torch.zeros_like(x)
     if not hasattr(experts, "has_gate"):  # a class of the family's own, which takes no part in choosing an implementation

@@ -270,7 +270,7 @@ class Subject:
         return alone or value.name == "router_scores" and scoring.choice_only
 
     def stepped(self, key: Key) -> bool:
-        """Whether a router's value may change with nothing moved: slots chosen one after another weigh the same but next to a tie."""
+        """Whether a router's value may change a little with nothing moved: slots chosen one after another weigh the same but next to a tie."""
         value, layer = key
         if value.host != "mlp" or value.name not in ("router_scores", "router_logits") or "scoring" not in self.traits("mlp", layer):
             return False

@@ -24,7 +24,10 @@ def find_apart(flow: Flow, module: Call) -> Finds | None:
         held = _holding(flow, module, choice, routed)
         spots = {"expert_indices": maker_spot(inside, numbers), "expert_weights": maker_spot(inside, weights),
                  "routed_output": None if routed is None else _handed(flow, inside, routed)}
-        if len(held) != 2 or None in spots.values():
+        # The activation, which may run elsewhere too.
+        between = [c for c in flow.calls if len(held) == 2 and not c.labels and c.module.rpartition(".")[0] == module.module
+                   and held[0].ended < c.began and c.stop < flow.maker(routed) and not any(True for _ in c.fn.parameters())]
+        if not between or None in spots.values():
             continue
         finds = Finds(module.module, spots)
         finds.missing = dict.fromkeys(DENSE, absent("this MLP is a mixture: every expert has neurons of its own"))
@@ -32,16 +35,13 @@ def find_apart(flow: Flow, module: Call) -> Finds | None:
         tables = isinstance(held[0].fn, torch.nn.Embedding)
         finds.missing["expert_outputs"] = absent("this mixture adds what its experts make up in one product") if tables else unfollowed(
             "this mixture runs its tokens sorted by expert, so that no slot's output stands in the slot's place")
-        # The activation, which may run elsewhere too.
-        between = [c for c in flow.calls if not c.labels and c.module.rpartition(".")[0] == module.module and held[0].ended < c.began
-                   and c.stop < flow.maker(routed) and not any(True for _ in c.fn.parameters())]
-        finds.traits |= {"tables" if tables else "stacks": tuple(c.module for c in (*held, *between[:1]))}
+        finds.traits |= {"tables" if tables else "stacks": (*(c.module for c in held), between[0].module)}
         if numbers in flow.ops[choice].makes:
             find_router(finds, flow, module, numbers)
         else:
             finds.traits["scoring"] = scoring_of(flow, module, None, choice, weights)
             finds.missing |= dict.fromkeys(("router_logits", "router_scores"), absent(
-                "this router scores pairs of keys, in the order of their scores: it has no score for each expert"))
+                "this router scores the two halves of every expert's key apart, and has no tensor with a score for each expert"))
         finds.sizes["num_experts"] = _each(held[0])
         finds.made = flow.maker(routed)
         find_shared(finds, flow, module, None, flow.tensors[routed], finds.made + 1)

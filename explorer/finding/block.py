@@ -207,6 +207,8 @@ def _between(finds: BlockFinds, flow: Flow, block: Call) -> None:
     for name, sublayer in (("attention_norm_output", first), ("mlp_norm_output", second)):
         if sublayer is None:
             own.missing[name] = absent("this block has one sublayer")
+        elif sublayer.norm is None and sublayer.behind:
+            own.missing[name] = unfollowed(f"what the norm in front of {sublayer.host} hands on is scaled before that reads it")
         elif sublayer.norm is None:
             own.missing[name] = absent(f"this block has no norm in front of {sublayer.host}")
         else:
