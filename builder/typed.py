@@ -8,8 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from explorer.signature.text import SHORT
-from explorer.words import ranges
+from explorer.words import ranges, short_dtype
 
 Json = Mapping[str, Any]
 Record = Mapping[str, Any]
@@ -46,7 +45,7 @@ def context(records: Sequence[Record], varying: Varying) -> Json:
 
 def type_html(one: Json) -> Markup:
     """A type with its axes marked, for the script to show their numbers: ``bf16[B, S, Hidden]``."""
-    return Markup("{}[{}]").format(SHORT.get(one["dtype"], one["dtype"]), Markup(", ").join(map(axis_html, one["dims"])))
+    return Markup("{}[{}]").format(short_dtype(one["dtype"]), Markup(", ").join(map(axis_html, one["dims"])))
 
 
 def axis_html(text: str) -> Markup:

@@ -17,14 +17,15 @@ import torch
 from explorer import __version__, accounting, cards, vocabulary
 from explorer.blocks import blocks, class_of, summary
 from explorer.contract import verified
-from explorer.finding.discover import _shortened, probe_lengths
 from explorer.loading import DEFAULT, SPECIMEN, load
 from explorer.model import LanguageModel
 from explorer.printing import folded
+from explorer.shapes import shapes
 from explorer.signature import Known, recorded
 from explorer.specimens import small
 from explorer.support import Row
 from explorer.traits import traits
+from explorer.words import CALL
 
 #: Of a record's form: raised where a reader of the one before would fail.
 SCHEMA = 2
@@ -114,43 +115,21 @@ def anatomy(model: LanguageModel, proven: Collection[str] = ()) -> dict[str, Any
     Shapes are those of one forward of this model, at its own size. ``proven`` are the
     values, as ``host.name``, that the contract has verified.
     """
-    shapes = _shapes(model)
+    found = shapes(model)
     return {
         "sizes": model.sizes,
         "blocks": blocks(model),
-        "values": [_value(model, row, shapes, f"{row.host}.{row.name}" in proven)
+        "values": [_value(model, row, found, f"{row.host}.{row.name}" in proven)
                    for row in model.support() if row.available],
     }
 
 
-def _shapes(model: LanguageModel) -> dict[tuple[str, str], torch.Tensor]:
-    """One forward, through no more blocks than it takes: a tensor for each host's value, on the first block that has it."""
-    batch, seq = probe_lengths(model.hf)
-    ids = torch.zeros(batch, seq, dtype=torch.long, device=model.hf.device)
-    layers = sorted({block.layers[0] for block in model.anatomy.blocks})
-    names = [_named(row) for row in model.support() if row.available and not row.value.derived]
-    # Every kind of block is among the first so many; the others add nothing but time.
-    with model.lock, _shortened(model.hf, model.anatomy.frame.blocks, layers[-1] + 1):
-        recording = model.record(ids, names, layers=layers)
-    found: dict[tuple[str, str], torch.Tensor] = {}
-    for row in model.support():
-        for layer in (None,) if row.host == "model" else [i for i in layers if i in row.layers]:
-            if (_named(row), layer) in recording:
-                found.setdefault((row.host, row.name), recording[_named(row), layer])
-    return found
-
-
-def _named(row: Row) -> str:
-    """A value by its host too, as a recording is asked for it: two mixers of a block may share a name."""
-    return row.name if row.host == "model" else f"{row.host}.{row.name}"
-
-
-def _value(model: LanguageModel, row: Row, shapes: Mapping[tuple[str, str], torch.Tensor], verified: bool) -> dict[str, Any]:
+def _value(model: LanguageModel, row: Row, found: Mapping[tuple[str, str, int | None], torch.Tensor], verified: bool) -> dict[str, Any]:
     value = row.value
-    first = None if row.host == "model" else model.anatomy.block(row.layers[0]).hosts[row.host]
-    sizes = model.sizes if first is None else {**model.sizes, **first.sizes}
-    tensor = shapes.get((row.host, row.name))
-    widths = (model.top if first is None else first).traits.get("widths", {})
+    layer = None if row.host == "model" else row.layers[0]
+    first = None if layer is None else model.anatomy.block(layer).hosts[row.host]
+    # Of a value the run leaves out, the dtype is that of the kernel's state, or the integers of a size.
+    tensor = found.get((row.host, row.name, layer), found.get((row.host, "state_output", layer)))
     return {
         "host": vocabulary.HOSTS[row.host].path,
         "name": value.name,
@@ -162,11 +141,27 @@ def _value(model: LanguageModel, row: Row, shapes: Mapping[tuple[str, str], torc
         "layers": None if row.host == "model" else list(row.layers),
         "condition": row.condition,
         "optional": value.optional,
-        "shape": {"symbols": ["width" if axis == "hidden_size" and value.name in widths else axis for axis in value.axes], "numbers": _extents(value, tensor, sizes)},
-        "dtype": str(tensor.dtype).removeprefix("torch.") if isinstance(tensor, torch.Tensor) else _dtype(value, shapes),
+        "shape": _shape(model, row, found),
+        "dtype": None if tensor is None else str(tensor.dtype).removeprefix("torch."),
         "class": type(model.hf).__name__ if first is None else class_of(model.layers[row.layers[0]], first),
         "verified": verified,
     }
+
+
+def _shape(model: LanguageModel, row: Row, found: Mapping[tuple[str, str, int | None], torch.Tensor]) -> dict[str, Any]:
+    """The axes of a value: ``symbols``, and as ``numbers`` those of the first block that has it; ``others`` where kinds of blocks differ."""
+    widths = (model.top if row.host == "model" else model.anatomy.block(row.layers[0]).hosts[row.host]).traits.get("widths", {})
+    symbols = ["width" if axis == "hidden_size" and row.name in widths else axis for axis in row.value.axes]
+    if row.host == "model":
+        return {"symbols": symbols, "numbers": _extents(row.value, found.get((row.host, row.name, None)), model.sizes)}
+    kinds: dict[int, list[int | str]] = {}
+    for block in model.anatomy.blocks:
+        if block.layers[0] in row.layers:
+            sizes = {**model.sizes, **block.hosts[row.host].sizes}
+            kinds[block.layers[0]] = _extents(row.value, found.get((row.host, row.name, block.layers[0])), sizes)
+    first = kinds[row.layers[0]]
+    others = [{"layers": list(model.anatomy.block(layer).layers), "numbers": numbers} for layer, numbers in kinds.items() if numbers != first]
+    return {"symbols": symbols, "numbers": first} | ({"others": others} if others else {})
 
 
 def _extents(value: vocabulary.Value, tensor: torch.Tensor | None, sizes: Mapping[str, int]) -> list[int | str]:
@@ -174,16 +169,9 @@ def _extents(value: vocabulary.Value, tensor: torch.Tensor | None, sizes: Mappin
 
     Values the run leaves out (one state per token) have the sizes the others named.
     """
-    letters = {"batch": "B", "seq": "S", "query": "S", "key": "S"}
-    if not isinstance(tensor, torch.Tensor):
-        return [letters.get(axis) or sizes[axis] for axis in value.axes]
-    return [letters.get(axis) or extent for axis, extent in zip(value.axes, tensor.shape, strict=True)]
-
-
-def _dtype(value: vocabulary.Value, shapes: Mapping[tuple[str, str], torch.Tensor]) -> str | None:
-    """Of a value the shape run leaves out: that of the kernel's state, or the integers of a size."""
-    state = shapes.get((value.host, "state_output"))
-    return str(state.dtype).removeprefix("torch.") if state is not None else None
+    if tensor is None:
+        return [CALL.get(axis) or sizes[axis] for axis in value.axes]
+    return [CALL.get(axis) or extent for axis, extent in zip(value.axes, tensor.shape, strict=True)]
 
 
 def config_of(model: LanguageModel) -> dict[str, Any]:

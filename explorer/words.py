@@ -1,4 +1,4 @@
-"""Numbers in words, the same everywhere: sizes in bytes, runs of block numbers, how many of something there are.
+"""Words that are the same everywhere: sizes in bytes, runs of block numbers, how many of something there are, dtypes, the call's axes.
 
 Imports nothing of this package, so that every part of it can use it.
 """
@@ -6,6 +6,12 @@ Imports nothing of this package, so that every part of it can use it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+#: Axes whose length the call decides, and what types call it.
+CALL = {"batch": "B", "seq": "S", "query": "S", "key": "S"}
+
+#: Dtypes as types are read; others by torch's name.
+_DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int64": "i64", "int32": "i32", "uint8": "u8"}
 
 _DECIMAL, _BINARY = ("B", "kB", "MB", "GB", "TB"), ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -30,6 +36,11 @@ def ranges(numbers: Iterable[int], most: int | None = None, dash: str = "–") -
             runs.append([one, one])
     words = [str(first) if first == last else f"{first}{dash}{last}" for first, last in runs[:most]]
     return ", ".join(words) + (", …" if most is not None and len(runs) > most else "")
+
+
+def short_dtype(name: str) -> str:
+    """``bfloat16`` as bf16."""
+    return _DTYPES.get(name, name)
 
 
 def numbered(what: str, count: int) -> str:

@@ -23,7 +23,7 @@ ROW = {"dims": ["batch", "num_kv_heads", "seq", "head_dim"], "dtype": "float32",
 
 def test_a_type_has_names_and_numbers() -> None:
     kind = type_of(ROW)
-    assert written(kind.names, kind.dtype) == "[B, KvHeads, S, HeadDim; f32]"
+    assert written(kind.names, kind.dtype) == "f32[B, KvHeads, S, HeadDim]"
     assert written(kind.numbers, kind.plain().dtype) == "[B, 2, S, 256]"
 
 
@@ -41,14 +41,14 @@ def test_every_axis_of_the_vocabulary_has_a_short_name() -> None:
 
 
 @pytest.mark.parametrize(("room", "text"), [
-    (40, "[B, Heads, S, NopeDim + RopeDim; bf16]"), (37, "[B, Heads, S, …; bf16]"), (20, "[B, …, S, …; bf16]"), (3, "[B, …, S, …; bf16]"),
+    (40, "bf16[B, Heads, S, NopeDim + RopeDim]"), (35, "bf16[B, Heads, S, …]"), (18, "bf16[B, …, S, …]"), (3, "bf16[B, …, S, …]"),
 ])
 def test_what_is_shortened_keeps_its_axes(room: int, text: str) -> None:
     assert written(("B", "Heads", "S", "NopeDim + RopeDim"), "bf16", room) == text
 
 
 def test_a_type_without_axes_is_written() -> None:
-    assert written(()) == "[]" and written((), "f32", 1) == "[; f32]"
+    assert written(()) == "[]" and written((), "f32", 1) == "f32[]"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

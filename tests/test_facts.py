@@ -11,6 +11,7 @@ import torch
 from explorer import cards, load, vocabulary
 from explorer import facts as facts_module
 from explorer.facts import facts
+from explorer.shapes import shapes
 from explorer.finding.discover import probe_lengths
 from explorer.hub import LoadError
 from tests.facts_records import drawn
@@ -143,17 +144,20 @@ def test_a_family_without_a_card_has_the_sizes_of_its_type_and_says_so():
 def test_the_shapes_are_those_of_a_forward_through_the_whole_model():
     """The run goes through no more blocks than differ; through all of them it finds the same."""
     model = load("Qwen/Qwen3-Next-80B-A3B-Instruct", weights=False)
-    short = facts_module._shapes(model)
+    short = shapes(model)
     names = [row.value.key for row in model.support() if row.available and not row.value.derived]
     whole = model.record(torch.zeros(probe_lengths(model.hf), dtype=torch.long, device="meta"), names)
     assert len(model.layers) == 48 and len(short) > 40
+
+    firsts = [block.layers[0] for block in model.anatomy.blocks]
 
     def told(value):
         return None if value is None else (value.shape, value.dtype)
 
     for row in model.support():
         where = [whole[row.value.key, layer] for layer in (row.layers or (None,)) if (row.value.key, layer) in whole]
-        assert not where or {told(value) for value in where} == {told(short[row.host, row.name])}, row.name
+        first = [told(short.get((row.host, row.name, at))) for at in ([None] if row.host == "model" else firsts) if at is None or at in row.layers]
+        assert not where or {told(value) for value in where} == set(first), row.name
 
 
 @pytest.mark.parametrize(("family", "block"), [
@@ -225,3 +229,13 @@ def test_two_mixers_of_a_block_have_their_own_shapes():
     heads, mixer = model.layers[0].self_attn, model.layers[0].mixer
     assert found["model.layers[i].self_attn", "attention_queries"] == ["B", heads.num_heads, "S", heads.qk_head_dim]
     assert found["model.layers[i].mixer", "attention_queries"] == ["B", "S", mixer.heads, mixer.key_dim]
+
+
+def test_kinds_of_blocks_with_other_widths_have_their_own_numbers():
+    model = load("specimen:gemma4_text")
+    row = next(row for row in facts_module.anatomy(model)["values"] if row["name"] == "attention_keys")
+    found = {layer: other["numbers"][-1] for other in row["shape"]["others"] for layer in other["layers"]}
+    run = model.record("In the beginning", values=["attention_keys"])
+    for layer in row["layers"]:
+        assert found.get(layer, row["shape"]["numbers"][-1]) == run["attention_keys", layer].shape[-1]
+    assert set(found.values()) - {row["shape"]["numbers"][-1]}

@@ -276,8 +276,8 @@ def test_experts_that_are_rows_of_a_table_are_followed_to_their_sum():
     rows = model.support(0)
     whole = model.record(PROMPT)
     for view in (views_router.token_by_expert(whole, Selection()), views_router.layer_by_expert(whole), views_router.margins(whole, Selection())):
-        assert "This router scores pairs of keys" in view.reason
-    for name, reason in (("router_logits", "this router scores pairs of keys"), ("expert_outputs", "in one product")):
+        assert "This router scores the two halves" in view.reason
+    for name, reason in (("router_logits", "this router scores the two halves"), ("expert_outputs", "in one product")):
         assert reason in str(rows[name].reasons[0])
 
 

@@ -141,7 +141,7 @@ def test_pointing_shows_and_enter_pins_and_escape_lets_go(visit, address: str) -
     part(page, "router_logits", "mlp").hover()
     page.mouse.move(2, 2)
     assert "linear_attn.decays" in card.inner_text()
-    for word in ("Gates [batch seq heads]", "[B, S, ValueHeads] float32", "[B, S, 32]", "log decay", "torch_chunk_gated_delta_rule"):
+    for word in ("Gates [batch seq heads]", "f32[B, S, ValueHeads]", "[B, S, 32]", "log decay", "torch_chunk_gated_delta_rule"):
         assert word.lower() in card.inner_text().lower()
     page.keyboard.press("Escape")
     assert part(page, "decays", "linear_attn").get_attribute("aria-pressed") == "false"
@@ -221,11 +221,11 @@ def test_a_shortened_type_unfolds_where_it_is_pointed_at_or_focused(visit, addre
 def test_the_block_stands_as_text_below_and_stays_open(visit, address: str) -> None:
     page = visit(address + HYBRID).page
     page.locator(".bd-words summary").press("Enter")
-    assert "linear_attn.state_output [B, ValueHeads, KeyDim, ValueDim; f32]" in page.locator(".bd-words").inner_text()
+    assert "linear_attn.state_output f32[B, ValueHeads, KeyDim, ValueDim]" in page.locator(".bd-words").inner_text()
     page.evaluate("document.querySelector('block-diagram').layer = 3")
     assert page.locator(".bd-words[open]").count() == 1
     page.locator(".bd-notation").get_by_role("button", name="numbers").click()
-    assert "self_attn.attention_keys [B, 2, S, 256; bf16]" in page.locator(".bd-words").inner_text()
+    assert "self_attn.attention_keys bf16[B, 2, S, 256]" in page.locator(".bd-words").inner_text()
 
 
 def test_the_drawing_in_view_is_saved_as_it_looks(visit, address: str, tmp_path) -> None:

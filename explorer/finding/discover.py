@@ -173,7 +173,7 @@ def _discover(twin: torch.nn.Module, alike: bool, masked: bool) -> Anatomy:
             if count != 1:
                 raise CannotFollow(f"{path} runs {count} times in a forward" if count else f"{path} does not run in a forward over token ids alone")
     ids = torch.arange(batch * seq, device=twin.device).view(batch, seq) % twin.config.get_text_config().vocab_size
-    with torch.no_grad(), unpadded(twin), _shortened(twin, base.blocks, depth):
+    with torch.no_grad(), unpadded(twin), shortened(twin, base.blocks, depth):
         with recorded(twin, paths) as prompt, watched(twin, base) as ending:
             out = twin(ids, use_cache=True, **mask(ids, masked))
         norm, turn = ending.norm()
@@ -234,7 +234,7 @@ def unpadded(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _shortened(twin: torch.nn.Module, path: str, depth: int) -> Iterator[None]:
+def shortened(twin: torch.nn.Module, path: str, depth: int) -> Iterator[None]:
     """The twin with its first ``depth`` blocks alone."""
     owner, _, name = path.rpartition(".")
     holder, whole = twin.get_submodule(owner), twin.get_submodule(path)

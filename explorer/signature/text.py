@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from explorer.words import ranges
-
-#: Short names of dtypes, as types are read.
-SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int64": "i64", "int32": "i32", "uint8": "u8"}
+from explorer.words import ranges, short_dtype
 
 _Json = Mapping[str, Any]
 
@@ -20,7 +17,7 @@ class UnknownBlock(ValueError):
 def typed(one: _Json, numbers: bool = False) -> str:
     """A type on one line: ``bf16[B, S, Hidden]``, or with numbers for what this model has of them."""
     axes = one["numbers"] if numbers and one["numbers"] is not None else one["dims"]
-    return f"{SHORT.get(one['dtype'], one['dtype'])}[{', '.join(map(str, axes))}]"
+    return f"{short_dtype(one['dtype'])}[{', '.join(map(str, axes))}]"
 
 
 def text(signature: _Json, block: str | None = None, numbers: bool = False) -> str:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from explorer import vocabulary
-from explorer.finding.discover import Anatomy, _shortened, discover, probe_lengths
+from explorer.finding.discover import Anatomy, discover
+from explorer.shapes import shapes
+from explorer.words import CALL
 from explorer.signature.expressions import Expr
 from explorer.signature.probes import Probes
 from explorer.signature.types import Type, Types
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from explorer.support import Row
 
 #: What the call decides, by axis.
-_CALL = {"batch": Expr.name("B"), "seq": Expr.name("S"), "query": Expr.name("S"), "key": Expr.name("S")}
+_CALL = {axis: Expr.name(name) for axis, name in CALL.items()}
 
 #: Anatomies of probes that are compared with the model's own.
 _COMPARED = 2
@@ -35,7 +37,7 @@ def typed_values(model: LanguageModel, probes: Probes, types: Types, layers: Seq
     each block of the probes, the model's blocks that are so.
     """
     sizes = _sizes(model, probes, types, layers)
-    tensors = _tensors(model)
+    tensors = shapes(model)
     rows, unresolved = [], []
     for row in model.support():
         if not row.available:
@@ -97,26 +99,6 @@ def _dtype(row: Row, tensor: torch.Tensor | None, tensors: Mapping[tuple, torch.
     if tensor is None and source is not None and row.value.layout != "Size":
         tensor = tensors.get((row.host, source, blocks[0] if blocks else None))
     return "int64" if tensor is None else str(tensor.dtype).removeprefix("torch.")
-
-
-def _tensors(model: LanguageModel) -> dict[tuple[str, str, int | None], torch.Tensor]:
-    """One forward at the model's own size, through no more blocks than it takes: every value, on the first block of each kind."""
-    batch, seq = probe_lengths(model.hf)
-    ids = torch.zeros(batch, seq, dtype=torch.long, device=model.hf.device)
-    layers = sorted({block.layers[0] for block in model.anatomy.blocks})
-    rows = [row for row in model.support() if row.available and not row.value.derived]
-    with model.lock, _shortened(model.hf, model.anatomy.frame.blocks, layers[-1] + 1):
-        recording = model.record(ids, [row.value.key for row in rows], layers=layers)
-    found = {}
-    for row in rows:
-        for layer in (None,) if row.host == "model" else [at for at in layers if at in row.layers]:
-            # Two mixers side by side have values of one name.
-            key = row.value.key if layer is None else f"{row.host}.{row.name}"
-            if (key, layer) in recording:
-                tensor = recording[key, layer]
-                if isinstance(tensor, torch.Tensor):
-                    found[row.host, row.name, layer] = tensor
-    return found
 
 
 def _sizes(model: LanguageModel, probes: Probes, types: Types, layers: Sequence[Sequence[int]]) -> _Sizes:

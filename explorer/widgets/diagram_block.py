@@ -10,7 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from explorer.vocabulary import HOSTS
-from explorer.widgets.diagram_types import Type, dtype_of, type_of
+from explorer.widgets.diagram_types import Type, type_of
+from explorer.words import short_dtype
 
 Record = Mapping[str, Any]
 
@@ -35,12 +36,6 @@ class Part:
     @property
     def derived(self) -> bool:
         return not self.row.get("writable", True)
-
-    @property
-    def width(self) -> int | None:
-        """The length of its last axis, where the record has numbers."""
-        numbers = (self.row.get("shape") or {}).get("numbers")
-        return numbers[-1] if numbers else None
 
     @property
     def key(self) -> str:
@@ -144,8 +139,8 @@ class Block:
         return kind.also(other.key for other in others if self._type(other, with_dtype) == kind)
 
     def _type(self, part: Part, with_dtype: bool) -> Type:
-        kind = type_of(part.row, self.typed.get((part.host, part.name)), of=part.key)
-        return kind.plain() if not with_dtype and kind.dtype == dtype_of(self.usual_dtype) else kind
+        kind = type_of(part.row, self.typed.get((part.host, part.name)), part.key, self.first)
+        return kind.plain() if not with_dtype and kind.dtype == short_dtype(self.usual_dtype or "") else kind
 
     def title(self) -> str:
         """The block in words: its sublayers' titles, beside each other where they read the same stream."""
@@ -172,19 +167,6 @@ def shapes(record: Record) -> list[Block]:
     """The distinct block shapes of a record, by their first block."""
     order = sorted(range(len(record["blocks"])), key=lambda i: record["blocks"][i]["layers"][0])
     return [Block(record, index) for index in order]
-
-
-def rule_of(sub: Record) -> tuple[str, tuple[str, ...]]:
-    """What the recurrence is called and its step, in two lines.
-
-    A record may say (``rule: {title, lines}``); the gated delta rule is what ``linear_attn`` hosts.
-    """
-    rule = sub.get("rule")
-    if rule:
-        return rule["title"], tuple(rule["lines"])
-    if sub["host"] == "linear_attn":
-        return "delta rule", ("Sₜ = eᵍ Sₜ₋₁ + k uᵀ", "oₜ = Sₜᵀ q")
-    return "recurrence", ("Sₜ from Sₜ₋₁ and token t", "oₜ read from Sₜ")
 
 
 #: What a line of types calls values whose names are long there.

@@ -22,7 +22,7 @@ _STRIP = (
 )
 
 #: Facts of a value that do not change between checkpoints of a family, as the card shows them.
-_STATIC = ("name", "layout", "dims", "meaning", "read_at", "condition", "writable", "dtype", "class")
+_STATIC = ("name", "layout", "dims", "meaning", "read_at", "condition", "writable")
 
 
 def card_data(records: Sequence[Record]) -> dict[str, Any]:

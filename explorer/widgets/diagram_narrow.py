@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from explorer.widgets.diagram_block import Block, Part, Record, attribute, rule_of, types_line
+from explorer.widgets.diagram_block import Block, Part, Record, attribute, types_line
 from explorer.widgets.diagram_draw import PILL, Box, Canvas, mono_width, wrap
 from explorer.widgets.diagram_wide import funnel
 from explorer.widgets.palette import ROLE_OF_SUBLAYER
@@ -298,7 +298,7 @@ def draw_convolution(canvas: Canvas, block: Block, sub: Record, y: float) -> tup
 
 def rule(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
     """The recurrence, with the state that enters and its loop at the right."""
-    title, lines = rule_of(sub)
+    title, lines = sub["rule"]["title"], sub["rule"]["lines"]
     canvas.edge((X0 + 78, y - 2), (X0 + 78, y + 17))
     inside = block.parts(sub["host"], ("state_input", "state_attention"))
     # A long formula leaves no room beside it.

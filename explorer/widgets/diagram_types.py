@@ -9,13 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-#: Axes that the call decides, and how a type writes them.
-_CALL = {"batch": "B", "seq": "S", "query": "S", "key": "S"}
+from explorer.words import CALL, short_dtype
+
 #: As long as most: a batch and a sequence.
 _USUAL = {"B": "1", "S": "4096"}
-_DTYPES = {
-    "bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int64": "i64", "int32": "i32", "bool": "bool",
-}
 
 
 @dataclass(frozen=True)
@@ -43,35 +40,32 @@ class Type:
         return replace(self, of=(*self.of, *keys))
 
 
-def type_of(row: Mapping[str, Any], inferred: Mapping[str, Any] | None = None, of: str = "") -> Type:
-    """The type of a value's row: as ``inferred`` by a signature, else by the names of its layout's axes."""
+def type_of(row: Mapping[str, Any], inferred: Mapping[str, Any] | None = None, of: str = "", layer: int | None = None) -> Type:
+    """The type of a value's row on block ``layer``: as ``inferred`` by a signature, else by the names of its layout's axes."""
     if inferred and inferred["numbers"]:
-        names, numbers, dtype = inferred["dims"], inferred["numbers"], inferred["dtype"]
+        # A mark after the number of an axis that no expression was found for.
+        names = [f"{axis[1:]}?" if axis.startswith("?") else axis for axis in inferred["dims"]]
+        numbers, dtype = inferred["numbers"], inferred["dtype"]
     else:
         shape = row.get("shape") or {}
         names = [axis_name(axis) for axis in shape.get("symbols") or row["dims"]]
-        numbers = [_CALL.get(axis, axis) for axis in shape.get("numbers") or row["dims"]]
-        dtype = row.get("dtype")
-    return Type(tuple(names), tuple(str(number) for number in numbers), dtype_of(dtype), (of,) if of else ())
+        own = next((other["numbers"] for other in shape.get("others", ()) if layer in other["layers"]), shape.get("numbers"))
+        numbers, dtype = [CALL.get(axis, axis) for axis in own or row["dims"]], row.get("dtype")
+    return Type(tuple(names), tuple(str(number) for number in numbers), short_dtype(dtype or ""), (of,) if of else ())
 
 
 def axis_name(axis: str) -> str:
     """An axis as types write it: ``batch`` is B, ``num_kv_heads`` is KvHeads, ``hidden_size`` is Hidden."""
-    if axis in _CALL:
-        return _CALL[axis]
+    if axis in CALL:
+        return CALL[axis]
     words = axis.removeprefix("num_").removesuffix("_size").split("_")
     return "".join(word[:1].upper() + word[1:] for word in words)
 
 
-def dtype_of(dtype: str | None) -> str:
-    """A dtype in a few letters."""
-    return _DTYPES.get(dtype, dtype) if dtype else ""
-
-
 def written(axes: Sequence[str], dtype: str = "", room: float = float("inf")) -> str:
-    """``[B, S, Hidden; f32]``. Where that has more letters than there is room for, … stands for the longest axes, each in its place."""
+    """``f32[B, S, Hidden]``. Where that has more letters than there is room for, … stands for the longest axes, each in its place."""
     shown = list(axes)
-    while len(text := f"[{', '.join(shown)}{f'; {dtype}' if dtype else ''}]") > room:
+    while len(text := f"{dtype}[{', '.join(shown)}]") > room:
         longest = max(range(len(shown)), key=lambda at: len(shown[at]), default=0)
         if not shown or len(shown[longest]) < 2:
             break

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from explorer.widgets.diagram_block import Block, Record, attribute, rule_of, types_line
+from explorer.widgets.diagram_block import Block, Record, attribute, types_line
 from explorer.widgets.diagram_draw import PILL, Box, Canvas, wrap
 from explorer.widgets.palette import ROLE_OF_SUBLAYER
 
@@ -173,7 +173,7 @@ def recurrent_reads(canvas: Canvas, block: Block, host: str, top: float, rule: B
 
 def draw_rule(canvas: Canvas, block: Block, sub: Record, rule: Box) -> None:
     """The recurrence with its loop: the state goes out at the top and comes in again."""
-    title, lines = rule_of(sub)
+    title, lines = sub["rule"]["title"], sub["rule"]["lines"]
     canvas.box(rule, "recurrent", "rule", 9)
     canvas.text(rule.cx, rule.y + 24, title, "operation", anchor="middle")
     for index, line in enumerate(lines):
@@ -318,8 +318,8 @@ def draw_mlp(canvas: Canvas, block: Block, sub: Record, top: float) -> Leaves:
     if neurons:
         canvas.type(middle, first + 30 * len(neurons) + 10, block.type(*reversed(neurons)), room=down.x - up.right, anchor="middle")
         stream = block.part(sub["host"], sub["output"])
-        inner, outer = neurons[-1].width, stream.width if stream else None
-        if inner and outer:
+        if stream:
+            inner, outer = block.type(neurons[-1]).numbers[-1], block.type(stream).numbers[-1]
             canvas.text(up.cx, up.cy + 4, f"{outer} → {inner}", "caption", anchor="middle")
             canvas.text(down.cx, down.cy + 4, f"{inner} → {outer}", "caption", anchor="middle")
         canvas.edge((up.right, up.cy), (middle - width / 2 - 1, up.cy))

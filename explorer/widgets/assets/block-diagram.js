@@ -43,7 +43,7 @@
   function written(axes, dtype, room = Infinity) {
     const shown = axes.map(String);
     for (;;) {
-      const text = `[${shown.join(", ")}${dtype ? `; ${dtype}` : ""}]`;
+      const text = `${dtype || ""}[${shown.join(", ")}]`;
       const longest = shown.reduce((best, axis, at) => (axis.length > shown[best].length ? at : best), 0);
       if (text.length <= room || !shown.length || shown[longest].length < 2) return text;
       shown[longest] = "…";
@@ -421,8 +421,8 @@
         list.append(make("dt", "", term), detail);
       };
       entry("layout", `${value.layout} [${value.dims.join(" ")}]`, true);
-      const [names, numbers] = value.type;
-      entry("type", `${written(names)}${value.dtype ? ` ${value.dtype}` : ""}`, true);
+      const [names, numbers, dtype] = value.type;
+      entry("type", written(names, dtype), true);
       entry("here", written(this.#notation === "call" ? this.#axes(value.type) : numbers), true);
       entry("read at", value.read_at);
       entry("edits", value.writable ? "assignment and in place" : "none: read-only");
