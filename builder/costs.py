@@ -38,7 +38,7 @@ def known(record: Record, name: str) -> Json | None:
 def unknown(record: Record) -> list[str]:
     """What of the costs has no formula, and why, in words."""
     costs = record["signature"].get("costs", {})
-    names = {"parameters": "parameters", "weights": "bytes of weights", "cache": "what is kept", "flops": "operations for a token"}
+    names = {"parameters": "parameters", "weights": "bytes of weights", "cache": "caches and state", "flops": "operations for a token"}
     return [f"{said}: {costs[name]['unknown']}" for name, said in names.items() if name in costs and "unknown" in costs[name]]
 
 

@@ -224,7 +224,7 @@ def resolved(outcomes: Mapping[str, Outcome]) -> str:
     """In a sentence, how much of the types is resolved: together, and of how many model types how much."""
     shares = [found for one in outcomes.values() if (found := share([one])) is not None]
     if not shares:
-        return "No types were asked for."
+        return "None of them was asked for its signature."
     known = f"{len(shares)} of {len(outcomes)} model types have a signature, in which {share(outcomes.values()):g} % of all axes resolved"
     return f"{known}: every one in {shares.count(100)}, at least 98 % in {sum(one >= 98 for one in shares)}."
 

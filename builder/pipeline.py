@@ -159,6 +159,7 @@ def _shared(site: Path, fresh: bool = False) -> tuple[dict[str, str], list[str]]
         except Exception as error:  # a guide that does not hold has no page
             failed.append(f"guide {name}: {_words(error)}")
             write.remove_guide(name, site=site)
+    _remove_outdated(site)
     records, metas = _records(site), _metas(site)
     titles = {family: metas.get(family, {}).get("title", found[0]["title"]) for family, found in records.items()}
     write.write_index(list(records.values()), metas, site=site)
@@ -167,18 +168,21 @@ def _shared(site: Path, fresh: bool = False) -> tuple[dict[str, str], list[str]]
 
 
 def _records(site: Path) -> dict[str, list[dict[str, Any]]]:
-    """The records of every family that has a page, by family. A page of records written by an earlier builder is taken away."""
-    from explorer.facts import SCHEMA
-
+    """The records of every family that has a page, by family."""
     found = {}
     for path in sorted((site / "families").glob("*/facts.json")):
         if (path.parent / "index.md").exists():
-            records = json.loads(path.read_text(encoding="utf-8"))
-            if all(record["schema"] == SCHEMA for record in records):
-                found[path.parent.name] = records
-            else:
-                write.remove_family(path.parent.name, site=site)
+            found[path.parent.name] = json.loads(path.read_text(encoding="utf-8"))
     return found
+
+
+def _remove_outdated(site: Path) -> None:
+    """Take away the pages whose records an earlier builder wrote in another form: the index and the search cannot read them."""
+    from explorer.facts import SCHEMA
+
+    for family, records in _records(site).items():
+        if any(record["schema"] != SCHEMA for record in records):
+            write.remove_family(family, site=site)
 
 
 def _metas(site: Path) -> dict[str, dict[str, str]]:

@@ -115,7 +115,7 @@ def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> An
     except Exception as error:  # whatever a forward of another kind trips over, this model is not one of ours
         if ours(error):
             raise
-        call = "run on shapes alone" if isinstance(error, (NotImplementedError, RuntimeError)) else "called with token ids and asked to keep a cache"
+        call = "called with token ids and asked to keep a cache"
         raise NotFollowed(label, module, f"{call}, it stops: {brief(error)}") from error
 
 

@@ -277,6 +277,7 @@ def test_a_page_of_records_in_another_form_is_taken_away(tmp_path):
         folder.mkdir(parents=True)
         (folder / "index.md").write_text("")
         (folder / "facts.json").write_text(json.dumps([{"schema": schema}]))
+    pipeline._remove_outdated(tmp_path)
     assert list(pipeline._records(tmp_path)) == ["llama"]
     assert not (tmp_path / "families" / "gpt2" / "index.md").exists()
 

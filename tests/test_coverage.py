@@ -180,7 +180,7 @@ def test_the_share_of_axes_is_rounded_down_and_told_for_all():
     assert coverage.percent(PROVEN) == "99.9 %" and coverage.percent(STOPPED) == ""
     assert coverage.resolved(OUTCOMES | {"six": PROVEN | {"types": {"axes": 10, "resolved": 9}}}) == (
         "4 of 6 model types have a signature, in which 99.9 % of all axes resolved: every one in 0, at least 98 % in 3.")
-    assert coverage.resolved({"five": STOPPED}) == "No types were asked for."
+    assert coverage.resolved({"five": STOPPED}) == "None of them was asked for its signature."
     printed = coverage.table(OUTCOMES, 130)
     assert " 99.9 %  2 values" in printed and "types: it has no list of blocks" in printed and printed.endswith("at least 98 % in 3.")
 

@@ -54,7 +54,8 @@ def neurons(s: Subject, host: str, t: Tally) -> None:
 
 @law(
     "silencing a neuron",
-    "With one neuron at zero, mlp_output changes, where it is followed by that neuron's column of the down projection (or what a norm after it makes of that) and by nothing else.",
+    "With one neuron at zero, mlp_output changes; where what follows the neurons is followed too, by that neuron's column of the down "
+    "projection (or what a norm after it makes of that) and nothing else.",
     "mlp", "shared_experts", needs=("mlp_neurons",), float32=1e-5,
 )
 def silenced(s: Subject, host: str, t: Tally) -> None:

@@ -103,14 +103,15 @@ def _strip(record: Record) -> str:
     return f'<div class="bd-strip" role="list" aria-label="The way through the model">{"".join(steps)}</div>'
 
 
-#: How types can be written: a word, and what it says to who cannot see what it does.
-_NOTATIONS = (("names", "sizes by name"), ("numbers", "this checkpoint's numbers"), ("at B, S", "numbers at a batch size and a length"))
+#: How types can be written: by the script's name for it, a word, and what it says to who cannot see what it does.
+_NOTATIONS = (("names", "names", "sizes by name"), ("numbers", "numbers", "this checkpoint's numbers"),
+              ("call", "at B, S", "numbers at a batch size and a length"))
 
 
 def _slider() -> str:
     buttons = "".join(
-        f'<button type="button" aria-pressed="{str(not number).lower()}" title="{said}">{word}</button>'
-        for number, (word, said) in enumerate(_NOTATIONS)
+        f'<button type="button" data-notation="{name}" aria-pressed="{str(name == "names").lower()}" title="{said}">{word}</button>'
+        for name, word, said in _NOTATIONS
     )
     return (
         '<div class="bd-slider"><label><span class="bd-which">block</span> <output>i = 0</output></label>'

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from explorer.widgets.diagram_block import Block, Part, Record, attribute, types_line
 from explorer.widgets.diagram_draw import PILL, Box, Canvas, mono_width, wrap
-from explorer.widgets.diagram_wide import funnel
+from explorer.widgets.diagram_boxes import funnel
 from explorer.widgets.palette import ROLE_OF_SUBLAYER
 
 WIDTH, STREAM = 400.0, 13.0

@@ -52,8 +52,6 @@
 
   const outOfView = ({ top, bottom }) => bottom < HALF_LINE || top > innerHeight - HALF_LINE;
 
-  const NOTATIONS = ["names", "numbers", "call"];
-
   class BlockDiagram extends HTMLElement {
     #data = null;
     #drawings = new Map();
@@ -125,9 +123,10 @@
 
     get notation() { return this.#notation; }
     set notation(value) {
-      if (!NOTATIONS.includes(value)) return;
+      const buttons = [...this.querySelectorAll("[data-notation]")];
+      if (!buttons.some((button) => button.dataset.notation === value)) return;
       this.#notation = value;
-      [...this.querySelectorAll(".bd-notation > button")].forEach((button, at) => button.setAttribute("aria-pressed", String(NOTATIONS[at] === value)));
+      for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.notation === value));
       const call = this.querySelector(".bd-call");
       if (call) call.hidden = value !== "call";
       this.#write();
@@ -173,7 +172,9 @@
         }
       });
       this.#slider.addEventListener("input", () => { this.layer = this.#slider.value; });
-      [...this.querySelectorAll(".bd-notation > button")].forEach((button, at) => button.addEventListener("click", () => { this.notation = NOTATIONS[at]; }));
+      for (const button of this.querySelectorAll("[data-notation]")) {
+        button.addEventListener("click", () => { this.notation = button.dataset.notation; });
+      }
       for (const input of this.querySelectorAll(".bd-call input")) {
         input.addEventListener("input", () => { if (input.checkValidity() && input.value) this.call = { [input.name]: input.value }; });
         input.addEventListener("change", () => { input.value = this.#call[input.name]; });
@@ -367,7 +368,8 @@
         field.dataset.drawn ??= field.dataset.lit;
         field.dataset.lit = marks && marks.experts ? marks.experts.join(" ") : field.dataset.drawn;
         const [columns, pitch, left, top, side] = ["columns", "pitch", "left", "top", "side"].map((name) => Number(field.dataset[name]));
-        const square = (cell) => `M${left + (cell % columns) * pitch} ${top + Math.floor(cell / columns) * pitch}h${side}v${side}h${-side}z`;
+        const at = (start, step) => (start + step * pitch).toFixed(2);
+        const square = (cell) => `M${at(left, cell % columns)} ${at(top, Math.floor(cell / columns))}h${side}v${side}h${-side}z`;
         field.querySelector(".bd-lit").setAttribute("d", field.dataset.lit.split(" ").filter(Boolean).map(Number).map(square).join(""));
       }
     }
