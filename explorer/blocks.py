@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from explorer import vocabulary
@@ -30,14 +31,25 @@ _MIXERS = {
 }
 
 
-def blocks(model: LanguageModel) -> list[dict[str, Any]]:
-    """A record of each kind of block. Kinds that a record tells apart by nothing but numbers they scale the stream with are one."""
+def blocks(model: LanguageModel, windows: Mapping[int, int]) -> list[dict[str, Any]]:
+    """A record of each kind of block, in the order of their first ones; ``windows``: how many tokens attention sees, by block that has one.
+
+    Kinds that a record tells apart by nothing but numbers they scale the stream with are one.
+    """
     kinds: dict[str, list[dict[str, Any]]] = {}
-    for block in model.anatomy.blocks:
-        new = _block(model, block)
+    for block in (part for whole in model.anatomy.blocks for part in _by_window(whole, windows)):
+        new = _block(model, block, windows.get(block.layers[0]))
         alike = new | {"layers": [], "stream": [step | {"by": isinstance(step.get("by"), str) and step["by"]} for step in new["stream"]]}
         kinds.setdefault(json.dumps(alike, sort_keys=True), []).append(new)
-    return [_merged(alike) for alike in kinds.values()]
+    return sorted((_merged(alike) for alike in kinds.values()), key=lambda block: block["layers"][0])
+
+
+def _by_window(block: Block, windows: Mapping[int, int]) -> list[Block]:
+    """A kind of block for each window its attention has: what it runs is the same, what it sees is not."""
+    found: dict[int | None, list[int]] = {}
+    for layer in block.layers:
+        found.setdefault(windows.get(layer), []).append(layer)
+    return [replace(block, layers=tuple(layers)) for layers in found.values()]
 
 
 def _merged(blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -56,13 +68,13 @@ def class_of(block: Any, host: Host) -> str:
     return type(block._module.get_submodule(host.module)).__name__
 
 
-def _block(model: LanguageModel, block: Block) -> dict[str, Any]:
+def _block(model: LanguageModel, block: Block, window: int | None) -> dict[str, Any]:
     layer = model.layers[block.layers[0]]
     hosts = {}
     for host in block.hosts.values():
         if host.places and host.name != "layers":
             hosts[host.name] = {"path": host.module, "class": class_of(layer, host), "sizes": host.sizes}
-    sublayers = [_sublayer(block, sub) for sub in block.sublayers]
+    sublayers = [_sublayer(block, sub, window if sub.role == "attention" else None) for sub in block.sublayers]
     return {
         "layers": list(block.layers),
         "class": type(layer._module).__name__,
@@ -117,14 +129,15 @@ def summary(blocks: Sequence[Mapping[str, Any]], count: int) -> str:
     return f"{count} blocks: {'; '.join(f'{number} of {title}' for title, number in kinds.items())}."
 
 
-def _sublayer(block: Block, sub: Sublayer) -> dict[str, Any]:
+def _sublayer(block: Block, sub: Sublayer, window: int | None) -> dict[str, Any]:
     host = block.hosts[sub.host]
     record: dict[str, Any] = {
         "role": sub.role,
-        "title": _title(sub.role, host),
+        "title": _title(sub.role, host) if window is None else "Sliding-window attention",
+        "window": window,
         "host": sub.host,
         "norm": _norm(block, sub),
-        "summary": _summary(sub.role, host),
+        "summary": _summary(sub.role, host) + (f" · the last {window} tokens" if window is not None else ""),
         "values": _values(block, host),
         "output": sub.output,
         "stage": sub.stage,

@@ -47,7 +47,10 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
     # A small model has numbers, on which also a forward runs that looks at them.
     model = load(checkpoint, weights=checkpoint == f"{SPECIMEN}{family}")
     report = dict(contract) if contract is not None else {"checks": [], "passed": 0, "failed": 0}
-    told = anatomy(model, verified(report["checks"]))
+    caches = _caches(model)
+    # What is kept of a window is all of it but the newest token's.
+    windows = {layer: row["tokens_at_most"] + 1 for row in caches["caches"] if row["tokens_at_most"] for layer in row["layers"]}
+    told = anatomy(model, verified(report["checks"]), windows)
     return {
         "schema": SCHEMA,
         "family": family,
@@ -59,7 +62,7 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
         "versions": {"bestiary": __version__, **{name: version(name).partition("+")[0] for name in ("transformers", "torch", "nnsight")}},
         "parameters": {**accounting.parameters(model), "convention": accounting.ACTIVE_CONVENTION},
         "size_notes": model.size_notes,
-        **_caches(model),
+        **caches,
         "config": config_of(model),
         **told,
         "printout": "\n".join(folded(repr(model).splitlines())),
@@ -109,16 +112,16 @@ def _caches(model: LanguageModel) -> dict[str, Any]:
         return {"caches": [], "caches_unknown": str(error)}
 
 
-def anatomy(model: LanguageModel, proven: Collection[str] = ()) -> dict[str, Any]:
+def anatomy(model: LanguageModel, proven: Collection[str] = (), windows: Mapping[int, int] | None = None) -> dict[str, Any]:
     """The part of a record that a diagram is drawn from: ``{sizes, blocks, values}`` of a loaded model.
 
     Shapes are those of one forward of this model, at its own size. ``proven`` are the
-    values, as ``host.name``, that the contract has verified.
+    values, as ``host.name``, that the contract has verified; ``windows`` the tokens that attention sees, by block that has a window.
     """
     found = shapes(model)
     return {
         "sizes": model.sizes,
-        "blocks": blocks(model),
+        "blocks": blocks(model, windows or {}),
         "values": [_value(model, row, found, f"{row.host}.{row.name}" in proven)
                    for row in model.support() if row.available],
     }

@@ -104,9 +104,10 @@ class Block:
         }
 
     @cached_property
-    def usual_dtype(self) -> str | None:
-        stream = self.rows.get(("layers", "layer_output"))
-        return stream.get("dtype") if stream else None
+    def usual_dtype(self) -> str:
+        """The dtype that goes without saying: the model's, or, where a record does not say that, its embedding's."""
+        embedding = self.rows.get(("model", "token_embeddings"), {})
+        return short_dtype(self.record.get("signature", {}).get("dtype") or embedding.get("dtype") or "")
 
     def part(self, host: str, name: str) -> Part | None:
         row = self.rows.get((attribute(host), name))
@@ -140,7 +141,7 @@ class Block:
 
     def _type(self, part: Part, with_dtype: bool) -> Type:
         kind = type_of(part.row, self.typed.get((part.host, part.name)), part.key, self.first)
-        return kind.plain() if not with_dtype and kind.dtype == short_dtype(self.usual_dtype or "") else kind
+        return kind.plain() if not with_dtype and kind.dtype == self.usual_dtype else kind
 
     def title(self) -> str:
         """The block in words: its sublayers' titles, beside each other where they read the same stream."""

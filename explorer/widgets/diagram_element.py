@@ -69,7 +69,7 @@ def _where(row: Record, blocks: Sequence[Block]) -> list[int] | None:
 def _shape(block: Block) -> dict[str, Any]:
     return {
         "layers": list(block.facts["layers"]), "title": block.title(), "identity": block.facts["identity"],
-        "roles": [sub["role"] for sub in block.sublayers],
+        "roles": [sub["role"] for sub in block.sublayers], "windowed": any(sub.get("window") for sub in block.sublayers),
     }
 
 
@@ -118,8 +118,8 @@ def _slider() -> str:
         '<div class="bd-track"><div class="bd-ticks" aria-hidden="true"></div>'
         '<input type="range" min="0" max="0" value="0" step="1" aria-label="block"></div>'
         f'<div class="bd-tools"><div class="bd-notation" role="group" aria-label="how types are written">{buttons}'
-        '<span class="bd-call" hidden><label>B <input type="number" name="B" min="1" max="9999" value="1"></label>'
-        '<label>S <input type="number" name="S" min="1" max="99999999" value="4096"></label></span></div>'
+        '<span class="bd-call" hidden><label>B <input type="number" name="B" min="1" max="9999" required value="1"></label>'
+        '<label>S <input type="number" name="S" min="1" max="99999999" required value="4096"></label></span></div>'
         '<button type="button" class="bd-save" title="Save the drawing as an SVG file">save SVG</button></div></div>'
     )
 
@@ -138,8 +138,12 @@ def _legend(record: Record) -> str:
         "experts": "mixture of experts", "mlp": "dense MLP", "extra": "further part, not followed",
     }
     items = [f'<span role="listitem"><i class="bd-tick bd-tick-{role}"></i>{words[role]}</span>' for role in roles if role in words]
+    if any(sub.get("window") for block in shapes(record) for sub in block.sublayers):
+        items.append('<span role="listitem"><i class="bd-tick bd-tick-attention bd-window"></i>attention in a window</span>')
     if "experts" in roles:
         items.append('<span role="listitem">lit cells stand for the chosen experts, which differ by token</span>')
+    if usual := shapes(record)[0].usual_dtype:
+        items.append(f'<span role="listitem">types without a dtype are {escape(usual)}</span>')
     items.append('<span role="listitem"><i class="bd-swatch"></i>derived from other values, read-only</span>')
     return f'<div class="bd-legend" role="list">{"".join(items)}</div>'
 

@@ -18,7 +18,7 @@ Point = tuple[float, float]
 
 def draw(canvas: Canvas, block: Block) -> tuple[float, float]:
     """The whole block; returns the drawing's size."""
-    width, y = WIDTH, mark(canvas, block, "layer_input", 14, with_type=True)
+    width, y = WIDTH, mark(canvas, block, "layer_input", 14)
     leaves: dict[int, Point] = {}
     crossed: list[float] = []
     for turn in block.turns():
@@ -47,13 +47,13 @@ def draw(canvas: Canvas, block: Block) -> tuple[float, float]:
     return width, y + 4
 
 
-def mark(canvas: Canvas, block: Block, name: str, y: float, with_type: bool = False) -> float:
+def mark(canvas: Canvas, block: Block, name: str, y: float) -> float:
     """A named point of the stream; returns where the next thing starts."""
     canvas.dot(STREAM, y)
     part = block.part("layers", name)
     if part:
         pill = canvas.pill(part, STREAM + 12, y - PILL / 2, mono_width(name, 12) + 14, bare=True, size=12)
-        canvas.type(pill.right + 6, y + 4, block.type(part, with_dtype=with_type), room=RIGHT - pill.right - 6)
+        canvas.type(pill.right + 6, y + 4, block.type(part), room=RIGHT - pill.right - 6)
     return y + 24
 
 
@@ -130,7 +130,7 @@ def join(canvas: Canvas, block: Block, sub: Record, start: Point, y: float, lane
     if part:
         name = block.adds(sub)
         pill = canvas.pill(part, LEFT + 2, y + 4, mono_width(name, 12) + 14, bare=True, size=12, text=name)
-        canvas.type(pill.right + 8, y + 19, block.type(part, with_dtype=True), room=RIGHT - pill.right - 8)
+        canvas.type(pill.right + 8, y + 19, block.type(part), room=RIGHT - pill.right - 8)
     canvas.node(STREAM, y, "+", 10)
     return y + 50
 
@@ -144,7 +144,9 @@ def sublayer(canvas: Canvas, block: Block, sub: Record, top: float) -> Point:
     y = others(canvas, block, sub, y)
     left = x > MIDDLE  # the text stands where there is room
     lines = wrap(" · ".join(sub.get("steps") or ()), x - X0 - 10 if left else X1 - x - 10)
-    bottom = max(canvas.lines(x + (-10 if left else 10), start + (24 if left else 16), lines, "note", anchor="end" if left else "start") - 4, y + 8)
+    # At the left it would stand on what is drawn there: below that.
+    first = max(start + 24, y + 12) if left else start + 16
+    bottom = max(canvas.lines(x + (-10 if left else 10), first, lines, "note", anchor="end" if left else "start") - 4, y + 8)
     canvas.edge((x, start), (x, bottom), arrow=False)
     under(canvas, Box(LEFT, top, RIGHT - LEFT, bottom - top), role, "box", 13)
     return x, bottom

@@ -21,7 +21,7 @@ def draw(canvas: Canvas, block: Block) -> tuple[float, float]:
     width, top, bottom, entry, join = 864.0, 8.0, 0.0, 0.0, 0.0
     leaves: dict[int, tuple[float, float]] = {}
     crossed: list[float] = []
-    _mark(canvas, block, _ENTERS, 16, with_type=True)
+    _mark(canvas, block, _ENTERS, 16, below=True)
     for turn in block.turns():
         norms: dict[str, Box] = {}
         crossed = crossed if not turn.reads else []
@@ -55,14 +55,14 @@ def draw(canvas: Canvas, block: Block) -> tuple[float, float]:
     return width, end + 16
 
 
-def _mark(canvas: Canvas, block: Block, name: str, y: float, with_type: bool = False) -> None:
+def _mark(canvas: Canvas, block: Block, name: str, y: float, below: bool = False) -> None:
     """A named point of the stream."""
     part = block.part("layers", name)
     canvas.dot(STREAM, y)
     if part:
         pill = canvas.pill(part, STREAM + 10, y - PILL / 2, mono_width(name, 12) + 14, bare=True, size=12)
-        if with_type:
-            canvas.type(STREAM + 17, y + 22, block.type(part, with_dtype=True))
+        if below:
+            canvas.type(STREAM + 17, y + 22, block.type(part))
         else:
             canvas.type(pill.right + 2, y + 4, block.type(part), room=(300 if name == _LEAVES else LEFT - 4) - pill.right)
 
@@ -136,5 +136,5 @@ def _join(canvas: Canvas, block: Block, sub: Record, start: tuple[float, float],
     if part:
         name = block.adds(sub)
         canvas.pill(part, NORM_X + 6, y - PILL - 1, mono_width(name, 12) + 14, bare=True, size=12, text=name)
-        canvas.type(NORM_X + 13, y + 14, block.type(part, with_dtype=True))
+        canvas.type(NORM_X + 13, y + 14, block.type(part))
     canvas.node(STREAM, y, "+", 11)

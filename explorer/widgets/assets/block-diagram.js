@@ -349,7 +349,7 @@
           tick.dataset.shape = index;
           const share = layers > 1 ? layer / (layers - 1) : 0;
           tick.style.left = `calc(${HALF_TICK}px + (100% - ${2 * HALF_TICK}px) * ${share.toFixed(5)})`;
-          tick.append(...roles.map((role) => make("i", `bd-tick bd-tick-${role}`)));
+          tick.append(...roles.map((role) => make("i", `bd-tick bd-tick-${role}${shape.windowed && role === "attention" ? " bd-window" : ""}`)));
           ticks.push(tick);
         }
       });
