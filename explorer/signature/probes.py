@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -218,7 +219,7 @@ class Probes:
 
     def _move(self, name: str, ways: Sequence[_Way] = ()) -> bool:
         """Change one size alone, or with what is known to follow; whether that could be done."""
-        refused = False
+        refused = unchanged = False
         for way in ways or self._ways_of(name):
             value = way(self.numbers[name], 0)
             if value == self.numbers[name] or value < 1:
@@ -228,11 +229,15 @@ class Probes:
                 if any(seen[site].shape != own.shape for site, own in self.sites[0].items()):
                     self.singles[name] = [self._add({name: value}, BATCH, SEQ, seen)]
                     self._ways[name] = way
-                elif refused and way not in _MULTIPLES:
+                    return True
+                unchanged = True
+                if refused and way not in _MULTIPLES:
                     self._doubtful.append(name)
-                return True
-            refused = refused or way in _MULTIPLES
-        return False
+                # What another number rounds up to may be the same where a size is rounded.
+                if not re.search(table()["roundings"], self.keys[name][-1]):
+                    return True
+            refused = refused or seen is None and way in _MULTIPLES
+        return unchanged
 
     def _follow(self, failed: Sequence[str]) -> list[str]:
         """Find one size that follows from others, so that most of those can change that could not; what is left of them."""
