@@ -172,11 +172,11 @@ def test_a_signature_is_plain_json():
 
 
 def test_a_class_whose_forward_looks_at_numbers_is_run_with_some():
-    """Here the number of experts a token chooses cannot change: it is printed, and listed, and taken for no bare number."""
-    found = signature(build_meta(small_config("dbrx")))["resolved"]
-    assert found["resolved"] > 0.98 * found["axes"] > 100 and found["fixed"] == ["TopK"]
-    assert len(found["unresolved"]) == found["axes"] - found["resolved"] > 0
-    assert all("top_k" in one["at"] and one["number"] in (None, 3) for one in found["unresolved"])
+    """How often its loop over experts multiplies is up to the tokens' choice, and keeps no size from changing."""
+    found = signature(build_meta(small_config("dbrx")))
+    assert found["resolved"]["resolved"] == found["resolved"]["axes"] > 100
+    assert found["resolved"]["fixed"] == found["resolved"]["unresolved"] == []
+    assert "6 * Hidden * TopK * Inner * Layers" in found["costs"]["flops"]["formula"]
 
 
 def test_what_has_no_list_of_blocks_is_refused_in_a_sentence():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,8 @@ class Probes:
         self.seen: int | None = None
         self.tried, self._until = 0, 0
         self._ways: dict[str, _Way] = {}
+        #: Sizes of which multiples do not build and a number close by changes nothing: its share may be rounded.
+        self._doubtful: list[str] = []
         self._run()
 
     def elsewhere(self, config: PreTrainedConfig, model_class: type, cut: tuple[str, int] | None) -> Probes | None:
@@ -129,12 +132,15 @@ class Probes:
                     self.singles[name] = [self._add({}, batch, seq, seen)]
                     break
         failed = [name for name in self.numbers if not self._move(name)]
-        while failed:
+        # Such a size may have to move together with one that does not move at all.
+        apart = self._doubtful if failed else []
+        failed += apart
+        while set(failed) - set(apart):
             left = self._follow(failed)
             if len(left) == len(failed):
                 break
             failed = left
-        self.stuck = [name for name in failed if name not in self.follows]
+        self.stuck = [name for name in failed if name not in self.follows and name not in apart]
         self.singles = {name: at for name, at in self.singles.items() if name not in self.follows}
         for turn in range(_JOINT):
             self._joint(turn)
@@ -213,6 +219,7 @@ class Probes:
 
     def _move(self, name: str, ways: Sequence[_Way] = ()) -> bool:
         """Change one size alone, or with what is known to follow; whether that could be done."""
+        refused = unchanged = False
         for way in ways or self._ways_of(name):
             value = way(self.numbers[name], 0)
             if value == self.numbers[name] or value < 1:
@@ -222,8 +229,15 @@ class Probes:
                 if any(seen[site].shape != own.shape for site, own in self.sites[0].items()):
                     self.singles[name] = [self._add({name: value}, BATCH, SEQ, seen)]
                     self._ways[name] = way
-                return True
-        return False
+                    return True
+                unchanged = True
+                if refused and way not in _MULTIPLES:
+                    self._doubtful.append(name)
+                # What another number rounds up to may be the same where a size is rounded.
+                if not re.search(table()["roundings"], self.keys[name][-1]):
+                    return True
+            refused = refused or seen is None and way in _MULTIPLES
+        return unchanged
 
     def _follow(self, failed: Sequence[str]) -> list[str]:
         """Find one size that follows from others, so that most of those can change that could not; what is left of them."""
@@ -358,7 +372,8 @@ def _below(number: int, turn: int) -> int:
 
 
 #: Ways to other numbers. A multiple keeps whatever the number could be divided by, so it comes first.
-_WAYS: tuple[_Way, ...] = (_odd, _even, _part, _prime, _above, _below)
+_MULTIPLES: tuple[_Way, ...] = (_odd, _even, _part)
+_WAYS: tuple[_Way, ...] = (*_MULTIPLES, _prime, _above, _below)
 
 #: A window has to stay narrower than the call.
 _NARROW: tuple[_Way, ...] = (_next,)

@@ -6,6 +6,9 @@ This is the only module here that runs torch.
 from __future__ import annotations
 
 import inspect
+import os
+import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
@@ -47,6 +50,12 @@ _PRODUCTS = {
     "aten.mm": (0, 1), "aten.addmm": (1, 2), "aten.bmm": (0, 1), "aten.baddbmm": (1, 2), "aten.convolution": (0, 1),
     "aten._grouped_mm": (0, 1),
 }
+
+#: Those of them that have a matrix on the right for each on the left.
+_BATCHED = ("aten.bmm", "aten.baddbmm")
+
+#: The file that calls a module's forward.
+_CALLING = os.path.join("nn", "modules", "module.py")
 
 
 def build(config: Any, model_class: type, numbers: bool = False) -> torch.nn.Module:
@@ -182,19 +191,43 @@ def _held(sites: Sites, call: str, model: torch.nn.Module, again: dict[str, Any]
 
 
 class _Products(TorchDispatchMode):
-    """Notes the operands of every product of matrices, under the module that runs."""
+    """Notes the operands of every product of matrices, under the module that runs.
+
+    What one line of it multiplies again and again, as for each expert, is one product that has all their rows: how often
+    it is done may depend on sizes.
+    """
 
     def __init__(self, sites: Sites, stack: list[str]) -> None:
         super().__init__()
-        self.sites, self.stack, self.count = sites, stack, 0
+        self.sites, self.stack = sites, stack
+        #: How many products a module has, and by module, line and other axes the name of the first.
+        self.counts: Counter[str] = Counter()
+        self.first: dict[tuple, str] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         kind = str(func).rpartition(".")[0]
         if kind in _PRODUCTS:
             path = self.stack[-1] if self.stack else ""
-            for side, at in zip(("left", "right"), _PRODUCTS[kind], strict=True):
-                _note(self.sites, DECODE, path, "matmul", f"{self.count}.{kind}.{side}", args[at])
-            _note(self.sites, DECODE, path, "matmul", f"{self.count}.{kind}.out", out)
-            self.count += 1
+            left, right = (args[at] for at in _PRODUCTS[kind])
+            key = (path, kind, _lines(), left.shape[1:], right.shape[kind in _BATCHED:], out.shape[1:])
+            again = key in self.first
+            if not again:
+                self.first[key] = f"{self.counts[path]}.{kind}"
+                self.counts[path] += 1
+            for side, tensor, grows in (("left", left, True), ("right", right, kind in _BATCHED), ("out", out, True)):
+                site = Site(DECODE, path, "matmul", f"{self.first[key]}.{side}")
+                _note(self.sites, *site, tensor)
+                if again and grows:
+                    rows, *others = self.sites[site].shape
+                    self.sites[site] = Seen((rows + tensor.shape[0], *others), self.sites[site].dtype)
         return out
+
+
+def _lines() -> tuple[tuple[str, int], ...]:
+    """Where in the running module's own forward an operation is, the calls on the way there included."""
+    found, frame = [], sys._getframe(2)
+    while frame is not None and not frame.f_code.co_filename.endswith(_CALLING):
+        found.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(found)

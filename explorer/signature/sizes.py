@@ -17,6 +17,9 @@ from explorer.signature.expressions import Expr
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+#: The largest numerator and denominator of a share that one size may be of another.
+_PARTS = 16
+
 #: Where a figure stands in a configuration: attribute names and keys, outermost first.
 Key = tuple[str, ...]
 
@@ -203,6 +206,8 @@ def relations(numbers: Mapping[str, int], moved: str, derived: Collection[str] =
             found.append((0 if own == value else 2, name, Expr.of({((moved, 1),): own // value})))
         elif value % own == 0 and value // own <= 8:
             found.append((2, name, Expr.of({((moved, 1),): Fraction(own, value)})))
+        elif (share := Fraction(own, value)).numerator <= _PARTS and share.denominator <= _PARTS:
+            found.append((4, name, Expr.of({((moved, 1),): share})))
         for first, second in ((a, b) for a in others for b in others if name not in (a, b) and a != b):
             if own * numbers[second] == value * numbers[first]:
                 found.append((3, name, term((moved, 1), (first, 1), (second, -1))))

@@ -110,13 +110,20 @@ def _sizes(model: LanguageModel, probes: Probes, types: Types, layers: Sequence[
     known = {axis.replaced(probes.follows): axis for axis in axes if not axis.names & {"B", "S", "Past"}}
     known |= {Expr.name(name): Expr.name(name) for name in probes.singles if name not in ("B", "S")}
     candidates = sorted(known.values(), key=lambda one: (*_involved(one), str(one)))
+    # A size that no tensor of the model itself has may be a share: a head's width where the class cuts the hidden size.
+    singles = [name for name in probes.singles if name not in ("B", "S")]
+    shares = [Expr.of({((one, 1), (other, -1)): 1}) for one in singles for other in singles if one != other]
     single = {at for probe in probes.singles.values() for at in probe}
     compared = [at for at in range(len(probes.runs) - 1, 0, -1) if at not in single][:_COMPARED]
     anatomies = [discover(probes.model(at)) for at in compared]
 
     def fit(numbers: Sequence[int | None]) -> Expr | None:
         sizes = [probes.released, *(probes.runs[at] for at in compared)]
-        fits = [one for one in candidates if all(one.value(run) == number for run, number in zip(sizes, numbers, strict=True))]
+
+        def among(some: Sequence[Expr]) -> list[Expr]:
+            return [one for one in some if all(one.value(run) == number for run, number in zip(sizes, numbers, strict=True))]
+
+        fits = among(candidates) or among(shares)
         return fits[0] if len(fits) == 1 or fits and _involved(fits[0]) < _involved(fits[1]) else None
 
     found: _Sizes = {}
