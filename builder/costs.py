@@ -76,8 +76,8 @@ def formulas(record: Record) -> Iterator[Formula]:
     """The costs of one checkpoint: parameters, active ones, bytes of weights, what is kept, operations for a token."""
     if counted := known(record, "parameters"):
         yield _whole("parameters", counted, [(row["part"], row) for row in counted["by_part"]], thousands)
-        active = [(row["part"], row["active"]) for row in counted["by_part"] if row["active"]["formula"] != row["formula"]]
-        if counted["active"]["formula"] != counted["formula"]:
+        if "active" in counted and counted["active"]["formula"] != counted["formula"]:
+            active = [(row["part"], row["active"]) for row in counted["by_part"] if row["active"]["formula"] != row["formula"]]
             yield _whole("active for each token", counted["active"], active, thousands)
     for row in known(record, "weights") or ():
         yield _whole(f"bytes of weights, {row['dtype']}", row, (), size)

@@ -132,7 +132,9 @@ def _value(model: LanguageModel, row: Row, found: Mapping[tuple[str, str, int | 
     layer = None if row.host == "model" else row.layers[0]
     first = None if layer is None else model.anatomy.block(layer).hosts[row.host]
     # Of a value the run leaves out, the dtype is that of the kernel's state, or the integers of a size.
-    tensor = found.get((row.host, row.name, layer), found.get((row.host, "state_output", layer)))
+    name = row.name if (row.host, row.name, layer) in found else "state_output"
+    there = [found[key] for at in ([None] if layer is None else row.layers[:2]) if (key := (row.host, name, at)) in found]
+    dtypes = dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in there)
     return {
         "host": vocabulary.HOSTS[row.host].path,
         "name": value.name,
@@ -145,7 +147,7 @@ def _value(model: LanguageModel, row: Row, found: Mapping[tuple[str, str, int | 
         "condition": row.condition,
         "optional": value.optional,
         "shape": _shape(model, row, found),
-        "dtype": None if tensor is None else str(tensor.dtype).removeprefix("torch."),
+        "dtype": "|".join(dtypes) or None,
         "class": type(model.hf).__name__ if first is None else class_of(model.layers[row.layers[0]], first),
         "verified": verified,
     }

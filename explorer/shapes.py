@@ -1,4 +1,4 @@
-"""What one forward at a model's own size shows: a tensor for each value, on the first block of each kind."""
+"""What one forward at a model's own size shows: a tensor for each value, on the first two blocks of each kind."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from explorer.model import LanguageModel
 def shapes(model: LanguageModel) -> dict[tuple[str, str, int | None], torch.Tensor]:
     """Tensors by host, name and block (None on the model), through no more blocks than it takes; derived values are left out.
 
-    On the meta device they have shapes and dtypes alone.
+    On the meta device they have shapes and dtypes alone. Of each kind of block the first two are looked at: what a model
+    that starts in one dtype goes on in shows on the second.
     """
     batch, seq = probe_lengths(model.hf)
     ids = torch.zeros(batch, seq, dtype=torch.long, device=model.hf.device)
-    layers = sorted({block.layers[0] for block in model.anatomy.blocks})
+    layers = sorted({layer for block in model.anatomy.blocks for layer in block.layers[:2]})
     # By its host too: two mixers of a block may share a name.
     rows = [(row, row.name if row.host == "model" else f"{row.host}.{row.name}")
             for row in model.support() if row.available and not row.value.derived]

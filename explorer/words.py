@@ -39,8 +39,8 @@ def ranges(numbers: Iterable[int], most: int | None = None, dash: str = "–") -
 
 
 def short_dtype(name: str) -> str:
-    """``bfloat16`` as bf16."""
-    return _DTYPES.get(name, name)
+    """``bfloat16`` as bf16, ``bfloat16|float32`` as bf16|f32."""
+    return "|".join(_DTYPES.get(one, one) for one in name.split("|"))
 
 
 def numbered(what: str, count: int) -> str:

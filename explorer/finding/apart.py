@@ -88,7 +88,9 @@ def _first_whole(flow: Flow, module: Call, weights: int) -> int | None:
         if reached & set(flow.ops[index].reads):
             reached.update(flow.ops[index].makes)
             made += [k for k in flow.ops[index].makes if flow.tensors[k].shape[-1] == wanted[-1] and flow.tensors[k].numel() == wanted.numel()]
-    return made[0] if made else None
+    # Slots of one expert each are as large, sorted by expert: what they are put back in order in comes after.
+    ordered = [k for k in made if flow.ops[flow.maker(k)].name.startswith("index_add")]
+    return (ordered or made or [None])[0]
 
 
 def _handed(flow: Flow, inside: list[Call], key: int) -> object:

@@ -15,8 +15,8 @@ from explorer.signature.costs import Costs
 from explorer.signature.describe import Described, by_rank
 from explorer.signature.expressions import Expr
 from explorer.signature.kinds import block_list, counterparts, few_blocks
-from explorer.signature.probes import Probes
-from explorer.signature.running import PREFILL, build
+from explorer.signature.probes import BATCH, SEQ, Probes
+from explorer.signature.running import PREFILL, Site, build, observe, parameters
 from explorer.signature.sizes import depth_key, order, table
 from explorer.signature.types import Type, Types
 from explorer.signature.values import typed_values
@@ -63,7 +63,7 @@ def signature(model: LanguageModel | Any, known: Known | None = None) -> Json:
     """
     module = getattr(model, "_module", model)
     try:
-        blocks = block_list(module)
+        blocks = block_list(module) if module is model else model.anatomy.frame.blocks
         probes, typed, layers = _inferred(module, blocks, [] if known is None else known)
     except Exception as error:  # noqa: BLE001  whatever a foreign forward raises
         if ours(error):
@@ -71,6 +71,7 @@ def signature(model: LanguageModel | Any, known: Known | None = None) -> Json:
         name = type(module).__name__
         raise NoSignature(f"{name} has no signature here: running it with other sizes failed with {brief(error)}.") from error
     sizes = {**probes.released, "Layers": len(module.get_submodule(blocks))}
+    typed = _held(typed, module, blocks, layers, sizes)
     aliases = _aliases(typed, probes)
 
     axes: dict[str, int | str] = {}
@@ -141,6 +142,27 @@ def _inferred(module: Any, path: str, known: Known) -> tuple[Probes, Types, list
     types = Types.of(probes)
     known.append((probes, types))
     return probes, types, layers
+
+
+def _held(typed: Types, module: Any, blocks: str, layers: list[list[int]], sizes: dict[str, int]) -> Types:
+    """The types, held to one run of the whole model on the meta device; to its parameters alone where it does not run there."""
+    firsts = {layer: at for at in reversed(range(len(layers))) for layer in layers[at]}
+
+    def alike(site: Site) -> Site | None:
+        if site.what == "cache":
+            return site._replace(path=str(firsts[int(site.path)])) if site.path.isdigit() and int(site.path) in firsts else None
+        inner = site.path.removeprefix(f"{blocks}.")
+        if inner == site.path:
+            return site
+        layer, _, rest = inner.partition(".")
+        return site._replace(path=f"{blocks}.{firsts[int(layer)]}.{rest}".rstrip(".")) if int(layer) in firsts else None
+
+    whole = build(module.config, type(module))
+    try:
+        seen = observe(whole, BATCH, SEQ)
+    except Exception:  # noqa: BLE001  whatever a foreign forward raises on shapes alone
+        seen = parameters(whole)
+    return typed.held_to(seen, {**sizes, "B": BATCH, "S": SEQ, "Past": SEQ}, alike)
 
 
 def _keepers(module: Any) -> dict[int, str]:

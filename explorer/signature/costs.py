@@ -97,16 +97,16 @@ class Costs:
             held[self.parts.part(path, parameter)] += parameter.numel()
         if held != {row["part"]: row["number"] for row in rows}:
             raise Unknown("what the formulas come to is not what the model has")
-        return {
-            **self._formula(total(one for counts in every.values() for one in counts)),
-            "active": self._formula(total(one for counts in used.values() for one in counts)), "by_part": rows,
-        }
+        whole = self._formula(total(one for counts in every.values() for one in counts))
+        if accounting.parameters(self.whole)["active"] is None:  # not told, rather than all of them
+            return {**whole, "by_part": [{key: said for key, said in row.items() if key != "active"} for row in rows]}
+        return {**whole, "active": self._formula(total(one for counts in used.values() for one in counts)), "by_part": rows}
 
     def weights(self) -> list[Json]:
         """Bytes of the parameters, by dtype."""
         by_dtype: dict[str, list[Expr]] = {}
         for _, dtype, count, _ in self._parameters():
-            by_dtype.setdefault(dtype, []).append(count * Expr.number(getattr(torch, dtype).itemsize))
+            by_dtype.setdefault(dtype, []).append(count * Expr.number(_bytes(dtype)))
         return [{"dtype": dtype, **self._formula(total(counts))} for dtype, counts in by_dtype.items()]
 
     def _parameters(self) -> list[tuple[str, str, Expr, Expr]]:
@@ -147,6 +147,10 @@ class Costs:
 
     def cache(self) -> Json:
         """Bytes kept after ``S`` tokens of ``B`` sequences, by kind of block and whether they grow."""
+        try:
+            accounting.cache_sizes(self.whole)
+        except ValueError as error:  # something is kept that a formula over what the cache holds would leave out
+            raise Unknown(str(error)) from error
         where: dict[str, Expr] = {}
         rows: dict[tuple[str, bool], list[Expr]] = {}
         for at, name in self.counts.items():
@@ -154,7 +158,7 @@ class Costs:
             for site, one in self.types.found.items():
                 held = site.what == "held" and f"{site.path}.".startswith(f"{prefix}.")
                 if site.call == PREFILL and (held or (site.what, site.path) == ("cache", str(at))):
-                    size = self._size(one, site.name, where, "Held") * Expr.number(getattr(torch, one.dtype).itemsize) * Expr.name(name)
+                    size = self._size(one, site.name, where, "Held") * Expr.number(_bytes(one.dtype)) * Expr.name(name)
                     grows = bool(size.names & {"S", *where})
                     rows.setdefault((name, grows), []).append(size)
         parts = [{"blocks": name, "grows": grows, **self._formula(total(sizes))} for (name, grows), sizes in rows.items()]
@@ -273,6 +277,13 @@ class Costs:
         if kinds == set(self.counts.values()):
             return Expr.name("Layers")
         return total(Expr.name(name) for name in kinds)
+
+
+def _bytes(dtype: str) -> int:
+    """Bytes of one number."""
+    if "|" in dtype:
+        raise Unknown(f"some blocks have it in another dtype ({dtype})")
+    return getattr(torch, dtype).itemsize
 
 
 def _operations(kind: str, left: Sequence[Expr], right: Sequence[Expr], out: Sequence[Expr]) -> Expr:

@@ -72,14 +72,20 @@ def shorter(model: torch.nn.Module, path: str, count: int) -> torch.nn.Module:
     return model
 
 
+def parameters(model: torch.nn.Module) -> Sites:
+    """The parameters of a model, as `observe` notes them."""
+    sites: Sites = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        _note(sites, "", name.rpartition(".")[0], "parameter", name.rpartition(".")[2], parameter)
+    return sites
+
+
 def observe(model: torch.nn.Module, batch: int, seq: int, products: bool = False) -> Sites:
     """Run ``model`` on a prompt [batch seq] and one further token, and note every tensor.
 
     products: note the matrices multiplied in the decoding step too. Raises whatever the forward raises.
     """
-    sites: Sites = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        _note(sites, "", name.rpartition(".")[0], "parameter", name.rpartition(".")[2], parameter)
+    sites = parameters(model)
     for name, buffer in model.named_buffers():
         _note(sites, "", name.rpartition(".")[0], "buffer", name.rpartition(".")[2], buffer)
     ids = torch.zeros(batch, seq, dtype=torch.long, device=model.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,9 @@ from explorer.signature.probes import BATCH, SEQ, Probes
 from explorer.signature.running import DECODE, Seen, Site, Sites
 from explorer.signature.sizes import order
 
+
+#: What the call decides.
+CALL_NAMES = frozenset(("B", "S", "Past"))
 
 #: Tokens of the second call with wide windows.
 LONGER = SEQ + 2
@@ -81,6 +84,30 @@ class Types:
                     expression = expression.replaced({"S": Expr.name("Past")})
                 axes.append(bare if expression is None else expression)
             types.found[site] = Type(tuple(axes), own.dtype)
+        return types
+
+    def held_to(self, whole: Sites, sizes: Mapping[str, int], alike: Callable[[Site], Site | None]) -> Types:
+        """The same types, held to what the whole model shows at its own size: an axis that it contradicts is taken back.
+
+        ``sizes`` are those of that run, ``alike`` the site of these types that one of it is like, None where there is none.
+        A tensor of another dtype on some blocks has both, as ``bfloat16|float32``.
+        """
+        seen: dict[Site, list[Seen]] = {}
+        for site, one in whole.items():
+            if (own := alike(site)) in self.found:
+                seen.setdefault(own, []).append(one)
+        types = Types({}, [*self.unresolved], self.rounded)
+        for site, one in self.found.items():
+            found = [other for other in seen.get(site, ()) if len(other.shape) == len(one.axes)]
+            axes: list[Expr | int | None] = []
+            for at, axis in enumerate(one.axes):
+                numbers = {other.shape[at] for other in found}
+                if isinstance(axis, Expr) and numbers - {axis.value(sizes)}:
+                    axis = next(iter(numbers)) if len(numbers) == 1 and not axis.names & CALL_NAMES else None
+                    types.unresolved.append((site, at, axis))
+                axes.append(axis)
+            dtypes = dict.fromkeys([one.dtype, *(other.dtype for other in found)])
+            types.found[site] = Type(tuple(axes), "|".join(dtypes))
         return types
 
     def elsewhere(self, probes: Probes, config: Any, model_class: type, cut: tuple[str, int] | None) -> Probes | None:

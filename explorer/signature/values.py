@@ -94,11 +94,11 @@ def _fits(expression: Expr, tensor: torch.Tensor, at: int, axes: Sequence[str], 
 
 
 def _dtype(row: Row, tensor: torch.Tensor | None, tensors: Mapping[tuple, torch.Tensor], blocks: Sequence[int]) -> str:
-    """Of a value the run leaves out: that of what it is derived from or comes back as, or the integers of a size."""
+    """A value's dtype, or both where blocks differ. Of one the run leaves out: that of what it is derived from or comes back as, or a size's integers."""
     source = "state_output" if row.value.name == "state_input" else row.value.source
-    if tensor is None and source is not None and row.value.layout != "Size":
-        tensor = tensors.get((row.host, source, blocks[0] if blocks else None))
-    return "int64" if tensor is None else str(tensor.dtype).removeprefix("torch.")
+    name = source if tensor is None and source is not None and row.value.layout != "Size" else row.name
+    found = [tensors[key] for at in (blocks[:2] or [None]) if (key := (row.host, name, at)) in tensors]
+    return "|".join(dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in found)) or "int64"
 
 
 def _sizes(model: LanguageModel, probes: Probes, types: Types, layers: Sequence[Sequence[int]]) -> _Sizes:

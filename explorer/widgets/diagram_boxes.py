@@ -145,7 +145,7 @@ def draw_recurrent(canvas: Canvas, block: Block, sub: Record, top: float) -> Lea
     reads = recurrent_reads(canvas, block, host, top, rule)
     draw_rule(canvas, block, sub, rule)
     end = recurrent_results(canvas, block, host, top, rule)
-    said = canvas.types(X0 + 2, reads + 17, types_line(block, canvas.untyped(attribute(host))), 468)
+    said = canvas.types(X0 + 2, max(reads + 17, rule.bottom + 16), types_line(block, canvas.untyped(attribute(host))), 468)
     rest = others(canvas, block, sub, said + 10)
     bottom = closing(canvas, sub, max(said + 19, end + 19, rest + 4), X0 + 480)
     frame(canvas, sub, top, bottom)
