@@ -17,11 +17,12 @@ def main(argv: list[str] | None = None) -> int:
         return bench(argv[1:])
     asked = _parser().parse_args(argv)
     from builder.collect import UnknownFamily
-    from explorer.cards import UnknownCheckpoint
+    from explorer.cards import CardError, UnknownCheckpoint
+    from explorer.hub import LoadError
 
     try:
         return asked.run(asked)
-    except (UnknownFamily, UnknownCheckpoint) as error:
+    except (UnknownFamily, UnknownCheckpoint, CardError, LoadError) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

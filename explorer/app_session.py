@@ -21,7 +21,7 @@ from explorer.app_panels import TABS, Board, Looked, look, seen
 from explorer.app_runs import Run
 from explorer.app_store import ANY_PROMPT, Store, default_prompt, shown_source, source_choices
 from explorer.app_texts import (
-    attention_words, compare_words, diagram_words, part_words, router_words, run_words,
+    attention_words, compare_words, diagram_words, first_tab, part_words, router_words, run_words,
 )
 from explorer.app_wishes import clamped, impossible, looked_at, sentence, whole
 from explorer.app_worker import Job, Worker
@@ -67,7 +67,7 @@ class Session:
         self.services, self.board = services, board
         self._send, self._post, self._together = send, post, together
         self.chosen = Selection()
-        self.tab = "router"
+        self.tab, self._asked = "router", False
         self.run: Run | None = None
         self.other: Run | None = None
         self.interventions: list[tuple[Intervention, bool]] = []
@@ -90,7 +90,8 @@ class Session:
     def _do_hello(self, message: dict[str, Any]) -> None:
         self.board.ink.change("dark" if message.get("theme") == "dark" else "light")
         wish = message.get("wish") if isinstance(message.get("wish"), dict) else {}
-        self.tab = wish.get("tab") if wish.get("tab") in TABS else "router"
+        self._asked = wish.get("tab") in TABS
+        self.tab = wish["tab"] if self._asked else "router"
         self.chosen = Selection(**{name: whole(wish.get(name), 0) for name in ("block", "token", "head")})
         if "token" not in wish:
             self.chosen = self.chosen.moved(token=-1)
@@ -188,6 +189,8 @@ class Session:
                 # Switches and places are those of the model that was shown.
                 self.interventions, self.chosen = [], Selection()
             self.chosen = self.chosen.moved(token=-1)
+        if self.run is None and not self._asked:
+            self.tab = first_tab(ran.run)
         self.run, self.other, self._decode = ran.run, None, ran.decode
         self.board.on_them.clear()
         self._tell({

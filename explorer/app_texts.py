@@ -51,6 +51,13 @@ def process_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def first_tab(run: Run) -> str:
+    """The tab a page opens on: the first of router, state and attention that the model has something for."""
+    if any(expert_count(run, layer) for layer in range(run.num_layers)):
+        return "router"
+    return "state" if any(mixer in vocabulary.RECURRENT for mixers in run.mixers for mixer in mixers) else "attention"
+
+
 def expert_count(run: Run, layer: int) -> int:
     """How many experts a block routes to, 0 where it has no router."""
     return 0 if views_router.refusal(run, layer) else views_router.num_experts(run, layer)

@@ -63,7 +63,7 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
         "parameters": {**accounting.parameters(model), "convention": accounting.ACTIVE_CONVENTION},
         "size_notes": model.size_notes,
         **caches,
-        "config": config_of(model),
+        "config": config_of(model) | ({"dtype": cards.card(checkpoint).dtype} if released else {}),
         **told,
         "printout": "\n".join(folded(repr(model).splitlines())),
         "traits": traits(model),

@@ -10,7 +10,7 @@ from explorer import app_runs, loading
 from explorer.app_panels import CARDS, look
 from explorer.app_runs import wanted
 from explorer.app_store import Store
-from explorer.app_texts import attention_words, compare_words, diagram_words, part_words, router_words, run_words
+from explorer.app_texts import attention_words, compare_words, diagram_words, first_tab, part_words, router_words, run_words
 from explorer.app_wishes import clamped, impossible, looked_at
 from explorer.app_worker import Job
 from explorer.vocabulary import HOSTS
@@ -114,3 +114,8 @@ def test_logits_that_were_left_out_are_those_of_the_model(store, run, monkeypatc
     found = other.filled(lean)
     assert not found.lacks_logits(2)
     assert found[views_next.ROW, 2].sub(run["logits"][0, 2]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("family", "tab"), [("mamba2", "state"), ("llama", "attention"), ("mixtral", "router"), ("qwen3_next", "router")])
+def test_a_page_opens_on_a_tab_that_has_something(store, family, tab):
+    assert first_tab(store.run(f"specimen:{family}", PROMPT, (), a_job())) == tab

@@ -29,11 +29,11 @@ _UNIT = {"M": 1e6, "B": 1e9}
 #: Every key of a card file with the type its value must have.
 _KEYS: dict[str, type | tuple[type, ...]] = {
     "id": str, "title": str, "family": str, "architecture": str, "place": int,
-    "stated": str, "stated_active": str, "stated_in": str,
+    "stated": str, "stated_in": str,
     "license": (str, type(None)), "dtype": str, "config": dict,
 }
 _OPTIONAL_KEYS: dict[str, type | tuple[type, ...]] = {
-    "wrapper": str, "stated_counts": str, "stated_without": list, "active_without": list,
+    "stated_active": str, "wrapper": str, "stated_counts": str, "stated_without": list, "active_without": list,
 }
 
 
@@ -146,6 +146,7 @@ def parse(text: str, name: str) -> Card:
         if not all(isinstance(part, str) for part in raw.setdefault(key, [])):
             raise CardError(f"card {name} has a value of the wrong kind for {key!r}: {raw[key]!r}")
         raw[key] = tuple(raw[key])
+    raw.setdefault("stated_active", raw["stated"])  # a token uses all of a dense model
     try:
         _count(raw["stated"]), _count(raw["stated_active"])
     except CardError as error:

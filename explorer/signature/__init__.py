@@ -91,7 +91,12 @@ def signature(model: LanguageModel | Any, known: Known | None = None) -> Json:
     ]
     classes, values = described.classes(), []
     if module is not model:
-        values, lacking = typed_values(model, probes, typed, layers, write)
+        try:
+            values, lacking = typed_values(model, probes, typed, layers, write)
+        except Exception as error:  # noqa: BLE001  whatever a foreign forward raises on shapes alone
+            if ours(error):
+                raise
+            raise NoSignature(f"{type(module).__name__} has no signature here: reading its values failed with {brief(error)}.") from error
         unresolved += lacking
         whole += (more := sum(len(row["type"]["dims"]) for row in values))
         resolved += more - len(lacking)

@@ -151,6 +151,8 @@ class Fitter:
         exact = [Fraction(factor).limit_denominator(_PARTS) for factor in factors]
         if any(not factor or abs(factor.numerator) > _FACTOR for factor in exact):
             return None
+        if len(chosen) > 1 and () in chosen and any(factor.denominator > 1 for factor in exact):
+            return None  # a share and a bare number besides: what a root or a rounding looks like between a few points
         expression = Expr.of(zip(chosen, exact, strict=True))
         return expression if all(expression.value(run) == number for run, number in zip(self.runs, observed, strict=True)) else None
 
