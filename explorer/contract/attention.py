@@ -100,7 +100,9 @@ def mixes(s: Subject, host: str, t: Tally) -> None:
 
 @law(
     "heads to premix",
-    "attention_premix is attention_head_outputs, times head_gate or head_scale where the family has one and normed where it norms them, and the projection, with the norm and scale after it where the family has them, makes attention_output of it.",
+    "attention_premix is attention_head_outputs, times head_gate or head_scale where the family has one and normed where it "
+    "norms them, and the projection, with the norm and scale after it where the family has them, makes attention_output of "
+    "it.",
     HOST, needs=("attention_head_outputs", "attention_premix"), float32=1e-5, bfloat16=2e-2,
 )
 def premix(s: Subject, host: str, t: Tally) -> None:

@@ -33,7 +33,8 @@ def _followed(s: Subject, host: str) -> list[int]:
 
 @law(
     "neurons",
-    "The down projection, and the norm and scale after it where the family has them, make mlp_output of mlp_neurons, and where mlp_activation is doubled mlp_neurons double with it.",
+    "The down projection, and the norm and scale after it where the family has them, make mlp_output of mlp_neurons, and "
+    "where mlp_activation is doubled mlp_neurons double with it.",
     "mlp", "shared_experts", needs=("mlp_neurons",), float32=1e-5, bfloat16=2e-2,
 )
 def neurons(s: Subject, host: str, t: Tally) -> None:
@@ -86,7 +87,8 @@ def _per_token(s: Subject) -> list[int]:
 
 @law(
     "one token at a time",
-    "mlp_output of one token depends on mlp_input of that token alone, where the MLP's inside is followed, no convolution is behind it, and the model itself reads no later token.",
+    "mlp_output of one token depends on mlp_input of that token alone, where the MLP's inside is followed, no convolution is "
+    "behind it, and the model itself reads no later token.",
     "mlp", float32=1e-5, when=lambda s: s.causal and bool(_per_token(s)),
 )
 def per_token(s: Subject, host: str, t: Tally) -> None:

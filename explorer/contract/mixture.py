@@ -45,7 +45,9 @@ def margin(s: Subject, host: str, t: Tally) -> None:
 @law(
     "weights as scored",
     "router_scores are the family's own function of router_logits, plus one number per expert where it has a selection bias, struck out outside the best "
-    "groups; expert_weights are the function's values for the chosen, renormalised where the family does, times the factor its forward multiplies with (one per expert where that is learned), and nought where what was chosen stands for no expert.",
+    "groups; expert_weights are the function's values for the chosen, renormalised where the family does, times the factor "
+    "its forward multiplies with (one per expert where that is learned), and nought where what was chosen stands for no "
+    "expert.",
     HOST, needs=("router_logits", "router_scores", "expert_indices", "expert_weights"), float32=1e-6, bfloat16=1e-2,
 )
 def weights(s: Subject, host: str, t: Tally) -> None:
@@ -192,7 +194,9 @@ def _by_hand(s: Subject, layer: int, x: torch.Tensor, chosen: torch.Tensor, weig
 
 @law(
     "experts by hand",
-    "Each slot of expert_outputs is its expert, run alone with its own weights, times the slot's weight (run on the token times that weight, where the family weights what it runs experts on); routed_output is their sum, and rerouting slots gives what a hand computation gives.",
+    "Each slot of expert_outputs is its expert, run alone with its own weights, times the slot's weight (run on the token "
+    "times that weight, where the family weights what it runs experts on); routed_output is their sum, and rerouting slots "
+    "gives what a hand computation gives.",
     HOST, needs=("routed_output", "expert_indices", "expert_weights"), float32=1e-5, bfloat16=2e-2, when=lambda s: bool(_runnable(s)),
 )
 def rerouted(s: Subject, host: str, t: Tally) -> None:
@@ -220,7 +224,8 @@ def rerouted(s: Subject, host: str, t: Tally) -> None:
 
 @law(
     "ablating an expert",
-    "Zeroing an expert's slots changes mlp_output for exactly the tokens that chose it (where no convolution is behind it), by exactly those slots; each expert in turn.",
+    "Zeroing an expert's slots changes mlp_output for exactly the tokens that chose it (where no convolution is behind it), "
+    "by exactly those slots; each expert in turn.",
     HOST, needs=("expert_indices", "expert_weights", "expert_outputs", "routed_output"), float32=1e-5,
 )
 def ablated(s: Subject, host: str, t: Tally) -> None:

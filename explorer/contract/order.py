@@ -115,7 +115,8 @@ def _compare(s: Subject, t: Tally, key: Key, found: object, start: int, stop: in
         want = whole[tuple(spans.get(axis, slice(None)) for axis in value.axes)]
         for dim, axis in enumerate(value.axes):
             # A cache that keeps a window alone hands over the last of them.
-            if (axis == "key" or axis == "seq" and first == 0) and isinstance(found, torch.Tensor) and found.dim() == want.dim() and stop - start <= found.shape[dim] < want.shape[dim]:
+            grows = axis == "key" or axis == "seq" and first == 0
+            if grows and isinstance(found, torch.Tensor) and found.dim() == want.dim() and stop - start <= found.shape[dim] < want.shape[dim]:
                 want = want.narrow(dim, want.shape[dim] - found.shape[dim], found.shape[dim])
     if value.name == "attention_scores":  # a bias by positions may count them from elsewhere: the same for a whole row
         found, want = (x - x.max(-1, keepdim=True).values for x in (found, want))

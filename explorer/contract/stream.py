@@ -166,7 +166,9 @@ def _last_enters(s: Subject) -> bool:
 
 @law(
     "head",
-    "token_embeddings are the embedding's rows of the ids; final_norm_output is the final norm of the last block's stream; the head reads it (where nothing comes between), the logits are what the model returns, and next_token_probs is their softmax at the last position.",
+    "token_embeddings are the embedding's rows of the ids; final_norm_output is the final norm of the last block's stream; "
+    "the head reads it (where nothing comes between), the logits are what the model returns, and next_token_probs is their "
+    "softmax at the last position.",
     "model", float32=1e-5,
 )
 def head(s: Subject, host: str, t: Tally) -> None:

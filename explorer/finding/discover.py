@@ -104,8 +104,12 @@ class Anatomy:
 
     ``norm`` is the last norm of the stream before the head, if any, else ``no_norm`` says why, and ``norm_turn`` which of its
     calls in a forward that is, from 0, None where it makes one; ``head_reads_norm`` is whether the head is called
-    with its very output (the last block's, without one); ``head_is_last`` whether the head's output is the logits; ``embedding_fits`` whether the embedding is as wide as the stream; ``passable`` whether blocks can be left out; ``masked``
-    whether a run on shapes alone has to be given an attention mask.
+    with its very output (the last block's, without one); ``head_is_last`` whether the head's output is the logits;
+    ``embedding_fits`` whether the embedding is as wide as the stream; ``passable`` whether blocks can be left out;
+    ``masked`` whether a run on shapes alone has to be given an attention mask.
+
+    A block that runs twice in a forward is noticed on a model of up to `_SMALL` parameters wherever it stands; on a
+    larger one where it is the first of its kind.
     """
 
     frame: Frame
@@ -364,7 +368,9 @@ def _host(name: str, path: str, finds: Finds, again: Finds | None, call: dict[st
         found = [place]
         if again is not None:
             other = again.spots.get(value.name)
-            place = other.place(value.axes, {**sizes, **again.sizes, "hidden_size": own.get("hidden_size", 0), "seq": again.sizes["key"] if value.layout in ("Keys", "Values") else call["step"]}) if other is not None else None
+            long = again.sizes.get("key", 0) if value.layout in ("Keys", "Values") else call["step"]
+            extents = {**sizes, **again.sizes, "hidden_size": own.get("hidden_size", 0), "seq": long}
+            place = other.place(value.axes, extents) if other is not None else None
             if place is not None and place.point != found[0].point and place.point[:2] in visited:
                 place = None  # a prompt comes there too, with something else
             found += [place] if place is not None else []

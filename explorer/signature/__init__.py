@@ -124,8 +124,8 @@ def signature(model: LanguageModel | Any, known: Known | None = None) -> Json:
 def _inferred(module: Any, path: str, known: Known) -> tuple[Probes, Types, list[list[int]]]:
     """The probes of a model, the types they give, and for each of their blocks those of the model that are so.
 
-    Where a model that differs in sizes alone was probed before, and its types hold in a few looks at this one, they are taken. A class whose forward looks at numbers is run small, with some. Raises whatever that
-    one raises.
+    Where a model that differs in sizes alone was probed before, and its types hold in a few looks at this one, they are
+    taken. A class whose forward looks at numbers is run small, with some. Raises whatever that one raises.
     """
     config, layers, count = few_blocks(module, path)
     cut = None if count is None else (path, count)
