@@ -360,3 +360,14 @@ def test_an_mlp_with_a_convolution_behind_it_is_an_mlp():
     width = model.hf.model.layers[1].mlp_sconv.conv_kernel_size
     moved = (after != rec["mlp_output", 1]).any(-1)[0].nonzero().flatten()
     assert moved.min() == 2 and moved.max() <= 2 + width - 1
+
+
+def test_slots_of_one_expert_each_are_put_back_in_order_before_they_are_served(tmp_path):
+    """With one expert a token, the slots sorted by expert are as large as what they come to."""
+    sizes = load("specimen:jetmoe").config.to_dict() | {"num_experts_per_tok": 1}
+    own = {key: value for key, value in sizes.items() if key not in ("model_type", "vocab_size") and "token_id" not in key}
+    random_model("jetmoe", **own).save_pretrained(tmp_path)
+    bpe.load_tokenizer(512).save_pretrained(tmp_path)
+    model = load(tmp_path)
+    run = model.record(torch.arange(9)[None], ["routed_output", "mlp_output"])
+    assert_close(run["routed_output", 0] + model.hf.model.layers[0].mlp.bias, run["mlp_output", 0])

@@ -19,7 +19,7 @@ from explorer.signature.sizes import figures
 from explorer.signature.text import text
 from explorer.signature.types import Types
 from explorer.specimens.small import small_config
-from tests.models import shapes
+from tests.models import shapes, specimen
 
 #: A checkpoint of each of the first families.
 FIRST = {
@@ -164,6 +164,24 @@ def test_only_what_holds_is_taken_from_another_model():
     assert len(known) == 3, "not taken"
     assert biased["costs"]["parameters"]["number"] == sum(one.numel() for one in small(attention_bias=True).parameters())
     assert ["bias" in [part["name"] for part in one["parameters"]] for one in biased["blocks"] if one["class"] == "Linear"].count(True) == 1
+
+
+def test_types_are_held_to_the_whole_model():
+    """What shows with more blocks alone: a table with columns for each of them, and a stream that goes on in another dtype."""
+    model = shapes("default:gemma4_text")
+    found = signature(model)
+    table = next(one for one in found["blocks"] if "embed_tokens_per_layer" in " ".join(one["paths"]))
+    assert "HiddenSizePerLayerInput * Layers" in str(found["axes"]) or "Layers * HiddenSizePerLayerInput" in str(found["axes"])
+    assert model.hf.model.embed_tokens_per_layer.weight.shape[1] in found["axes"].values() and table["parameters"]
+    assert found["costs"]["parameters"]["number"] == sum(one.numel() for one in model.hf.parameters())
+    mixed = {row["name"]: row["type"]["dtype"] for row in signature(shapes("default:mamba2"))["values"]}
+    assert mixed["layer_input"] == "bfloat16|float32" and mixed["layer_output"] == "float32"
+
+
+def test_what_a_cache_does_not_hold_is_no_zero():
+    """A state that a family keeps in a way of its own is not left out of what is kept: nothing is said of it."""
+    for family in ("rwkv", "minimax"):
+        assert "not known" in signature(specimen(family))["costs"]["cache"]["unknown"]
 
 
 def test_a_signature_is_plain_json():

@@ -167,7 +167,7 @@ def _held(typed: Types, module: Any, blocks: str, layers: list[list[int]], sizes
         seen = observe(whole, BATCH, SEQ)
     except Exception:  # noqa: BLE001  whatever a foreign forward raises on shapes alone
         seen = parameters(whole)
-    return typed.held_to(seen, {**sizes, "B": BATCH, "S": SEQ, "Past": SEQ}, alike)
+    return typed.held_to(seen, {**sizes, "B": BATCH, "S": SEQ, "Past": SEQ}, alike, len(layers))
 
 
 def _keepers(module: Any) -> dict[int, str]:

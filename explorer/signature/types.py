@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from explorer.signature.expressions import Expr
@@ -86,12 +87,14 @@ class Types:
             types.found[site] = Type(tuple(axes), own.dtype)
         return types
 
-    def held_to(self, whole: Sites, sizes: Mapping[str, int], alike: Callable[[Site], Site | None]) -> Types:
-        """The same types, held to what the whole model shows at its own size: an axis that it contradicts is taken back.
+    def held_to(self, whole: Sites, sizes: Mapping[str, int], alike: Callable[[Site], Site | None], depth: int) -> Types:
+        """The same types, held to what the whole model shows at its own size.
 
-        ``sizes`` are those of that run, ``alike`` the site of these types that one of it is like, None where there is none.
-        A tensor of another dtype on some blocks has both, as ``bfloat16|float32``.
+        ``sizes`` are those of that run, ``alike`` the site of these types that one of it is like, None where there is none,
+        ``depth`` how many blocks these types are of. As nothing but the depth differs, an axis that it contradicts grows
+        with that, or is taken back. A tensor of another dtype on some blocks has both, as ``bfloat16|float32``.
         """
+        deeper = Expr.of({(("Layers", 1),): Fraction(1, depth)})
         seen: dict[Site, list[Seen]] = {}
         for site, one in whole.items():
             if (own := alike(site)) in self.found:
@@ -102,7 +105,9 @@ class Types:
             axes: list[Expr | int | None] = []
             for at, axis in enumerate(one.axes):
                 numbers = {other.shape[at] for other in found}
-                if isinstance(axis, Expr) and numbers - {axis.value(sizes)}:
+                if isinstance(axis, Expr) and numbers == {(axis * deeper).value(sizes)} and axis.cap is None:
+                    axis = axis * deeper if depth != sizes["Layers"] else axis
+                elif isinstance(axis, Expr) and numbers - {axis.value(sizes)}:
                     axis = next(iter(numbers)) if len(numbers) == 1 and not axis.names & CALL_NAMES else None
                     types.unresolved.append((site, at, axis))
                 axes.append(axis)

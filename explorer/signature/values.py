@@ -107,7 +107,7 @@ def _sizes(model: LanguageModel, probes: Probes, types: Types, layers: Sequence[
     It is the one of the model's tensors' axes that comes to that size in several probes, where no other as simple does.
     """
     axes = [axis for one in types.found.values() for axis in one.axes if isinstance(axis, Expr) and axis.cap is None]
-    known = {axis.replaced(probes.follows): axis for axis in axes if not axis.names & {"B", "S", "Past"}}
+    known = {axis.replaced(probes.follows): axis for axis in axes if not axis.names & {"B", "S", "Past", "Layers"}}
     known |= {Expr.name(name): Expr.name(name) for name in probes.singles if name not in ("B", "S")}
     candidates = sorted(known.values(), key=lambda one: (*_involved(one), str(one)))
     # A size that no tensor of the model itself has may be a share: a head's width where the class cuts the hidden size.
