@@ -61,8 +61,15 @@ class Fitter:
         """The simplest expression with these numbers, None where there is none or several are as simple."""
         key = tuple(observed)
         if key not in self._known:
-            self._known[key] = self._fit(key) or self._round(key)
+            self._known[key] = self._plain(self._fit(key)) or self._round(key)
         return self._known[key]
+
+    @staticmethod
+    def _plain(found: Expr | None) -> Expr | None:
+        """What was found, unless it is a share and a bare number besides: so a root or a rounding looks between a few points."""
+        parts = dict(found.terms) if found is not None else {}
+        bent = () in parts and any(factor.denominator > 1 for factor in parts.values())
+        return None if bent else found
 
     def moves(self, observed: Sequence[int]) -> list[str]:
         """The sizes that change the number when they alone change."""
@@ -151,8 +158,6 @@ class Fitter:
         exact = [Fraction(factor).limit_denominator(_PARTS) for factor in factors]
         if any(not factor or abs(factor.numerator) > _FACTOR for factor in exact):
             return None
-        if len(chosen) > 1 and () in chosen and any(factor.denominator > 1 for factor in exact):
-            return None  # a share and a bare number besides: what a root or a rounding looks like between a few points
         expression = Expr.of(zip(chosen, exact, strict=True))
         return expression if all(expression.value(run) == number for run, number in zip(self.runs, observed, strict=True)) else None
 

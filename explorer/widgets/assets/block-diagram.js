@@ -294,11 +294,11 @@
     #write() {
       for (const span of this.#stage.querySelectorAll(".bd-t")) {
         const axes = this.#axes(this.#typeOf(span));
-        span.dataset.full = written(axes, span.dataset.dtype);
+        span.dataset.whole = written(axes, span.dataset.dtype);
         span.textContent = written(axes, span.dataset.dtype, Number(span.dataset.room) || Infinity);
       }
       for (const line of this.#stage.querySelectorAll(".bd-type")) {
-        const cut = [...line.querySelectorAll(".bd-t")].some((span) => span.textContent !== span.dataset.full);
+        const cut = [...line.querySelectorAll(".bd-t")].some((span) => span.textContent !== span.dataset.whole);
         line.classList.toggle("bd-cut", cut);
         for (const [name, value] of [["tabindex", "0"], ["role", "img"], ["aria-label", this.#full(line)]]) {
           if (cut) line.setAttribute(name, value);
@@ -309,13 +309,13 @@
     }
 
     #full(line) {
-      return [...line.childNodes].map((node) => (node.dataset ? node.dataset.full || "" : node.textContent)).join("").trim();
+      return [...line.childNodes].map((node) => (node.dataset ? node.dataset.whole || "" : node.textContent)).join("").trim();
     }
 
     #unfold(line, open) {
       for (const span of line.querySelectorAll(".bd-t")) {
         // The same node: a browser loses sight of a pointer whose text is exchanged under it.
-        span.firstChild.data = open ? span.dataset.full : written(this.#axes(this.#typeOf(span)), span.dataset.dtype, Number(span.dataset.room) || Infinity);
+        span.firstChild.data = open ? span.dataset.whole : written(this.#axes(this.#typeOf(span)), span.dataset.dtype, Number(span.dataset.room) || Infinity);
       }
       line.classList.toggle("bd-open", open);
       line.removeAttribute("transform");
