@@ -22,7 +22,7 @@ SOURCES := mkdocs.yml $(shell find explorer builder -type f -not -name '*.pyc') 
 .PHONY: demo test site check bench weights browser clean
 
 demo: $(STAMP) $(BUILT)
-	$(PY) -m builder.demo --site $(OUT)
+	$(PY) -m builder.commands.demo --site $(OUT)
 
 test: $(STAMP) $(WEIGHTS) browser
 	$(PY) -m pytest -n auto --dist loadfile $(ARGS)
@@ -40,7 +40,7 @@ bench: $(STAMP) $(WEIGHTS) browser
 	$(PY) -m builder bench $(ARGS)
 
 weights: $(STAMP) $(WEIGHTS)
-	@$(PY) -m builder.weights
+	@$(PY) -m builder.commands.weights
 
 # One stamp stands for the environment; it is redone when the list of packages changes.
 $(STAMP): pyproject.toml

@@ -12,13 +12,13 @@ from pathlib import Path
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["bench"]:  # has options of its own
-        from builder.bench import main as bench
+        from builder.bench.bench import main as bench
 
         return bench(argv[1:])
     asked = _parser().parse_args(argv)
-    from builder.collect import UnknownFamily
-    from explorer.cards import CardError, UnknownCheckpoint
-    from explorer.hub import LoadError
+    from builder.records.collect import UnknownFamily
+    from explorer.checkpoints.cards import CardError, UnknownCheckpoint
+    from explorer.checkpoints.hub import LoadError
 
     try:
         return asked.run(asked)
@@ -68,8 +68,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _facts(asked: argparse.Namespace) -> int:
-    from builder import collect
-    from explorer import cards
+    from builder.records import collect
+    from explorer.checkpoints import cards
 
     (family,) = collect.families([asked.family])
     if asked.checkpoint is not None and cards.card(asked.checkpoint).family != family:
@@ -85,14 +85,14 @@ def _facts(asked: argparse.Namespace) -> int:
 
 
 def _inspect(asked: argparse.Namespace) -> int:
-    from builder.inspect import run
+    from builder.commands.inspect import run
 
     return run(asked.model, asked.block, asked.numbers)
 
 
 def _build(asked: argparse.Namespace) -> int:
-    from builder import pipeline
-    from builder.write import BuildError
+    from builder.pages import build as pipeline
+    from builder.pages.write import BuildError
 
     if asked.jobs < 1:
         print("--jobs takes a number from 1.", file=sys.stderr)
@@ -115,8 +115,8 @@ def _build(asked: argparse.Namespace) -> int:
 
 
 def _check(asked: argparse.Namespace) -> int:
-    from builder import collect
-    from builder.check import run, run_all
+    from builder.records import collect
+    from builder.commands.check import run, run_all
 
     if not asked.all:
         if asked.jobs is not None or asked.write:

@@ -17,10 +17,10 @@ __version__ = "0.1.0"
 #: Public names and the module each comes from; imported on first use, so that
 #: the vocabulary can be read without torch.
 _PUBLIC = {
-    "load": "explorer.loading",
-    "Edit": "explorer.edits",
-    "ablate_expert": "explorer.edits",
-    "zero_head": "explorer.edits",
+    "load": "explorer.checkpoints.load",
+    "Edit": "explorer.model.edits",
+    "ablate_expert": "explorer.model.edits",
+    "zero_head": "explorer.model.edits",
 }
 
 __all__ = ["__version__", *_PUBLIC]

@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"There is no port {args.port}; ports run from 0 to 65535.", file=sys.stderr)
         return 2
     try:
-        from explorer.app import Settings, serve
+        from explorer.app.server import Settings, serve
 
         serve(Settings(args.model, args.prompt, args.host, args.port, not args.no_browser))
     except ModuleNotFoundError as error:

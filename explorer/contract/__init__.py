@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from explorer import vocabulary
-from explorer.contract.laws import Law, laws
+from explorer.contract.registry import Law, laws
 from explorer.contract.report import Check, Report, named, verified
-from explorer.contract.subject import Subject
-from explorer.contract.tally import Tally
+from explorer.contract.model_under_test import Subject
+from explorer.contract.comparisons import Tally
 
 if TYPE_CHECKING:
-    from explorer.model import LanguageModel
+    from explorer.model.language_model import LanguageModel
 
 __all__ = ["Check", "Report", "check", "verified"]
 
@@ -40,12 +40,12 @@ def check(model: "LanguageModel", prompt: str | None = None, bfloat16: "Language
     layouts and refusals alone; one that is not in float32 to those whose tolerance holds there.
     """
     if bfloat16 is None and model.label.startswith("specimen:") and model.dtype == torch.float32:
-        from explorer.loading import load
+        from explorer.checkpoints.load import load
 
         bfloat16 = load(model.label, dtype=torch.bfloat16)
     again = None if bfloat16 is None else Subject(bfloat16, prompt)
     if again is not None and not again.runs:  # it stands beside the model in float32 then
-        from explorer.loading import load
+        from explorer.checkpoints.load import load
 
         again, bfloat16 = None, load(model.label)
     subjects = {"": Subject(model, prompt, bfloat16), **({" (bfloat16)": again} if again is not None else {})}

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from explorer import accounting
-from explorer.hub import brief, ours
+from explorer.accounting import counts as accounting
+from explorer.checkpoints.hub import brief, ours
 from explorer.signature.costs import Costs
 from explorer.signature.describe import Described, by_rank
 from explorer.signature.expressions import Expr
-from explorer.signature.kinds import block_list, counterparts, few_blocks
+from explorer.signature.block_kinds import block_list, counterparts, few_blocks
 from explorer.signature.probes import BATCH, SEQ, Probes
 from explorer.signature.running import PREFILL, Site, build, observe, parameters
 from explorer.signature.sizes import depth_key, order, table
@@ -22,10 +22,10 @@ from explorer.signature.types import Type, Types
 from explorer.signature.values import typed_values
 from explorer.specimens.small import small_config
 from explorer.specimens.small import types as types_of_decoders
-from explorer.words import ranges
+from explorer.vocabulary.formatting import ranges
 
 if TYPE_CHECKING:
-    from explorer.model import LanguageModel
+    from explorer.model.language_model import LanguageModel
 
 __all__ = ["NoSignature", "recorded", "signature"]
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from explorer import accounting
-from explorer.parts import PARTS, Parts
+from explorer.accounting import counts as accounting
+from explorer.accounting.parameter_roles import PARTS, Parts
 from explorer.signature.expressions import Expr, product, total
 from explorer.signature.running import DECODE, PREFILL, Site
 from explorer.signature.sizes import camel, order, per_block
@@ -84,7 +84,7 @@ class Costs:
     # -- parameters ---------------------------------------------------------------
 
     def parameters(self) -> Json:
-        """Total, active and by part, as `explorer.accounting` counts them."""
+        """Total, active and by part, as `explorer.accounting.counts` counts them."""
         every: dict[str, list[Expr]] = {}
         used: dict[str, list[Expr]] = {}
         for part, _, count, active in self._parameters():

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from explorer.accounting import build_meta
-from explorer.finding.discover import unpadded
+from explorer.accounting.counts import build_meta
+from explorer.discovery.discover import unpadded
 
 #: How a call is called whose tensors a site is of; parameters and buffers are of no call.
 PREFILL, DECODE = "prefill", "decode"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from explorer.words import ranges, short_dtype
+from explorer.vocabulary.formatting import ranges, short_dtype
 
 _Json = Mapping[str, Any]
 

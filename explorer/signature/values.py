@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from explorer import vocabulary
-from explorer.finding.discover import Anatomy, discover
-from explorer.shapes import shapes
-from explorer.words import CALL
+from explorer.discovery.discover import Anatomy, discover
+from explorer.model.shapes import shapes
+from explorer.vocabulary.formatting import CALL
 from explorer.signature.expressions import Expr
 from explorer.signature.probes import Probes
 from explorer.signature.types import Type, Types
 
 if TYPE_CHECKING:
-    from explorer.model import LanguageModel
-    from explorer.support import Row
+    from explorer.model.language_model import LanguageModel
+    from explorer.model.support import Row
 
 #: What the call decides, by axis.
 _CALL = {axis: Expr.name(name) for axis, name in CALL.items()}

@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from explorer.specimens import corpus
+from explorer.specimens.training import corpus
 
 PATH = Path(__file__).with_name("tokenizer.json")
 END = "<|endoftext|>"

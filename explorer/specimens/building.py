@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-import explorer.engine  # noqa: F401  the engine must be imported before transformers' model classes
+import explorer.engine.nnsight_api  # noqa: F401  the engine must be imported before transformers' model classes
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from explorer.specimens import bpe, weights

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import explorer.engine  # noqa: F401  the engine must be imported before transformers' model classes
+import explorer.engine.nnsight_api  # noqa: F401  the engine must be imported before transformers' model classes
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 from explorer.traits.attention import attention
 from explorer.traits.catalogue import ENTRIES
-from explorer.traits.frame import norms, scales
-from explorer.traits.heart import hearts
+from explorer.traits.norms_and_scales import norms, scales
+from explorer.traits.attention_core import hearts
 from explorer.traits.mixers import block, mixers
 from explorer.traits.mlp import mixture, mlp
 from explorer.traits.position import position
-from explorer.traits.witness import Witness
+from explorer.traits.probe import Witness
 
 if TYPE_CHECKING:
-    from explorer.model import LanguageModel
+    from explorer.model.language_model import LanguageModel
 
 @dataclass(frozen=True)
 class Trait:

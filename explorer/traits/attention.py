@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from explorer.finding.flow import tensors
-from explorer.traits.heart import Heart
-from explorer.traits.trail import NoNumbers, Trail
-from explorer.traits.witness import FAR, Witness
-from explorer.traits.words import blocks, listed, name, number
+from explorer.discovery.trace_graph import tensors
+from explorer.traits.attention_core import Heart
+from explorer.traits.replayable_graph import NoNumbers, Trail
+from explorer.traits.probe import FAR, Witness
+from explorer.traits.evidence import blocks, listed, name, number
 
 Found = Iterator[tuple[str, str]]
 

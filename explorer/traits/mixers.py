@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from explorer import vocabulary
-from explorer.finding.flow import tensors
-from explorer.traits.heart import hidden
-from explorer.traits.witness import Witness
-from explorer.traits.words import blocks, listed
+from explorer.discovery.trace_graph import tensors
+from explorer.traits.attention_core import hidden
+from explorer.traits.probe import Witness
+from explorer.traits.evidence import blocks, listed
 
 Found = Iterator[tuple[str, str]]
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from explorer.finding.discover import Host
-from explorer.finding.flow import Call, tensors
-from explorer.traits.trail import NoNumbers, Trail
-from explorer.traits.witness import Witness
-from explorer.traits.words import blocks, listed, name, number
+from explorer.discovery.discover import Host
+from explorer.discovery.trace_graph import Call, tensors
+from explorer.traits.replayable_graph import NoNumbers, Trail
+from explorer.traits.probe import Witness
+from explorer.traits.evidence import blocks, listed, name, number
 
 Found = Iterator[tuple[str, str]]
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from explorer.finding.flow import tensors
-from explorer.traits.heart import Heart, hidden
-from explorer.traits.trail import NoNumbers, Trail
-from explorer.traits.witness import Witness
-from explorer.traits.words import blocks, name, number
+from explorer.discovery.trace_graph import tensors
+from explorer.traits.attention_core import Heart, hidden
+from explorer.traits.replayable_graph import NoNumbers, Trail
+from explorer.traits.probe import Witness
+from explorer.traits.evidence import blocks, name, number
 
 Found = Iterator[tuple[str, str]]
 

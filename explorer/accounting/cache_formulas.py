@@ -1,0 +1,221 @@
+"""The formula behind every size of a cache: which figures of a configuration its axes are.
+
+The sizes themselves are those of the tensors a run of the model kept (`explorer.accounting.cache_probe`);
+here each axis gets a name, and a source only if that source comes to the same number.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from explorer.accounting.cache_probe import Held, Keeper, Kept
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+#: What an axis may be called and come from, the likeliest first.
+_KV_HEADS = (("KvHeads", "num_key_value_heads"), ("KvHeads", "num_attention_heads"))
+_HEAD_DIM = (("HeadDim", "head_dim"), ("HeadDim", "hidden_size ÷ num_attention_heads"))
+_LATENT = (("Latent", "kv_lora_rank + qk_rope_head_dim"),)
+_KEY_VALUE_DIM = (("KeyValueDim", "qk_head_dim + v_head_dim"),)
+_HEADS = (
+    ("ValueHeads", "linear_num_value_heads"), ("Heads", "linear_num_heads"), ("Heads", "num_heads"),
+    ("Heads", "mamba_num_heads"), ("Heads", "mamba_n_heads"),
+)
+_STATE_ROWS = (
+    ("KeyDim", "linear_key_head_dim"), ("KeyDim", "linear_head_dim"), ("HeadDim", "mamba_head_dim"), ("HeadDim", "mamba_d_head"),
+    ("HeadDim", "head_dim"),
+)
+_STATE_COLUMNS = (
+    ("ValueDim", "linear_value_head_dim"), ("ValueDim", "linear_head_dim"), ("StateDim", "ssm_state_size"),
+    ("StateDim", "mamba_d_state"), ("StateDim", "state_size"),
+)
+_CHANNELS = (
+    ("Channels", "lru_width"), ("Channels", "mamba_expand × hidden_size"), ("Channels", "expand × hidden_size"),
+    ("Channels", "intermediate_size"),
+)
+_CONVOLVED = (
+    ("Conv", "2 × linear_num_key_heads × linear_key_head_dim + linear_num_value_heads × linear_value_head_dim"),
+    ("Conv", "3 × linear_num_heads × linear_head_dim"),
+    ("Conv", "mamba_num_heads × mamba_head_dim + 2 × n_groups × ssm_state_size"),
+    ("Conv", "mamba_d_ssm + 2 × mamba_n_groups × mamba_d_state"),
+    ("Conv", "num_heads × head_dim + 2 × n_groups × state_size"),
+    *(("Conv", source) for _, source in _CHANNELS),
+    ("Conv", "hidden_size"),
+)
+_WIDTH = (
+    ("Width", "linear_conv_kernel_dim"), ("Width", "mamba_d_conv"), ("Width", "conv_L_cache"), ("Width", "conv_kernel"),
+    ("Width", "conv1d_width - 1"),
+)
+
+#: Axes of a recurrent state by how many it has besides the batch: names for the shape, and candidates.
+_STATES = {
+    3: (["heads", "key_dim", "value_dim"], (_HEADS, _STATE_ROWS, _STATE_COLUMNS)),
+    2: (["channels", "state_dim"], (_CHANNELS, _STATE_COLUMNS)),
+    1: (["channels"], (_CHANNELS,)),
+}
+
+_Candidates = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """One factor of a size: its name in the formula, its number, and where the number comes from."""
+
+    symbol: str
+    number: int
+    source: str
+
+
+def cache_rows(config: PreTrainedConfig, run: Kept, dtype: torch.dtype) -> list[dict[str, Any]]:
+    """The rows of `accounting.cache_sizes` for what a run kept, a row for each kind of block.
+
+    What the run kept in its own dtype is ``dtype`` in a model of that dtype. Raises
+    ValueError for a tensor no formula is known for.
+    """
+    alike: dict[tuple, list[Keeper]] = {}
+    for keeper in run.keepers:
+        alike.setdefault((keeper.window, keeper.held), []).append(keeper)
+    return [row for group in alike.values() for row in _Rows(config, run, group, dtype).rows()]
+
+
+class _Rows:
+    """The rows of blocks that keep the same."""
+
+    def __init__(self, config: PreTrainedConfig, run: Kept, group: list[Keeper], dtype: torch.dtype) -> None:
+        self.config, self.run, self.keeper, self.dtype = config, run, group[0], dtype
+        self.layers = [keeper.layer for keeper in group]
+        self.held: dict[str, list[Held]] = {}
+        for one in self.keeper.held:
+            self.held.setdefault(one.kind, []).append(one)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A state first, then what a convolution needs, then keys and values."""
+        unknown = self.held.keys() - {"recurrent", "convolution", "keys", "values"}
+        if unknown:
+            raise ValueError(f"what {self.config.model_type} keeps as {', '.join(sorted(unknown))} has no formula here")
+        for one in self.held.get("recurrent", ()):
+            yield self._state(one)
+        for one in self.held.get("convolution", ()):
+            yield self._convolution(one)
+        for keys, values in zip(self.held.get("keys", ()), self.held.get("values", ()), strict=True):
+            yield self._keys_and_values(keys, values)
+
+    def _state(self, held: Held) -> dict[str, Any]:
+        if len(held.shape) - 1 not in _STATES:
+            raise ValueError(f"a state of {len(held.shape)} axes ({self.config.model_type}) has no formula here")
+        names, candidates = _STATES[len(held.shape) - 1]
+        factors = [self._axis(number, known) for number, known in zip(held.shape[1:], candidates, strict=True)]
+        names = ["head_dim" if factor.symbol == "HeadDim" else name for name, factor in zip(names, factors, strict=True)]
+        names = ["state_dim" if factor.symbol == "StateDim" else name for name, factor in zip(names, factors, strict=True)]
+        if held.dtype == self.run.dtype == torch.float32 != self.dtype:
+            raise ValueError(f"whether the state of {self.config.model_type} follows the model's dtype does not show in float32")
+        fixed = held.dtype == torch.float32 != self.run.dtype
+        return self._row("recurrent state", "RecurrentLayers", factors, held, ["batch", *names],
+                         note="float32 whatever the model's dtype" if fixed else None)
+
+    def _convolution(self, held: Held) -> dict[str, Any]:
+        if len(held.shape) != 3:
+            raise ValueError(f"inputs of a convolution of {len(held.shape)} axes ({self.config.model_type}) have no formula here")
+        channels, width = self._axis(held.shape[1], _CONVOLVED), self._axis(held.shape[2], _WIDTH)
+        whole = " - " not in width.source
+        note = "transformers keeps Width columns; the next token needs the last Width - 1" if whole else None
+        count = "RecurrentLayers" if "recurrent" in self.held else "ConvolutionLayers"
+        return self._row("convolution inputs", count, [channels, width], held, ["batch", "channels", "width"], note=note)
+
+    def _keys_and_values(self, keys: Held, values: Held) -> dict[str, Any]:
+        (_, heads, tokens, key_dim), value_dim = keys.shape, values.shape[-1]
+        window = self.keeper.window
+        # The token being read brings its own keys and values, so one fewer than the window is kept.
+        if tokens != (self.run.tokens if window is None else min(self.run.tokens, window - 1)):
+            raise ValueError(f"{self.config.model_type} keeps keys of {tokens} places for {self.run.tokens} tokens")
+        shape = ["batch", "kv_heads", "tokens", "head_dim"]
+        name, note = "keys and values", None
+        if key_dim == value_dim:
+            factors = [_Factor("2", 2, "keys and values"), self._axis(heads, _KV_HEADS), self._axis(key_dim, _HEAD_DIM)]
+        elif heads == 1:
+            factors = [self._axis(key_dim + value_dim, _LATENT)]
+            name, shape, note = "latents", ["batch", "tokens", "latent"], "one latent and one rotary key for all heads"
+        else:
+            factors = [self._axis(heads, _KV_HEADS), self._axis(key_dim + value_dim, _KEY_VALUE_DIM)]
+        if window is None:
+            return self._row(name, "AttentionLayers", factors, keys, shape, grows=True, note=note)
+        row = self._row(f"{name} in the window", "SlidingLayers", factors, keys, shape, grows=True)
+        row["tokens_at_most"] = window - 1
+        row["note"] = f"for at most the last {window - 1} tokens: the window of {window} less the newest"
+        return row
+
+    def _axis(self, number: int, candidates: _Candidates) -> _Factor:
+        """An axis under the first name whose source comes to its length."""
+        for symbol, source in candidates:
+            if figure(self.config, source) == number:
+                return _Factor(symbol, number, source)
+        return _Factor(candidates[0][0], number, "read off the cache")
+
+    def _blocks(self) -> str:
+        """What the configuration calls these blocks."""
+        kinds = getattr(self.config, "layer_types", None)
+        if kinds is None:
+            attends = "sliding_attention" if self.keeper.window else "full_attention"
+            return f"{attends} blocks" if self.keeper.attends else "blocks"
+        found = {kinds[layer] for layer in self.layers}
+        return f"{found.pop()} blocks" if len(found) == 1 else "blocks"
+
+    def _row(
+        self, name: str, count: str, factors: list[_Factor], held: Held, shape: list[str], grows: bool = False,
+        note: str | None = None,
+    ) -> dict[str, Any]:
+        """One row; formula, numbers and bytes come from the same factors."""
+        dtype = self.dtype if held.dtype == self.run.dtype else held.dtype
+        written = str(dtype).removeprefix("torch.")
+        factors = [
+            _Factor(count, len(self.layers), self._blocks()), *factors, _Factor("Bytes", dtype.itemsize, f"one {written} number"),
+        ]
+        size = math.prod(factor.number for factor in factors)
+        return {
+            "name": name,
+            "formula": " × ".join(factor.symbol for factor in factors),
+            "numbers": " × ".join(str(factor.number) for factor in factors),
+            "generics": [
+                {"name": one.symbol, "number": one.number, "source": one.source} for one in factors if not one.symbol.isdigit()
+            ],
+            "layers": self.layers,
+            "shape": shape,
+            "dtype": written,
+            "per_token_bytes": size if grows else None,
+            "fixed_bytes": None if grows else size,
+            "tokens_at_most": None,
+            "note": note,
+        }
+
+
+def figure(config: PreTrainedConfig, source: str) -> int | None:
+    """What a source such as "hidden_size ÷ num_attention_heads" comes to on a configuration.
+
+    None where the configuration lacks one of the figures named. Read from left to right,
+    × and ÷ before + and -.
+    """
+    total = 0
+    for sign, term in re.findall(r"(?:^|([+-]) )([^+-]+)", source):
+        product = 1
+        for operation, word in re.findall(r"(?:^|([×÷]) )(\S+)", term.strip()):
+            number = int(word) if word.isdigit() else _figure(config, word)
+            if not isinstance(number, int) or operation == "÷" and product % number:
+                return None
+            product = product // number if operation == "÷" else product * number
+        total += -product if sign == "-" else product
+    return total
+
+
+def _figure(config: PreTrainedConfig, name: str) -> Any:
+    """One figure of a configuration; None where it has none, or one for each block."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:    # transformers' word for a figure that differs between blocks
+        return None

@@ -1,0 +1,166 @@
+"""What a model holds and what a call keeps: parameters by part, cache and state sizes.
+
+Everything here works on the meta device, where a model of any released size builds in
+a fraction of a second: shapes are real, numbers are not allocated.
+"""
+
+from __future__ import annotations
+
+import copy
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from explorer.accounting.cache_formulas import cache_rows
+from explorer.accounting.cache_probe import Kept, kept
+from explorer.accounting.parameter_roles import PARTS, Parts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+#: What the active count says, for whoever prints it.
+ACTIVE_CONVENTION = (
+    "Active counts every parameter but the routed experts a token does not choose. "
+    "The embedding matrix is counted whole, although a token reads one row of it; "
+    "a matrix shared by embedding and head is counted once."
+)
+
+#: One run of each model that was asked about, kept as long as the model is.
+_RUNS: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
+
+
+def build_meta(
+    config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16, attn_implementation: str = "eager",
+    experts_implementation: str | None = None, model_class: type[PreTrainedModel] | None = None,
+) -> PreTrainedModel:
+    """The causal language model of a configuration at its full size on the meta device, in eval mode.
+
+    model_class: the class to build, where it is known; else the one transformers has for the configuration.
+
+    Raises ValueError where transformers has no causal language model for the configuration.
+    """
+    from explorer.engine import nnsight_api as engine  # noqa: F401  before any modeling module
+    from transformers import AutoModelForCausalLM
+
+    if model_class is None and type(config) not in AutoModelForCausalLM._model_mapping:
+        name = config.model_type or type(config).__name__
+        raise ValueError(f"transformers has no causal language model for a {name} configuration")
+    chosen: dict[str, Any] = {"dtype": dtype, "attn_implementation": attn_implementation}
+    if experts_implementation is not None:
+        chosen["experts_implementation"] = experts_implementation
+    with torch.device("meta"):
+        make = AutoModelForCausalLM.from_config if model_class is None else model_class._from_config
+        return make(copy.deepcopy(config), **chosen).eval()
+
+
+def parameters(model: Any) -> dict[str, Any]:
+    """Count a model's parameters: ``{total, active, by_part: [{part, count, active, note?}]}``.
+
+    ``model`` is a transformers model, on any device, or something that wraps one as
+    ``_module``; it is run once on three tokens, for which modules mix tokens and how many
+    experts a token chooses is seen there. `ACTIVE_CONVENTION` says what active means; it is
+    None where that number shows neither in the run nor on a module nor in the configuration,
+    and where there should be experts, or may be, that were not told apart.
+    Every parameter is in exactly one of `PARTS`.
+    """
+    model = getattr(model, "_module", model)
+    try:
+        seen = run(model)
+    except Exception:   # whatever a foreign forward raises: counting goes without it, and parts become "other"
+        seen = None
+    parts = Parts(model, seen)
+    count = dict.fromkeys(PARTS, 0)
+    active: dict[str, Fraction | None] = dict.fromkeys(PARTS, Fraction(0))
+    notes = {"mixer": ", ".join(parts.classes("mixer"))}
+    for path, parameter in model.named_parameters():
+        part = parts.part(path, parameter)
+        used: Fraction | None = Fraction(parameter.numel())
+        if part == "routed experts":
+            experts, chosen = parts.routing(path)
+            used = None if chosen is None else used * chosen / experts
+            notes[part] = f"{chosen} of {experts} for each token" if chosen else "how many a token chooses is not known"
+        count[part] += parameter.numel()
+        active[part] = None if used is None or active[part] is None else active[part] + used
+    if parts.tied:
+        alone = count["embedding"] == parts.embedding.numel()
+        notes["embedding"] = f"{'' if alone else 'its token matrix '}also the head: one matrix, counted once"
+    rows = [
+        {
+            "part": part, "count": count[part], "active": None if active[part] is None else int(active[part]),
+            **({"note": notes[part]} if part in notes else {}),
+        }
+        for part in PARTS if count[part]
+    ]
+    uses = [row["active"] for row in rows]
+    known = None not in uses and not parts.experts_missing
+    return {
+        "total": sum(row["count"] for row in rows),
+        "active": sum(uses) if known else None,
+        "by_part": rows,
+    }
+
+
+def run(model: PreTrainedModel) -> Kept:
+    """One run on a short prompt, see `explorer.accounting.cache_probe`: of a model built alike on the meta device, in bfloat16.
+
+    Where that one does not run, a model with numbers runs itself. Raises what its forward raises.
+    """
+    if model not in _RUNS:
+        shaped = model.device.type == "meta"
+        try:
+            alike = model if shaped and model.dtype == torch.bfloat16 else build_meta(model.config)
+            _RUNS[model] = kept(alike if type(alike) is type(model) else model)
+        except Exception:   # a foreign forward may raise anything
+            if shaped:
+                raise
+            _RUNS[model] = kept(model)
+    return _RUNS[model]
+
+
+def cache_sizes(model: Any, dtype: torch.dtype | None = None) -> list[dict[str, Any]]:
+    """What a call keeps between tokens, per sequence, by kind of block.
+
+    ``model`` is a configuration or a model. Each row is ``{name, formula, numbers,
+    generics: [{name, number, source}], layers, shape, dtype, per_token_bytes,
+    fixed_bytes, tokens_at_most, note}``: ``formula`` over named sizes, ``numbers`` the
+    same with this configuration's sizes; ``per_token_bytes`` for what grows with the
+    sequence (at most ``tokens_at_most`` tokens where blocks slide), else ``fixed_bytes``.
+    ``dtype`` is the model's or the configuration's unless given; states that are float32
+    whatever the model's dtype stay so.
+    Raises ValueError where a run does not show what is kept, or its formula is not known.
+    """
+    model = getattr(model, "_module", model)
+    config = model.config if isinstance(model, nn.Module) else model
+    if dtype is None:
+        dtype = model.dtype if isinstance(model, nn.Module) else config.dtype
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype)
+    config = config.get_text_config()
+    try:
+        seen = run(model) if isinstance(model, nn.Module) else kept(build_meta(model))
+    except Exception as error:   # a foreign forward may raise anything
+        said = str(error).partition("\n")[0]
+        raise ValueError(f"what {config.model_type} keeps is not known: running it failed with {said}") from error
+    if not seen.keepers:
+        raise ValueError(f"what {config.model_type} keeps is not known: it writes nothing to transformers' cache")
+    return cache_rows(config, seen, dtype or torch.bfloat16)
+
+
+def cache_bytes(model: Any, tokens: int, batch: int = 1, dtype: torch.dtype | None = None) -> int:
+    """Bytes all rows of `cache_sizes` come to after ``tokens`` tokens of ``batch`` sequences."""
+    total = 0
+    for row in cache_sizes(model, dtype):
+        if row["fixed_bytes"] is not None:
+            total += row["fixed_bytes"]
+        else:
+            held = tokens if row["tokens_at_most"] is None else min(tokens, row["tokens_at_most"])
+            total += row["per_token_bytes"] * held
+    return total * batch
+
+
+def measured_cache_bytes(model: PreTrainedModel, tokens: int, batch: int = 1) -> int:
+    """Bytes of the tensors really kept after a prompt of ``tokens`` tokens of ``batch`` sequences."""
+    return sum(held.bytes for keeper in kept(model, tokens, batch, whole=True).keepers for held in keeper.held)

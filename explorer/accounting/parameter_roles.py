@@ -1,0 +1,162 @@
+"""Which part of a model a parameter belongs to, from how the model is built and what it did when it ran."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from explorer.accounting.cache_probe import Kept
+
+#: The parts parameters are counted by, in the order shown. A mixer lets tokens see earlier
+#: ones by a state instead of keys: state-space, linear attention, gated recurrence, convolution.
+PARTS = (
+    "embedding", "head", "attention", "mixer", "router", "routed experts", "shared expert", "dense mlp", "norms", "other",
+)
+
+
+class Parts:
+    """Tells parts apart. ``run`` is one run of the model, None where it could not be run.
+
+    Without a run nothing says which modules are token mixers; what would be one of them
+    or an MLP is then "other".
+    """
+
+    def __init__(self, model: nn.Module, run: Kept | None) -> None:
+        self.modules = dict(model.named_modules())
+        self.config = model.config.get_text_config()
+        self.run = run
+        self.mixers = {keeper.path: "attention" if keeper.attends else "mixer" for keeper in (run.keepers if run else ())}
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        self.embedding = getattr(embedding, "weight", None)
+        self.head = [] if head is None else list(head.parameters())
+        self.tied = any(one is self.embedding for one in self.head)
+
+    def part(self, path: str, parameter: nn.Parameter) -> str:
+        """The part the parameter at ``path`` belongs to."""
+        owner = path.rpartition(".")[0]
+        if parameter is not self.embedding and any(parameter is one for one in self.head):
+            return "head"
+        if parameter is self.embedding or isinstance(self.modules[owner], nn.Embedding):
+            return "embedding"
+        above = list(_paths_above(path))
+        if any(one in self.experts for one in above):
+            return "routed experts"
+        mixer = next((one for one in above if one in self.mixers), None)
+        if mixer is not None:   # its own norms and vectors are a part of it
+            return self.mixers[mixer]
+        for host, (router, block) in self.mixtures.items():
+            if router is not None and router in above:
+                return "router"
+            if host in above and not block:     # without a router nothing says what else is there
+                return "shared expert" if router is not None else "other"
+        if self._only_vectors(owner):
+            return "norms"
+        block = self._block(path)
+        if block is None or owner == block or self.run is None or not self.mixers:
+            return "other"
+        # An output projection may stand beside the module that attends, within the same sublayer.
+        beside = next((one for one in self.mixers if one.startswith(above[above.index(block) + 1] + ".")), None)
+        return "dense mlp" if beside is None else self.mixers[beside]
+
+    def classes(self, part: str) -> list[str]:
+        """The classes of the token mixers of a part, "attention" or "mixer", in the order of the blocks."""
+        # A module shared between blocks goes by its first path alone.
+        found = (self.modules[path] for path, kind in self.mixers.items() if kind == part and path in self.modules)
+        return list(dict.fromkeys(type(module).__name__ for module in found))
+
+    def routing(self, path: str) -> tuple[int, int | None]:
+        """How many experts there are where an expert's parameter stands, and how many of them a token chooses."""
+        experts = next(one for one in _paths_above(path) if one in self.experts)
+        chosen = self.run.slots.get(experts) if self.run else None
+        if chosen is None:
+            around = (*(self.modules[one] for one in _paths_above(experts)), self.config)
+            asked = (getattr(one, name, None) for one in around for name in ("top_k", "num_experts_per_tok"))
+            chosen = next((number for number in asked if isinstance(number, int)), None)
+        return self.experts[experts], chosen
+
+    @property
+    def experts_missing(self) -> bool:
+        """Whether no experts were told apart though tokens were sent to some, or, without a run, may be."""
+        return not self.experts and (self.run is None or bool(self.run.slots))
+
+    @cached_property
+    def _expected(self) -> int | None:
+        """How many experts the configuration says there are, by the name transformers has for it in every family."""
+        number = getattr(self.config, "num_local_experts", None)
+        return number if isinstance(number, int) else None
+
+    @cached_property
+    def experts(self) -> dict[str, int]:
+        """Modules that hold the routed experts, with their number."""
+        stacks = {path: count for path in self.modules if (count := self._stacked(path) or self._listed(path))}
+        return {path: count for path, count in stacks.items() if self._are_experts(path, count)}
+
+    @cached_property
+    def mixtures(self) -> dict[str, tuple[str | None, bool]]:
+        """By the module that holds router and experts: its router, and whether it is a whole block."""
+        found = {}
+        for path, count in self.experts.items():
+            host = path.rpartition(".")[0]
+            found[host] = self._router(path, count), host == self._block(path)
+        return found
+
+    def _stacked(self, path: str) -> int | None:
+        """The number of matrices in a module whose own parameters are stacks of them."""
+        own = [one for one in self.modules[path]._parameters.values() if one is not None]
+        stacks = [one for one in own if one.dim() == 3 and min(one.shape[1:]) > 1]
+        counts = {one.shape[0] for one in own if one.dim() > 1}
+        return counts.pop() if stacks and len(counts) == 1 else None
+
+    def _listed(self, path: str) -> int | None:
+        """The length of a list of modules that are built alike."""
+        module = self.modules[path]
+        if not isinstance(module, nn.ModuleList) or len(module) < 2:
+            return None
+        built = {tuple((name, tuple(one.shape)) for name, one in child.named_parameters()) for child in module}
+        return len(module) if len(built) == 1 and built != {()} else None
+
+    def _are_experts(self, path: str, count: int) -> bool:
+        """Whether a stack is one of experts: tokens are sent there, a router beside it gives that many numbers, or it should be.
+
+        Token mixers have stacks of their own, one matrix for each head, so there it takes more.
+        """
+        if self.run is not None and path in self.run.slots:
+            return True
+        expected, routed = self._expected == count, self._router(path, count) is not None
+        return expected and routed if self._mixes(path) else expected or routed
+
+    def _router(self, experts: str, count: int) -> str | None:
+        """The module beside the experts that gives one number for each: of the nearest, the smallest."""
+        host = experts.rpartition(".")[0]
+        found = []
+        for path, module in self.modules[host].named_modules():
+            whole = f"{host}.{path}" if host else path
+            if not path or isinstance(module, nn.Embedding) or whole == experts or whole.startswith(f"{experts}."):
+                continue
+            own = (one for one in module._parameters.values() if one is not None)
+            sizes = [one.numel() for one in own if one.dim() == 2 and count in one.shape]
+            if sizes and not self._mixes(whole):
+                found.append((path.count("."), min(sizes), whole.removesuffix(path) + path.split(".")[0]))
+        return min(found)[2] if found else None
+
+    def _mixes(self, path: str) -> bool:
+        """Whether a module is, is inside or contains a token mixer."""
+        return any(one == path or one.startswith(f"{path}.") or path.startswith(f"{one}.") for one in self.mixers)
+
+    def _only_vectors(self, path: str) -> bool:
+        module = self.modules[path]
+        own: list[Any] = [one for one in module._parameters.values() if one is not None]
+        return not any(True for _ in module.children()) and all(one.dim() == 1 for one in own)
+
+    def _block(self, path: str) -> str | None:
+        """The block a path is in: the element of the outermost list of modules."""
+        above = list(_paths_above(path))
+        return next((one for one in above if isinstance(self.modules[one.rpartition(".")[0]], nn.ModuleList)), None)
+
+
+def _paths_above(path: str) -> list[str]:
+    """The modules around what is at ``path``, outermost first, the model itself left out."""
+    steps = path.split(".")
+    return [".".join(steps[:i]) for i in range(1, len(steps))]

@@ -1,0 +1,351 @@
+"""The Bokeh figures of the explorer: each made once, when it is first shown, then only its data is replaced.
+
+A figure of cells has one image glyph over bytes that index one palette; the
+palette's mapper is shared by all figures of a page and changes with the theme alone.
+Cell ``k`` spans ``k - 0.5`` to ``k + 0.5`` on its axis, so that ticks at whole numbers
+stand at the middles of cells.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from bokeh.events import MouseLeave, MouseMove, RangesUpdate, Reset, Tap
+from bokeh.models import (
+    BasicTicker, BoxAnnotation, CDSView, ColumnDataSource, CustomJS, Glyph, GlyphRenderer, Image, InlineStyleSheet,
+    LinearColorMapper, MultiLine, NoOverlap, Range1d, Rect, Span, Text,
+)
+from bokeh.plotting import figure
+
+from explorer.widgets import palette
+from explorer.widgets.views.picture import Axis, Curves, Heatmap, MosaicPicture, Picture, marks_in
+from explorer.widgets.views.downsample import DIVERGING, SEQUENTIAL, Window
+
+FONT = "Inter, system-ui, sans-serif"
+#: Ticks wanted on an axis; those that would overlap are left out by the axis itself.
+_TICKS = 48
+
+#: The tools lie in a corner of the picture while the pointer is on it, in the page's own colours.
+_TOOLS_CSS = """
+:host(.bk-inner) {
+  background: var(--role-ground); opacity: .94; width: min(100%, 190px) !important; margin-left: auto !important;
+  border-radius: 8px; padding: 0 4px;
+}
+"""
+
+#: Runs in the browser: tells the page which cell is under the pointer, without asking the server.
+_POINT = """
+const detail = {figure: name, inside: cb_obj.event_name === "mousemove", x: cb_obj.x, y: cb_obj.y}
+if (detail.inside && source !== null) {
+  const {image, x, y, dw, dh} = source.data
+  const cells = image[0], [rows, columns] = cells.shape
+  const column = Math.floor((cb_obj.x - x[0]) / dw[0] * columns), row = Math.floor((cb_obj.y - y[0]) / dh[0] * rows)
+  detail.inside = column >= 0 && row >= 0 && column < columns && row < rows
+  if (detail.inside) detail.index = cells[row * columns + column]
+}
+document.dispatchEvent(new CustomEvent("bestiary-point", {detail}))
+"""
+
+
+@functools.cache
+def colours(theme: str) -> list[str]:
+    """The one palette: 0 see-through, 1 to 127 sequential, 128 to 254 centred on zero, 255 spare."""
+    ends = [
+        [ramp[round(step * (len(ramp) - 1) / (last - first))] for step in range(last - first + 1)]
+        for (first, last), ramp in ((SEQUENTIAL, palette.sequential()), (DIVERGING, palette.diverging(theme)))
+    ]
+    return ["rgba(0, 0, 0, 0)", *ends[0], *ends[1], palette.ROLES["ink"].on(theme)]
+
+
+class Ink:
+    """What all figures of one page share: the mapper, how ticks are chosen, and the theme they follow."""
+
+    def __init__(self, theme: str = "light") -> None:
+        self.theme = theme
+        self.mapper = LinearColorMapper(low=0, high=255, palette=colours(theme))
+        self.ticker = BasicTicker(min_interval=1, desired_num_ticks=_TICKS, num_minor_ticks=0)
+        self.policy = NoOverlap(min_distance=1)
+        self.tools_style = InlineStyleSheet(css=_TOOLS_CSS)
+        self._figures: list[_Figure] = []
+
+    def role(self, name: str) -> str:
+        return palette.ROLES[name].on(self.theme)
+
+    def change(self, theme: str) -> None:
+        """Redraw everything in the other theme."""
+        if theme == self.theme:
+            return
+        self.theme = theme
+        self.mapper.palette = colours(theme)
+        for one in self._figures:
+            one.colour()
+
+    def add(self, figure: "_Figure") -> None:
+        """Let a figure follow the theme from now on."""
+        self._figures.append(figure)
+        figure.colour()
+
+
+class _Figure:
+    """What figures of cells and of lines share: axes, tools, colours, the pointer.
+
+    A new one has no colours and belongs to no page: any thread may make it, then `Ink.add` colours it.
+    """
+
+    def __init__(self, ink: Ink, name: str, tools: str, **options: object) -> None:
+        self.ink, self.name = ink, name
+        self.figure = figure(
+            name=f"figure_{name}", sizing_mode="stretch_both", tools=tools, toolbar_location="above" if tools else None,
+            toolbar_inner=True, output_backend="canvas", min_border=2, background_fill_alpha=0, border_fill_alpha=0, **options,
+        )
+        self.figure.toolbar.logo = None
+        self.figure.toolbar.autohide = True
+        self.figure.toolbar.stylesheets = [ink.tools_style]
+        for axis in self.figure.axis:
+            axis.major_label_text_font = axis.axis_label_text_font = FONT
+            axis.major_label_text_font_size = axis.axis_label_text_font_size = "11px"
+            axis.axis_label_text_font_style = "normal"
+            axis.minor_tick_line_color = None
+        self.figure.center = []  # no grid lines
+
+    def colour(self) -> None:
+        muted = self.ink.role("muted")
+        self.figure.outline_line_color = muted
+        self.figure.outline_line_alpha = 0.4
+        for axis in self.figure.axis:
+            axis.major_label_text_color = axis.axis_label_text_color = muted
+            axis.axis_line_color = axis.major_tick_line_color = muted
+            axis.axis_line_alpha = axis.major_tick_line_alpha = 0.4
+
+    def _glyph(self, glyph: Glyph, source: ColumnDataSource) -> None:
+        """Add a glyph that looks the same selected or not (three fewer models than the default)."""
+        self.figure.renderers.append(GlyphRenderer(
+            data_source=source, glyph=glyph, view=CDSView(), selection_glyph=None, nonselection_glyph=None,
+            hover_glyph=None, muted_glyph=None,
+        ))
+
+    def _point_at(self, source: ColumnDataSource | None) -> None:
+        code = CustomJS(args={"name": self.name, "source": source}, code=_POINT)
+        self.figure.js_on_event(MouseMove, code)
+        self.figure.js_on_event(MouseLeave, code)
+
+    def on_tap(self, do: Callable[[float, float], None]) -> None:
+        self.figure.on_event(Tap, lambda event: do(event.x, event.y))
+
+
+def _image(ink: Ink) -> Image:
+    return Image(image="image", x="x", y="y", dw="dw", dh="dh", color_mapper=ink.mapper)
+
+
+def _nothing() -> dict[str, list]:
+    return {"image": [np.zeros((1, 1), dtype=np.uint8)], "x": [0], "y": [0], "dw": [1], "dh": [1]}
+
+
+@dataclass(frozen=True)
+class Zoom:
+    """The part of a matrix of ``shape`` that a figure has in view, in the figure's coordinates."""
+
+    shape: tuple[int, ...]
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def window_for(self, heatmap: Heatmap) -> Window | None:
+        """The cells in view, None for all of them: the zoom is kept while the matrix keeps its size."""
+        if self.shape != heatmap.values.shape:
+            return None
+        rows, columns = self.shape
+        if self.left <= -0.5 and self.top <= -0.5 and self.right >= columns - 0.5 and self.bottom >= rows - 0.5:
+            return None
+        return Window(self.left + 0.5, self.top + 0.5, self.right + 0.5, self.bottom + 0.5)
+
+
+class CellFigure(_Figure):
+    """A heatmap: one image glyph, and dashed lines along the selected row and column.
+
+    ``window_changed`` is called after a zoom or a reset: whoever draws then sends the
+    cells in view of `zoom`.
+    """
+
+    def __init__(self, ink: Ink, name: str) -> None:
+        super().__init__(
+            ink, name, "box_zoom,pan,wheel_zoom,reset,save", active_drag="box_zoom",
+            active_scroll=None,  # the wheel scrolls the page
+            x_range=Range1d(-0.5, 0.5), y_range=Range1d(0.5, -0.5),
+        )
+        self.window_changed: Callable[[], None] = lambda: None
+        self._shape: tuple[int, ...] = ()
+        self._axes: dict[str, Axis] = {}
+        self.source = ColumnDataSource(_nothing())
+        self._glyph(_image(ink), self.source)
+        self._spans = {side: Span(dimension=side, visible=False, line_width=1, line_dash=[4, 3]) for side in ("width", "height")}
+        self.figure.renderers.extend(self._spans.values())
+        for axis in self.figure.axis:
+            axis.update(ticker=ink.ticker, major_label_policy=ink.policy)
+        for event in (RangesUpdate, Reset):
+            self.figure.on_event(event, lambda event: self.window_changed())
+        self._point_at(self.source)
+
+    def colour(self) -> None:
+        super().colour()
+        for span in self._spans.values():
+            span.line_color = self.ink.role("ink")
+
+    def zoom(self) -> "Zoom":
+        """What is in view now. Reads the figure's ranges: for the thread of the figure's page alone."""
+        x, y = self.figure.x_range, self.figure.y_range
+        return Zoom(self._shape, x.start, y.end, x.end, y.start)
+
+    def draw(self, heatmap: Heatmap, drawn: Picture) -> None:
+        """Show a picture of ``heatmap`` (whole or a window of it), in one assignment."""
+        if self._shape != heatmap.values.shape:
+            self._shape = heatmap.values.shape
+            self._frame(*self._shape)
+        self._label("x", heatmap.x)
+        self._label("y", heatmap.y)
+        self.source.data = {
+            "image": [drawn.indexes], "x": [drawn.left - 0.5], "y": [drawn.top - 0.5],
+            "dw": [drawn.wide], "dh": [drawn.high],
+        }
+
+    def select(self, *, row: int | None = None, column: int | None = None) -> None:
+        """Put the dashed lines of the selected token on a row, a column, both or none."""
+        for side, place in (("width", row), ("height", column)):
+            span = self._spans[side]
+            if place is None:
+                span.visible = False
+            else:
+                span.update(location=place, visible=True)
+
+    def shows_tokens(self, side: str) -> bool:
+        """Whether the axis of a side ("x" or "y") runs over the tokens of the prompt."""
+        return side in self._axes and self._axes[side].title.startswith("token")
+
+    def _frame(self, rows: int, columns: int) -> None:
+        # Bounds first: a browser cuts ends off at the bounds it has when they arrive.
+        plot = self.figure
+        plot.x_range.update(bounds=(-0.5, columns - 0.5), start=-0.5, end=columns - 0.5)
+        plot.x_range.update(reset_start=-0.5, reset_end=columns - 0.5)
+        plot.y_range.update(bounds=(-0.5, rows - 0.5), start=rows - 0.5, end=-0.5)
+        plot.y_range.update(reset_start=rows - 0.5, reset_end=-0.5)
+
+    def _label(self, side: str, axis: Axis) -> None:
+        if self._axes.get(side) == axis:
+            return
+        self._axes[side] = axis
+        drawn = getattr(self.figure, f"{side}axis")[0]
+        numbered = all(label == str(place) for place, label in enumerate(axis.labels))
+        drawn.update(
+            axis_label=axis.title,
+            major_label_overrides={} if numbered else dict(enumerate(axis.labels)),
+            major_label_orientation="vertical" if side == "x" and not numbered else "horizontal",
+        )
+
+
+class MarkedFigure(CellFigure):
+    """A heatmap with outlines round some of its cells: white within dark, to be seen on every colour of the map."""
+
+    def __init__(self, ink: Ink, name: str) -> None:
+        super().__init__(ink, name)
+        self.marks = ColumnDataSource({"x": np.zeros(0), "y": np.zeros(0)})
+        for width, colour in ((3, "#10141b"), (1.3, "#ffffff")):
+            outline = Rect(x="x", y="y", width=1, height=1, fill_color=None, line_width=width, line_color=colour)
+            self._glyph(outline, self.marks)
+
+    def draw(self, heatmap: Heatmap, drawn: Picture) -> None:
+        super().draw(heatmap, drawn)
+        marks = marks_in(heatmap, drawn)
+        if len(marks) or len(self.marks.data["x"]):
+            self.marks.data = {axis: marks[:, n].astype(np.float32) for n, axis in enumerate("xy")}
+
+
+class MosaicFigure(_Figure):
+    """All heads small: one image of all tiles, their numbers as text, the chosen one framed."""
+
+    def __init__(self, ink: Ink, name: str) -> None:
+        super().__init__(ink, name, "", x_range=Range1d(0, 1), y_range=Range1d(1, 0))
+        self.source = ColumnDataSource(_nothing())
+        self.labels = ColumnDataSource({"x": [], "y": [], "text": []})
+        self.drawn: MosaicPicture | None = None
+        self._glyph(_image(ink), self.source)
+        self._text = Text(
+            x="x", y="y", text="text", text_font={"value": FONT}, text_font_size={"value": "11px"}, text_baseline="bottom",
+        )
+        self._glyph(self._text, self.labels)
+        self._frame = BoxAnnotation(left=0, right=0, top=0, bottom=0, fill_alpha=0, line_width=2.5, line_alpha=1, visible=False)
+        self.figure.add_layout(self._frame)
+        self.figure.axis.visible = False
+        self._point_at(None)
+
+    def colour(self) -> None:
+        super().colour()
+        self.figure.outline_line_color = None
+        self._text.text_color = self.ink.role("muted")
+        self._frame.line_color = self.ink.role("attention")
+
+    def draw(self, drawn: MosaicPicture, labels: list[str]) -> None:
+        self.drawn = drawn
+        rows, columns = drawn.indexes.shape
+        self.source.data = {"image": [drawn.indexes], "x": [0], "y": [0], "dw": [columns], "dh": [rows]}
+        self.labels.data = {
+            "x": np.array([box.left for box in drawn.boxes], dtype=np.float32),
+            "y": np.array([box.top - 1 for box in drawn.boxes], dtype=np.float32), "text": labels,
+        }
+        self.figure.x_range.update(start=-2, end=columns + 2)
+        self.figure.y_range.update(start=rows, end=-2)
+
+    def frame(self, tile: int) -> None:
+        """Frame one tile."""
+        box = self.drawn.boxes[min(tile, len(self.drawn.boxes) - 1)]
+        self._frame.update(
+            left=box.left - 1, right=box.right + 1, top=box.top - 1, bottom=box.bottom + 1, visible=True
+        )
+
+
+class CurveFigure(_Figure):
+    """Lines over the tokens, with a dashed line at the selected one."""
+
+    def __init__(self, ink: Ink, name: str) -> None:
+        super().__init__(ink, name, "box_zoom,pan,reset,save", active_drag="box_zoom", active_scroll=None,
+            x_range=Range1d(-0.5, 0.5), y_range=Range1d(0, 1))
+        self.source = ColumnDataSource({"xs": [], "ys": [], "colour": [], "width": []})
+        self._glyph(MultiLine(xs="xs", ys="ys", line_color="colour", line_width="width"), self.source)
+        self._span = Span(dimension="height", visible=False, line_width=1, line_dash=[4, 3])
+        self.figure.renderers.append(self._span)
+        self.figure.xaxis[0].update(ticker=ink.ticker, major_label_policy=ink.policy, major_label_orientation="vertical")
+        self._shown: Curves | None = None
+        self._point_at(None)
+
+    def colour(self) -> None:
+        super().colour()
+        self._span.line_color = self.ink.role("ink")
+        if self._shown is not None:
+            self.draw(self._shown)
+
+    def draw(self, curves: Curves) -> None:
+        x_changed = self._shown is None or self._shown.x != curves.x
+        self._shown = curves
+        places = np.arange(curves.x.size, dtype=np.float32)
+        self.source.data = {
+            "xs": [places for _ in curves.lines], "ys": [line.values.astype(np.float32) for line in curves.lines],
+            "colour": [self.ink.role(line.role) for line in curves.lines],
+            "width": [0.8 if line.role == "muted" else 2.0 for line in curves.lines],
+        }
+        if x_changed:
+            ends = (-0.5, curves.x.size - 0.5)
+            self.figure.x_range.update(bounds=ends, start=ends[0], end=ends[1])
+            self.figure.x_range.update(reset_start=ends[0], reset_end=ends[1])
+            self.figure.xaxis[0].update(
+                axis_label=curves.x.title, major_label_overrides=dict(enumerate(curves.x.labels))
+            )
+        self.figure.yaxis[0].axis_label = curves.unit
+        low, high = curves.bounds
+        self.figure.y_range.update(start=low, end=high)
+        self.figure.y_range.update(reset_start=low, reset_end=high)
+
+    def select(self, token: int) -> None:
+        self._span.update(location=token, visible=True)

@@ -1,0 +1,94 @@
+"""The page of the explorer as a Panel template: our own elements, nothing from other hosts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import panel as pn
+from bokeh.document import Document
+
+from explorer.app.figures import Ink
+from explorer.app.cards import TABS, Board
+from explorer.widgets import palette
+from explorer.widgets.views import attention as views_attention
+from explorer.widgets.views import router as views_router
+
+ASSETS = Path(__file__).parents[1] / "widgets" / "assets"
+_PAGE = Path(__file__).with_name("page.jinja")
+_FULL = Path(__file__).with_name("full.jinja")
+
+#: The theme a page opens in, before anything of it is painted: the one chosen last, else what the system prefers.
+_THEME = """
+document.documentElement.dataset.theme = (() => {
+  try { const kept = localStorage.getItem("bestiary-theme"); if (kept) return kept } catch (error) { /* storage may be off */ }
+  return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"
+})()
+"""
+
+#: Steps of a colour ramp that are enough for a gradient beside a heatmap.
+_STOPS = 12
+
+
+class Bridge(pn.custom.JSComponent):
+    """The wire between page and server: no looks of its own, messages both ways.
+
+    The page's script (``assets/explorer.js``) takes it over, whichever of the two is there first.
+    """
+
+    _esm = """
+    export function render({ model }) {
+      window.bestiaryBridge = model
+      document.dispatchEvent(new CustomEvent("bestiary-bridge"))
+      return document.createElement("span")
+    }
+    """
+
+
+@functools.cache
+def theme_css() -> str:
+    """The roles of both themes and the ramps of the heatmaps, as custom properties."""
+    selectors = {"light": ":root", "dark": ':root[data-theme="dark"]'}
+    ramps = [
+        f"{selectors[theme]} {{ --map-sequential: {_gradient(palette.sequential())}; "
+        f"--map-diverging: {_gradient(palette.diverging(theme))}; }}"
+        for theme in selectors
+    ]
+    return palette.css(selectors) + "\n".join(ramps)
+
+
+def _gradient(ramp: Sequence[str]) -> str:
+    stops = [ramp[round(step * (len(ramp) - 1) / (_STOPS - 1))] for step in range(_STOPS)]
+    return f"linear-gradient(to right, {', '.join(stops)})"
+
+
+def build(document: Document) -> tuple[pn.Template, Board, Bridge]:
+    """A page with a place for each of its figures, and the bridge to it.
+
+    The places are plain Bokeh, in ``document`` from the start: figures come and change without Panel.
+    """
+    board, bridge = Board(Ink()), Bridge()
+    page = pn.Template(_PAGE.read_text(encoding="utf-8"))
+    for name, value in _variables().items():
+        page.add_variable(name, value)
+    for place in board.places.values():
+        document.add_root(place)
+    page.add_panel("bridge", bridge)
+    return page, board, bridge
+
+
+def refused(sentence: str) -> pn.Template:
+    """The page shown instead when there is no room for another one."""
+    page = pn.Template(_FULL.read_text(encoding="utf-8"))
+    page.add_variable("sentence", sentence)
+    page.add_variable("colours", theme_css())
+    page.add_variable("theme", _THEME)
+    return page
+
+
+def _variables() -> Mapping[str, object]:
+    return {
+        "colours": theme_css(), "theme": _THEME, "tabs": TABS, "routers": dict(views_router.CHOICES),
+        "patterns": dict(views_attention.CHOICES), "title": "Bestiary explorer",
+    }

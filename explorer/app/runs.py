@@ -1,0 +1,231 @@
+"""Runs: what one forward of a prompt left behind, and what of it is worth recording.
+
+A `Run` is a recording with what is known beside it; views read it like a recording.
+What is asked for later (one value of one block at a time) is kept by the store, and
+looked at in a copy of the run that holds it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from explorer import vocabulary
+from explorer.vocabulary.availability import Missing, telling
+from explorer.model.recording import key_of
+from explorer.recurrence.replay import Replay
+from explorer.widgets.views import next_token as views_next
+from explorer.widgets.views.picture import Refusal
+from explorer.widgets.views.code import Origin
+from explorer.vocabulary.formatting import size_in_bytes
+
+#: What one run may hold, in bytes. Patterns of many blocks over a long prompt would
+#: be far above it; those are then recorded one block at a time, when looked at.
+BUDGET = 2_000_000_000
+
+#: Never recorded with a run: one matrix per token or channel, or wide and rarely looked at.
+_ON_DEMAND = {"states", "expert_outputs", "lm_head_output", "ChannelPattern"}
+
+#: What the panels that show many blocks at once are made of, and replays of a state: without these no run.
+_NEEDED = {
+    "layers.layer_input", *(f"{mixer}.attention_output" for mixer in vocabulary.MIXERS), "mlp.mlp_output",
+    "mlp.router_logits", "mlp.router_scores", "mlp.router_margin", "mlp.expert_indices", "mlp.expert_weights",
+    "model.final_norm_output", *(f"{host}.{name}" for host, names in vocabulary.REPLAYS.items() for name in names),
+}
+
+Key = tuple[str, int | None]
+
+_numbers = itertools.count(1)
+_MISSING = Refusal("")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to record: value names for all blocks, and those left to be asked for block by block."""
+
+    names: tuple[str, ...]
+    later: tuple[str, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One value a model can give: its qualified name, its size, whether a run can do without."""
+
+    name: str
+    bytes: int
+    needed: bool = False
+
+
+class TooLong(ValueError):
+    """A run that would not fit; the message says so in one sentence."""
+
+
+def wanted(model: Any, tokens: int) -> list[Wanted]:
+    """Everything the model can give for a prompt of ``tokens`` tokens, with what it would take in float32."""
+    found = []
+    for row in model.support():
+        layers = [None] * row.available if row.host == "model" else list(row.layers)
+        if not layers or row.name == "state" or _ON_DEMAND & {row.name, row.value.layout}:
+            continue
+        name = f"{row.host}.{row.name}"
+        needed = name in _NEEDED or name == "layers.layer_output" and logits_from(model)[0] == "layer_output"
+        found.append(Wanted(name, sum(size(model, row.value, layer, tokens) for layer in layers), needed))
+    return found
+
+
+def logits_from(model: Any) -> Key:
+    """What the logits of single tokens are worked out from: what the head reads, where its output is the logits."""
+    plain = model.anatomy.norm is not None and model.anatomy.head_is_last and model.anatomy.head_reads_norm
+    return ("final_norm_output", None) if plain else ("layer_output", model.num_layers - 1)
+
+
+def size(model: Any, value: vocabulary.Value, layer: int | None, tokens: int) -> int:
+    """About what a value takes in float32, in bytes; an axis whose size nothing states counts as the stream's width."""
+    sizes = model.sizes
+    if layer is not None:
+        sizes = sizes | model.anatomy.block(layer).hosts[value.host].sizes
+    count = 4
+    for axis in value.axes:
+        if axis in vocabulary.CALL_AXES:
+            count *= 1 if axis == "batch" else tokens
+        else:
+            count *= sizes.get(axis, model.hidden_size)
+    return count
+
+
+def plan(values: Iterable[Wanted], budget: int | None = None) -> Plan:
+    """Record everything where it fits ``budget``; else all but the largest, which are recorded when looked at.
+
+    Raises TooLong where even what no run can do without is above the budget.
+    """
+    rows, later, budget = list(values), [], BUDGET if budget is None else budget
+    total = sum(row.bytes for row in rows)
+    for row in sorted((row for row in rows if not row.needed), key=lambda row: -row.bytes):
+        if total <= budget:
+            break
+        later.append(row)
+        total -= row.bytes
+    if total > budget:
+        raise TooLong(
+            f"This run would take {size_in_bytes(total)} at the least, above the {size_in_bytes(budget)} that one may hold: "
+            "shorten the prompt."
+        )
+    return Plan(tuple(row.name for row in rows if row not in later), tuple(row.name for row in rows if row in later), total)
+
+
+def heads_of(model: Any) -> tuple[dict[str, int], ...]:
+    """How many heads (or channels with a state) the mixers of every block have, by what the block calls them."""
+    found = []
+    for layer, mixers in enumerate(model.mixers):
+        hosts = model.anatomy.block(layer).hosts
+        found.append({vocabulary.HOSTS[mixer].attribute: hosts[mixer].sizes[count] for mixer in mixers if (count := _counted(mixer))})
+    return tuple(found)
+
+
+def _counted(mixer: str) -> str | None:
+    """The axis of a mixer's heads, or channels with a state; None where it has neither."""
+    outputs = vocabulary.BY_HOST[mixer].get("attention_head_outputs")
+    return outputs and outputs.axes[2]
+
+
+def left_out(model: Any, later: Iterable[str]) -> tuple[frozenset[Key], dict[Key, str]]:
+    """What may still be asked of a run that left ``later`` out, and why the model has not the rest.
+
+    Both by value and block, as a recording knows them: a value is asked for only where the model has it.
+    """
+    asked: set[Key] = set()
+    lacking: dict[Key, list[Missing]] = {}
+    for row in model.support():
+        layers = [None] * row.available if row.host == "model" else list(row.layers)
+        for layer, reason in row.reasons.items():
+            lacking.setdefault((row.value.key, layer), []).append(reason)
+        if row.name != "state" and (_ON_DEMAND & {row.name, row.value.layout} or f"{row.host}.{row.name}" in later):
+            asked |= {(key_of(row.value, () if layer is None else model.mixers[layer]), layer) for layer in layers}
+    return frozenset(asked), {key: telling(reasons) for key, reasons in lacking.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One recorded forward, which nothing changes: sessions and threads share it.
+
+    ``heads`` counts each block's heads, by mixer. ``later`` is what was left out and may be asked
+    for, ``reasons`` why the model has not the rest, ``norms`` the replayed state norms ``[seq heads]`` by block. ``before``
+    is the run without interventions, None where there are none. ``extra`` holds what was
+    asked for since, in a copy made for looking at (see `with_extra`), or why it cannot be had.
+    """
+
+    origin: Origin
+    recording: Any
+    heads: tuple[Mapping[str, int], ...]
+    later: frozenset[Key] = frozenset()
+    reasons: Mapping[Key, str] = field(default_factory=dict)
+    norms: Mapping[int, np.ndarray] = field(default_factory=dict)
+    before: "Run | None" = None
+    extra: Mapping[Key, Any] = field(default_factory=dict)
+    number: int = field(default_factory=lambda: next(_numbers))
+
+    @property
+    def baseline(self) -> "Run":
+        """The run without interventions, itself where there are none."""
+        return self if self.before is None else self.before
+
+    @property
+    def tokens(self) -> list[str]:
+        return self.recording.tokens
+
+    @property
+    def mixers(self) -> list[tuple[str, ...]]:
+        return self.recording.mixers
+
+    @property
+    def num_layers(self) -> int:
+        return self.recording.num_layers
+
+    @property
+    def bytes(self) -> int:
+        """What the run holds beside its baseline."""
+        return self.recording.bytes + sum(norms.nbytes for norms in self.norms.values())
+
+    def with_extra(self, extra: Mapping[Key, Any], before: "Run | None" = None) -> "Run":
+        """The same run, by its number, with what was asked for since."""
+        return replace(self, extra=dict(extra), before=before)
+
+    def __contains__(self, key: Any) -> bool:
+        return key in self.recording or not isinstance(self.extra.get(self.key(key), _MISSING), Refusal)
+
+    def __getitem__(self, key: Any) -> torch.Tensor:
+        found = self.extra.get(self.key(key), _MISSING)
+        return self.recording[key] if isinstance(found, Refusal) else found
+
+    def key(self, key: str | Key) -> Key:
+        """The name and block a value is kept under."""
+        return self.recording.key(*(key if isinstance(key, tuple) else (key, None)))
+
+    def why(self, name: str, layer: int | None = None) -> str:
+        """Why a value is not here: the model's own reason where it has it nowhere in this block."""
+        key = self.key((name, layer))
+        if isinstance(found := self.extra.get(key), Refusal):
+            return found.reason
+        return self.reasons.get(key) or self.recording.why(name, layer)
+
+    def askable(self, name: str, layer: int | None) -> bool:
+        """Whether a value that is not here was left to be asked for (rather than unavailable)."""
+        key = self.key((name, layer))
+        return key in self.later and key not in self.extra and key not in self.recording
+
+    def addends(self, layer: int) -> tuple[str, ...]:
+        return self.recording.addends(layer)
+
+    def replay(self, layer: int) -> Replay:
+        """What the recurrence of a block is run again from."""
+        return self.recording.replay(layer)
+
+    def lacks_logits(self, token: int) -> bool:
+        """Whether the logits of a token were left out with all of them and are still to be worked out."""
+        return "logits" not in self and (views_next.ROW, token) not in self

@@ -1,0 +1,214 @@
+"""The explorer as a local web server: wiring only.
+
+``serve`` loads the first model, then serves pages until it is stopped. Each page gets a
+`Session`; all of them share one model worker and one store of models and runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import logging
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import explorer.engine.nnsight_api  # noqa: F401  before anything that imports transformers' modeling code
+
+import panel as pn
+from bokeh.document import Document
+
+from explorer.app.diagram import diagram
+from explorer.app.loop_monitor import Lateness
+from explorer.app.page import ASSETS, build, refused
+from explorer.app.session import Services, Session
+from explorer.app.store import Store
+from explorer.app.worker import Worker
+from explorer.checkpoints.load import load
+from explorer.model.prompts import prepared
+
+log = logging.getLogger(__name__)
+
+DEFAULT_MODEL = "specimen:qwen3_next"
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 5006
+
+#: Pages open at a time. Each holds figures and a run; Panel itself sets no limit.
+MOST_SESSIONS = 8
+
+
+class BusyPort(OSError):
+    """Another program has the port; the message says so in one sentence."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line says."""
+
+    model: str = DEFAULT_MODEL
+    prompt: str | None = None
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
+    browser: bool = True
+
+
+class Desk:
+    """The open pages: who is in, and whether there is room for another.
+
+    A page takes its place when its script speaks, over a websocket: what was fetched and
+    never connected keeps nobody out. A page that was closed or reloaded lingers on the
+    server for a while; it does not count either, so nobody locks himself out by reloading.
+    """
+
+    def __init__(self, most: int = MOST_SESSIONS) -> None:
+        self.most = most
+        self._open: dict[object, Callable[[], bool]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def full(self) -> bool:
+        """Whether all places are taken now."""
+        with self._lock:
+            return self._full()
+
+    def _full(self) -> bool:
+        return sum(not gone() for gone in self._open.values()) >= self.most
+
+    def enter(self, key: object, left: Callable[[], bool] = lambda: False) -> bool:
+        """Take a place; False when all are taken. ``left()`` tells whether the page is no longer looked at."""
+        with self._lock:
+            if self._full():
+                return False
+            self._open[key] = left
+            return True
+
+    def leave(self, key: object) -> None:
+        with self._lock:
+            self._open.pop(key, None)
+
+    @property
+    def sentence(self) -> str:
+        """What a visitor is told when there is no room."""
+        return f"This explorer already has {self.most} pages open, which is its limit: close one, then reload."
+
+
+def page(services: Services, desk: Desk) -> pn.Template:
+    """What one visitor gets: a page and its session, or the sentence that says why not."""
+    if desk.full:
+        return refused(desk.sentence)
+    document = pn.state.curdoc
+    template, board, bridge = build(document)
+    session = Session(
+        services, board, send=bridge._send_msg,
+        post=functools.partial(_post, document), together=functools.partial(_together, document),
+    )
+
+    @functools.cache
+    def admitted() -> bool:
+        """Settled by the first message: others may have come in since the page was fetched."""
+        return desk.enter(document, lambda: connections(document) == 0)
+
+    def heard(event: object) -> None:
+        if admitted():
+            session.receive(event.data)
+        else:
+            bridge._send_msg({"full": desk.sentence})
+
+    bridge.on_msg(heard)
+
+    def gone(context: object) -> None:
+        desk.leave(document)
+        session.close()
+
+    pn.state.on_session_destroyed(gone)
+    return template
+
+
+def connections(document: Document) -> int:
+    """How many websockets look at a page now."""
+    session = getattr(document.session_context, "session", None)
+    return session.connection_count if session is not None else 0
+
+
+@contextlib.contextmanager
+def _together(document: Document) -> Iterator[None]:
+    """Send what is changed in one go. The models of the page are counted once, before anything is sent."""
+    with pn.io.hold(document), document.models.freeze():
+        yield
+
+
+def _post(document: Document, work: object) -> None:
+    """Run ``work`` on the event loop, with the page's document; a page that is gone hears nothing."""
+    try:
+        document.add_next_tick_callback(work)
+    except RuntimeError:
+        log.debug("a page went before its result came")
+
+
+def origins(host: str, port: int) -> list[str]:
+    """The addresses a page may open its websocket from: exact ones, never all."""
+    names = {host}
+    if host in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::"):
+        names |= {"127.0.0.1", "localhost"}
+    if host in ("0.0.0.0", "::"):
+        names = (names - {host}) | {socket.gethostname(), *_own_addresses()}
+    return sorted(f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in names)
+
+
+def _own_addresses() -> set[str]:
+    try:
+        return {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None)}
+    except OSError:
+        return set()
+
+
+def free_port(host: str, port: int) -> int:
+    """``port`` if it can be had on ``host`` (0: one the system gives). Raises BusyPort, or OSError for a host that is not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except PermissionError as error:
+            raise BusyPort(f"Port {port} is reserved for the system; choose one above 1023 with --port.") from error
+        except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                raise BusyPort(f"{host} is not an address of this machine; leave --host out for {DEFAULT_HOST}.") from error
+            raise BusyPort(f"Port {port} of {host} is busy; stop what uses it, or choose another one with --port.") from error
+        return probe.getsockname()[1]
+
+
+def serve(settings: Settings) -> None:
+    """Load the model, then serve until stopped.
+
+    Raises ValueError (a model or a prompt that will not do) and BusyPort before anything is served.
+    """
+    port = free_port(settings.host, settings.port)
+    store = Store(load)
+    print(f"Loading {settings.model} …", file=sys.stderr, flush=True)
+    model = store.model(settings.model)
+    if settings.prompt is not None:
+        prepared(model, settings.prompt)
+    services = Services(Worker(), store, diagram, Lateness(), settings.model, settings.prompt)
+    desk = Desk()
+    pn.extension()
+    shown = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    address = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/"
+    server = pn.serve(
+        {"/": lambda: page(services, desk)}, address=settings.host, port=port,
+        websocket_origin=origins(settings.host, port), static_dirs={"assets": str(ASSETS)},
+        show=False, start=False, threaded=False, verbose=False, title="Bestiary explorer",
+        # A page that is gone gives its place back; one whose websocket is slow to come keeps it.
+        check_unused_sessions_milliseconds=3000, unused_session_lifetime_milliseconds=30_000,
+        # A large page of figures is one message; patches stay far below.
+        websocket_max_message_size=20_000_000, session_token_expiration=3600,
+    )
+    print(f"The explorer is at {address}  (Ctrl-C stops it)", flush=True)
+    if settings.browser:
+        server.io_loop.add_callback(webbrowser.open, address)
+    services.lateness.start(server.io_loop.asyncio_loop)
+    server.start()
+    server.io_loop.start()

@@ -1,0 +1,248 @@
+"""Models and runs of all sessions, bounded by bytes. What loads or runs a model is for the model worker's thread."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from explorer.model import edits
+from explorer.app.runs import Key, Run, TooLong, heads_of, left_out, logits_from, plan, size, wanted
+from explorer.app.worker import Cancelled, Job
+from explorer.model.prompts import prepared
+from explorer.model.recording import Cancelled as RecordingCancelled
+from explorer.specimens.recipes import recipe
+from explorer.widgets.views import next_token as views_next
+from explorer.widgets.views import state as views_state
+from explorer.widgets.views.picture import Refusal
+from explorer.widgets.views.selection import recurrence_of
+from explorer.widgets.views.code import Intervention, Origin
+from explorer.widgets.views.tensor import value_of
+from explorer.vocabulary.formatting import size_in_bytes
+
+#: For a model nobody gave a prompt for.
+ANY_PROMPT = "The Eiffel Tower is in the city of"
+
+MODEL_BYTES = 8_000_000_000
+RUN_BYTES = 4_000_000_000
+#: What runs may take in all, those that open pages hold among them.
+LIVE_BYTES = 8_000_000_000
+#: What was asked for later, of all runs.
+EXTRA_BYTES = 1_000_000_000
+
+
+class Bounded:
+    """A cache that forgets the least recently used until its sizes fit; any thread may use it."""
+
+    def __init__(self, limit: int, size: Callable[[Any], int]) -> None:
+        self.limit, self.size = limit, size
+        self._kept: OrderedDict[Any, Any] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def get(self, key: Any) -> Any:
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def __contains__(self, key: Any) -> bool:
+        with self._lock:
+            return key in self._kept
+
+    def items(self) -> list[tuple[Any, Any]]:
+        """What is kept now, least recently used first."""
+        with self._lock:
+            return list(self._kept.items())
+
+    def put(self, key: Any, value: Any) -> None:
+        """Keep ``value``, however large; older ones make room for it."""
+        with self._lock:
+            self._kept[key] = value
+            self._kept.move_to_end(key)
+            while len(self._kept) > 1 and self.bytes > self.limit:
+                self._kept.popitem(last=False)
+
+    def forget_one(self) -> bool:
+        """Forget the least recently used; False when nothing is kept."""
+        with self._lock:
+            return bool(self._kept) and self._kept.popitem(last=False) is not None
+
+    @property
+    def bytes(self) -> int:
+        with self._lock:
+            return sum(self.size(value) for value in self._kept.values())
+
+
+def weight_bytes(model: Any) -> int:
+    """What a model's parameters and buffers take; shapes alone take nothing."""
+    return sum(
+        tensor.numel() * tensor.element_size()
+        for tensors in (model._module.parameters(), model._module.buffers())
+        for tensor in tensors if tensor.device.type != "meta"
+    )
+
+
+def tensor_bytes(value: Any) -> int:
+    """What a recorded value takes; one that is no tensor takes nothing to speak of."""
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+
+
+class Store:
+    """Loads models and makes runs, once each."""
+
+    def __init__(self, load: Callable[[str], Any]) -> None:
+        self._load = load
+        self.models = Bounded(MODEL_BYTES, weight_bytes)
+        self.runs = Bounded(RUN_BYTES, lambda run: run.bytes)
+        self._live: weakref.WeakSet[Run] = weakref.WeakSet()
+        self.extras = Bounded(EXTRA_BYTES, tensor_bytes)
+
+    def model(self, source: str) -> Any:
+        """The model of ``source``, loaded if need be. Raises what loading raises."""
+        model = self.models.get(source)
+        if model is None:
+            model = self._load(source)
+            self.models.put(source, model)
+        return model
+
+    def decoder(self, source: str) -> Callable[[int], str]:
+        """Turns a token id of a loaded model into text, from any thread.
+
+        The tokenizer is a copy: the worker may be encoding with the model's own meanwhile.
+        """
+        tokenizer, lock = copy.deepcopy(self.model(source).tokenizer), threading.Lock()
+
+        @functools.lru_cache(maxsize=4096)
+        def decode(token: int) -> str:
+            with lock:
+                return tokenizer.decode([token])
+
+        return decode
+
+    def run(self, source: str, prompt: str, interventions: tuple[Intervention, ...], job: Job) -> Run:
+        """The run of a prompt, recorded if need be, its baseline first where there are interventions.
+
+        Raises PromptError for a prompt that cannot be run, Cancelled when the job is to stop.
+        """
+        key = (source, prompt, interventions)
+        if (run := self.runs.get(key)) is not None:
+            return run
+        job.stage(f"Loading {shown_source(source)}")
+        model = self.model(source)
+        tokens = prepared(model, prompt)["input_ids"].shape[1]
+        baseline = self.run(source, prompt, (), job) if interventions else None
+        job.stage(f"Running {tokens} tokens" + (" with interventions" if interventions else ""))
+        recorded = plan(wanted(model, tokens))
+        self._make_room(recorded.bytes)
+        recording = self._record(model, prompt, job, values=recorded.names, edits=[_edit(one) for one in interventions])
+        job.stage("Replaying the recurrent state")
+        norms = state_norms(recording, job)
+        run = Run(Origin(source, prompt, interventions), recording, heads_of(model), *left_out(model, recorded.later), norms, baseline)
+        self.runs.put(key, run)
+        self._live.add(run)
+        return run
+
+    def _make_room(self, needed: int) -> None:
+        """Forget finished runs until ``needed`` bytes fit beside those that pages hold. Raises TooLong when they never do."""
+        while (held := sum(run.bytes for run in list(self._live))) + needed > LIVE_BYTES:
+            if not self.runs.forget_one():
+                raise TooLong(
+                    f"The runs on open pages hold {size_in_bytes(held)} and this one would take {size_in_bytes(needed)}, "
+                    f"above the {size_in_bytes(LIVE_BYTES)} there is for all: close a page, or shorten the prompt."
+                )
+
+    def part(self, run: Run, places: Sequence[Key], job: Job) -> None:
+        """Record more values of a run, all of one block or of the whole model, and keep them for `filled`.
+
+        What would take more than is kept for such values is kept as the sentence that says so.
+        Raises Unavailable with the reason.
+        """
+        model = self.model(run.origin.source)
+        names, layer = [name for name, _ in places], places[0][1]
+        needed = sum(size(model, value_of(name, run.mixers[layer or 0]), layer, len(run.tokens)) for name in names)
+        if needed > self.extras.limit:
+            reason = Refusal(
+                f"For {len(run.tokens)} tokens this would take {size_in_bytes(needed)}, above the "
+                f"{size_in_bytes(self.extras.limit)} kept for what is looked at: shorten the prompt."
+            )
+            return self._keep(run, dict.fromkeys(places, reason))
+        job.stage(f"Recording {', '.join(names)}")
+        recording = self._record(
+            model, run.origin.prompt, job, values=names, layers=None if layer is None else [layer],
+            edits=[_edit(one) for one in run.origin.interventions],
+        )
+        self._keep(run, {place: recording[place] for place in places})
+
+    def logits(self, run: Run, token: int, job: Job) -> None:
+        """Work out the logits of one token of a run that left them out, and keep them for `filled`."""
+        model = self.model(run.origin.source)
+        job.stage(f"Working out the logits of token {token}")
+        place = logits_from(model)
+        hidden = run[place][0, token].to(model.hf.device)
+        with model.lock, torch.no_grad():
+            if place[0] == "layer_output":
+                logits = model.project_on_vocab(hidden)
+            else:
+                logits = model.hf.get_submodule(model.anatomy.frame.head)(hidden)
+        self._keep(run, {(views_next.ROW, token): logits.cpu()})
+
+    def _keep(self, run: Run, values: dict[Key, Any]) -> None:
+        for place, value in values.items():
+            self.extras.put((run.number, *run.key(place)), value)
+
+    def filled(self, run: Run) -> Run:
+        """The run with what has been asked for since and is still kept, to look at from any thread."""
+        before = None if run.before is None else run.before.with_extra(self._extras_of(run.before))
+        return run.with_extra(self._extras_of(run), before)
+
+    def _extras_of(self, run: Run) -> dict[Key, Any]:
+        return {key[1:]: value for key, value in self.extras.items() if key[0] == run.number}
+
+    def _record(self, model: Any, prompt: str, job: Job, **options: Any) -> Any:
+        try:
+            return model.record(prompt, progress=job.progress, cancel=job.stopping, **options)
+        except RecordingCancelled:
+            raise Cancelled from None
+
+
+def state_norms(recording: Any, job: Job) -> dict[int, np.ndarray]:
+    """The state norms of every recurrent block of a recording, ``[seq heads]`` each."""
+    found = {}
+    for layer in range(recording.num_layers):
+        if recurrence_of(recording, layer) and views_state.refusal(recording, layer) is None:
+            job.check()
+            found[layer] = views_state.norms(recording, layer)
+            job.progress(layer + 1, recording.num_layers)
+    return found
+
+
+def _edit(one: Intervention) -> edits.Edit:
+    if one.kind == "expert":
+        return edits.ablate_expert(one.layer, one.index)
+    return edits.zero_head(one.layer, one.index, one.host or None)
+
+
+def default_prompt(model: Any) -> str:
+    """A prompt that suits a model nobody gave one for: the specimen's own, else a short English one."""
+    family = model.label.removeprefix("specimen:")
+    return recipe(family).prompt if family != model.label else ANY_PROMPT
+
+
+def shown_source(source: str) -> str:
+    """A model's name for people: a path by its last part."""
+    return Path(source).name if ("/" in source or "\\" in source) and Path(source).exists() else source
+
+
+def source_choices() -> list[dict[str, str]]:
+    """What the model picker offers: the shipped specimens."""
+    from explorer import specimens
+
+    return [{"source": f"specimen:{family}", "name": family} for family in specimens.FAMILIES]

@@ -1,0 +1,123 @@
+"""What is in the files of a checkpoint, looked at before any library reads them."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from explorer.checkpoints.hub import LoadError, shown
+from explorer.vocabulary.formatting import numbered, ranges
+
+#: Files that hold weights as pickles, which can run code when they are read.
+PICKLES = (".bin", ".pt", ".pth", ".th", ".ckpt", ".pkl", ".pickle", ".joblib")
+
+#: Files that hold weights in a form that is not read here.
+OTHERS = {
+    ".npy": "a NumPy array", ".npz": "an archive of NumPy arrays", ".h5": "an HDF5 file, as Keras writes",
+    ".msgpack": "a msgpack file, as Flax writes", ".onnx": "an ONNX graph",
+}
+
+#: What is read, or at least answered for, by the end of its name.
+KNOWN = (".gguf", ".safetensors", *PICKLES, *OTHERS)
+
+_WANTED = "convert it to safetensors and give its folder"
+
+
+def refuse_kind(path: Path) -> None:
+    """Raise LoadError for a single file whose very kind is not read, whether it is there or not."""
+    if path.suffix.lower() in PICKLES:
+        raise LoadError(f"{shown(path)} is a pickle, which can run code when read; {_WANTED}.")
+    if path.suffix.lower() in OTHERS:
+        raise LoadError(f"{shown(path)} is {OTHERS[path.suffix.lower()]}, which is not read here; {_WANTED}.")
+
+
+def check_weights(path: Path) -> None:
+    """Raise LoadError unless a folder has its weights as safetensors, all there and whole."""
+    from safetensors import SafetensorError, safe_open
+
+    index = path / "model.safetensors.index.json"
+    files = sorted(file for file in path.glob("*.safetensors") if file.is_file())
+    if index.exists():
+        try:
+            named = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            if not all(isinstance(name, str) and name.endswith(".safetensors") for name in named):
+                raise TypeError
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LoadError(f"{index} is not an index of weights; fetch it again.") from error
+        missing = [name for name in named if not (path / name).is_file()]
+        if missing:
+            raise LoadError(f"{path} lacks {', '.join(missing)}, which its index names; fetch what is missing.")
+        files = [path / name for name in named]
+    if not files:
+        raise LoadError(_without(path))
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                opened.keys()
+        except SafetensorError as error:
+            raise LoadError(f"{file} is truncated or damaged ({error}); fetch it again.") from error
+
+
+def _without(path: Path) -> str:
+    """What to say of a folder without safetensors."""
+    there = sorted(path.iterdir())
+    if pickled := [file.name for file in there if file.suffix.lower() in PICKLES]:
+        return f"{path} holds its weights as pickles ({_few(pickled)}), which can run code when read; convert them to safetensors."
+    if other := [file.name for file in there if file.suffix.lower() in OTHERS]:
+        return f"{path} holds weights in a form that is not read here ({_few(other)}); convert them to safetensors."
+    if packed := [file.name for file in there if file.suffix.lower() == ".gguf"]:
+        return f"{path} holds its weights in {packed[0]}; give the path of that file."
+    return f"{path} has no weights; add its .safetensors files or load with weights=False."
+
+
+def _few(names: list[str], most: int = 4) -> str:
+    """The first few of many names."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def check_surplus(label: str, names: Iterable[str], module: Any) -> None:
+    """Say which weights of a checkpoint its model has no place for: a warning, or LoadError where they are whole blocks."""
+    lists = {path: len(part) for path, part in module.named_modules() if type(part).__name__ == "ModuleList"}
+    beyond: dict[str, set[int]] = {}
+    for name in names:
+        for found in re.finditer(r"\.(\d+)\.", name):
+            if (path := name[: found.start()]) in lists and int(found[1]) >= lists[path]:
+                beyond.setdefault(path, set()).add(int(found[1]))
+    for path, numbers in beyond.items():
+        raise LoadError(too_many(label, f"{path} ", numbers, lists[path]))
+    if names := sorted(names):
+        warnings.warn(f"{label} holds weights that its model has no place for and that are left out: {_few(names, 1)}.", stacklevel=2)
+
+
+def too_many(label: str, of: str, numbers: Iterable[int], count: int) -> str:
+    """What to say of weights of blocks that the configuration does not have."""
+    return f"{label} holds weights of {of}{ranges(sorted(numbers))}, and its configuration has {numbered('block', count)}; fetch both again."
+
+
+def check_gguf_blocks(label: str, reader: Any) -> None:
+    """Raise LoadError where a GGUF file holds weights of more blocks than it says it has, which would be left out without a word."""
+    said = _said(reader, f"{_said(reader, 'general.architecture')}.block_count")
+    held = {int(found[1]) for tensor in reader.tensors if (found := re.match(r"blk\.(\d+)\.", tensor.name))}
+    if isinstance(said, int) and (numbers := {number for number in held if number >= said}):
+        raise LoadError(too_many(label, "blocks ", numbers, said))
+
+
+def gguf_precision(reader: Any) -> str:
+    """What a GGUF file says of how its numbers are kept: ``"dequantised from Q4_1"``."""
+    from gguf import LlamaFileType
+
+    said = _said(reader, "general.file_type")
+    if said not in tuple(LlamaFileType):
+        return "its precision not stated"
+    kind = LlamaFileType(said).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    return f"in {kind}" if kind in ("F32", "F16", "BF16") else f"dequantised from {kind}"
+
+
+def _said(reader: Any, key: str) -> Any:
+    """What a GGUF file says under a key, None where it says nothing."""
+    field = reader.fields.get(key)
+    return None if field is None else field.contents()

@@ -1,0 +1,290 @@
+"""Loading: from a name or a path to a model with standard names and values."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from explorer import specimens  # noqa: F401  the engine before any modeling code
+from explorer.checkpoints import cards
+from explorer.engine import nnsight_api as engine
+from explorer.checkpoints import files
+from explorer.checkpoints import hub
+from explorer.accounting.counts import build_meta
+from explorer.discovery.discover import CannotFollow, NotADecoder, discover
+from explorer.checkpoints.hub import LoadError, brief, ours, shown
+from explorer.model.language_model import LanguageModel
+from explorer.specimens import bpe
+from explorer.specimens.recipes import recipe
+from explorer.specimens.small import default_config
+
+SPECIMEN = "specimen:"
+
+#: Before a model type: transformers' own default sizes for it, which are no released checkpoint's.
+DEFAULT = "default:"
+
+#: transformers sets torch's default dtype while it builds a model: two at once would build each other's.
+_BUILDING = threading.RLock()
+
+#: Characters of a name that may be an id, or a path worth saying in a sentence.
+_LONGEST = 500
+
+#: Parameters of a model that may be copied to be run once.
+_SMALL = 50_000_000
+
+
+def load(source: str | os.PathLike, *, weights: bool = True, attn_implementation: str = "eager",
+         experts_implementation: str | None = None, dtype: torch.dtype | None = None,
+         trust_remote_code: bool = False) -> LanguageModel:
+    """Load a language model with standard names and values.
+
+    source: ``"specimen:<family>"`` for a small model made here, the id of a
+        checkpoint whose card is shipped, a checkpoint folder, a ``.gguf`` file, or
+        the id of a checkpoint on the hub; ``"default:<family>"`` for the sizes that
+        transformers' configuration class has by itself, which come without weights.
+    weights: False builds the model at its full size on the meta device, for shapes.
+    attn_implementation: ``"eager"`` unless told otherwise, so that every value of
+        the vocabulary reads; `support` says what another takes away.
+    experts_implementation: None for transformers' default (``"grouped_mm"``).
+    dtype: float32 with weights, bfloat16 without, unless given.
+    trust_remote_code: run modeling code that comes with a checkpoint; off unless asked.
+
+    Raises LoadError (and, for names, UnknownFamily and UnknownCheckpoint, all
+    ValueErrors) with one sentence that says what to do.
+    """
+    with _BUILDING:
+        source = _named(source)
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise LoadError(f"{dtype!r} is not a dtype; give one of torch's, such as torch.bfloat16.")
+        if source.startswith(SPECIMEN):
+            found = _specimen(source.removeprefix(SPECIMEN), dtype, weights, attn_implementation)
+        elif source.startswith(DEFAULT):
+            found = _default(source.removeprefix(DEFAULT), dtype, weights, attn_implementation)
+        elif _is_path(source):
+            path = Path(_expanded(source))
+            if path.suffix.lower() == ".gguf":
+                found = _gguf(path, dtype, weights, attn_implementation)
+            else:
+                found = _folder(path, dtype, weights, attn_implementation, trust_remote_code)
+        elif not weights:
+            found = _shapes(source, dtype, attn_implementation, trust_remote_code)
+        else:
+            found = _hub(source, dtype, attn_implementation, trust_remote_code)
+        module, tokenizer, label, numbers = found
+        if experts_implementation is not None:
+            with _broken(label):
+                module.set_experts_implementation(experts_implementation)
+        return LanguageModel(module.eval(), tokenizer, _anatomy(module, label, attn_implementation, experts_implementation), label, numbers)
+
+
+def _named(source: Any) -> str:
+    """What to load, as text, or one sentence when it names nothing."""
+    if not isinstance(source, (str, os.PathLike)) or not os.fspath(source).strip():
+        raise LoadError("Say what to load: 'specimen:<family>', the id of a checkpoint, a checkpoint folder or a .gguf file.")
+    source = os.fspath(source)
+    there = os.path.exists(_expanded(source))
+    if len(source) > _LONGEST and not there:
+        raise LoadError(f"What to load has {len(source):,} characters, more than an id or a path that is there: it begins {source[:40]!r}.")
+    if source in specimens.FAMILIES and not there:
+        ids = cards.family_checkpoints(source)
+        other = f" or a checkpoint such as {ids[0]!r} with weights=False" if ids else ""
+        raise LoadError(f"{source!r} is a family: load its small model as 'specimen:{source}'{other}.")
+    return source
+
+
+def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> Any:
+    """Where the values of ``module`` are, found on a twin without weights, which it may be itself.
+
+    A forward that looks at its numbers does not run without any; where the model is small a copy of it runs instead.
+    """
+    itself = module.device.type == "meta" and module.dtype == torch.bfloat16 and experts is None
+    try:
+        twin = module if itself else build_meta(module.config, attn_implementation=attention, experts_implementation=experts,
+                                               model_class=type(module))
+        try:
+            return discover(twin)
+        except (NotImplementedError, RuntimeError):
+            if module.device.type == "meta" or module.num_parameters() > _SMALL:
+                raise
+            return discover(copy.deepcopy(module).eval())
+    except (CannotFollow, NotADecoder) as error:
+        raise NotFollowed(label, module, brief(error)) from error
+    except Exception as error:  # whatever a forward of another kind trips over, this model is not one of ours
+        if ours(error):
+            raise
+        call = "called with token ids and asked to keep a cache"
+        raise NotFollowed(label, module, f"{call}, it stops: {brief(error)}") from error
+
+
+class NotFollowed(LoadError):
+    """A model whose forward goes a way that is not followed; ``reason`` says in what."""
+
+    def __init__(self, label: str, module: Any, reason: str) -> None:
+        super().__init__(f"{label} is of the class {type(module).__name__}, whose forward does not go the way the standard values are found ({reason}).")
+        self.reason = reason
+
+
+def _is_path(source: str) -> bool:
+    return (
+        os.path.exists(_expanded(source))
+        or source.startswith(("/", "./", "../", "~"))
+        or source.lower().endswith(files.KNOWN)
+    )
+
+
+def _expanded(source: str) -> str:
+    """A path with its ``~`` resolved; LoadError for somebody's folder whom this machine does not know."""
+    path = os.path.expanduser(source)
+    if path.startswith("~") and not os.path.exists(path):
+        user = path[1:].split("/")[0]
+        raise LoadError(f"There is no user {user!r} on this machine, whose folder {shown(path)} names; write the path out.")
+    return path
+
+
+def _specimen(family: str, dtype: torch.dtype | None, weights: bool, attention: str) -> tuple:
+    if not weights:
+        config = specimens.config_of(family)
+        return build_meta(config, dtype or torch.bfloat16, attention), _specimen_tokenizer(), f"{SPECIMEN}{family}", "none: shapes only"
+    with _broken(f"{SPECIMEN}{family}"):
+        specimen = specimens.build(family, dtype=dtype or torch.float32)
+        specimen.model.set_attn_implementation(attention)
+    return specimen.model, specimen.tokenizer, f"{SPECIMEN}{family}", specimen.weights
+
+
+def _default(family: str, dtype: torch.dtype | None, weights: bool, attention: str) -> tuple:
+    recipe(family)  # says so where there is no such family
+    if weights:
+        raise LoadError(f"The default configuration of {family} is no released checkpoint, so it has no weights: load it with "
+                        f"weights=False, or the family's small model as 'specimen:{family}'.")
+    with _broken(f"{DEFAULT}{family}"):
+        return build_meta(default_config(family), dtype or torch.bfloat16, attention), _specimen_tokenizer(), f"{DEFAULT}{family}", "none: shapes only"
+
+
+def _specimen_tokenizer() -> Any:
+    """Some tokenizer for a model without weights: its shapes do not depend on which."""
+    return bpe.load_tokenizer(model_max_length=1 << 20)
+
+
+def _shapes(source: str, dtype: torch.dtype | None, attention: str, trust: bool) -> tuple:
+    from transformers import AutoConfig
+
+    config = cards.config(source) if source in cards.IDS else hub.read(
+        source, lambda local: AutoConfig.from_pretrained(source, trust_remote_code=trust, local_files_only=local)
+    )
+    with _broken(source):
+        return build_meta(config, dtype or torch.bfloat16, attention), _specimen_tokenizer(), source, "none: shapes only"
+
+
+def _hub(source: str, dtype: torch.dtype | None, attention: str, trust: bool) -> tuple:
+    from transformers import AutoTokenizer
+
+    def read(local: bool) -> tuple:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust, local_files_only=local)
+        return _weighted(source, source, dtype, attention, trust_remote_code=trust, local_files_only=local), tokenizer
+
+    model, tokenizer = hub.read(source, read)
+    return model, tokenizer, source, "from the hub"
+
+
+def _weighted(source: Any, label: str, dtype: torch.dtype | None, attention: str, **options: Any) -> Any:
+    """A model with its weights, every one of them from the checkpoint; float32 unless told otherwise."""
+    from transformers import AutoModelForCausalLM
+
+    if not options.get("gguf_file"):
+        options["use_safetensors"] = True
+    model, report = AutoModelForCausalLM.from_pretrained(
+        source, dtype=dtype or torch.float32, attn_implementation=attention, output_loading_info=True, **options
+    )
+    if missing := sorted(report["missing_keys"]):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise LoadError(f"{label} lacks the weights {missing[0]}{more}, which its configuration calls for; fetch it again.")
+    files.check_surplus(label, report["unexpected_keys"], model)
+    return model
+
+
+def _folder(path: Path, dtype: torch.dtype | None, weights: bool, attention: str, trust: bool) -> tuple:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    if not os.path.isdir(path):
+        files.refuse_kind(path)
+    if not os.path.exists(path):
+        raise LoadError(f"There is nothing at {shown(path)}; give a checkpoint folder or a .gguf file.")
+    if path.is_file():
+        raise LoadError(f"{path} is a single file; give the checkpoint folder it is in, with its config.json.")
+    if not (path / "config.json").exists():
+        raise LoadError(f"{path} has no config.json; give the folder of a transformers checkpoint.")
+    if weights:
+        files.check_weights(path)
+    with _broken(path):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust, local_files_only=True)
+        if type(config) not in AutoModelForCausalLM._model_mapping and not hasattr(config, "auto_map"):
+            raise LoadError(f"{path} is a {config.model_type}, of which transformers has no causal language model.")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust, local_files_only=True)
+        except Exception as error:
+            raise LoadError(f"{path} has no tokenizer that transformers can read; add its tokenizer.json.") from error
+        if len(tokenizer) < 2:  # transformers makes up an empty one where there is none
+            raise LoadError(f"{path} has no tokenizer; add its tokenizer.json.")
+        if not weights:
+            return build_meta(config, dtype or torch.bfloat16, attention), tokenizer, str(path), "none: shapes only"
+        model = _weighted(path, str(path), dtype, attention, trust_remote_code=trust, local_files_only=True)
+    return model, tokenizer, str(path), "as found in the folder"
+
+
+@contextlib.contextmanager
+def _broken(path: Path | str):
+    """Turn what the libraries say of files they cannot read into one sentence."""
+    try:
+        yield
+    except (LoadError, specimens.SpecimenError, specimens.UnknownFamily):
+        raise
+    except Exception as error:
+        if ours(error):
+            raise
+        if "trust_remote_code" in str(error):
+            raise LoadError(f"{path} brings modeling code of its own; read it, then load with trust_remote_code=True.") from error
+        if "ignore_mismatched_sizes" in str(error):
+            raise LoadError(f"The weights in {path} do not have the sizes its configuration says; fetch both again.") from error
+        raise LoadError(f"{path} cannot be loaded ({brief(error)}).") from error
+
+
+def _gguf(path: Path, dtype: torch.dtype | None, weights: bool, attention: str) -> tuple:
+    if not os.path.isfile(path):
+        raise LoadError(f"There is no file {shown(path)}; give the path of a .gguf file.")
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise LoadError(f"{path} is not a GGUF file; fetch it again.")
+    try:
+        import accelerate  # noqa: F401
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise LoadError("Reading a GGUF file needs two more packages: pip install gguf accelerate.") from error
+    from transformers import AutoConfig, AutoTokenizer
+
+    options = {"gguf_file": path.name, "local_files_only": True}
+    try:
+        reader = GGUFReader(path)
+        files.check_gguf_blocks(path.name, reader)
+        with tempfile.TemporaryDirectory() as alone:  # what lies beside the file belongs to other models
+            (Path(alone) / path.name).symlink_to(path.resolve())
+            tokenizer = AutoTokenizer.from_pretrained(alone, **options)
+            if not weights:
+                config = AutoConfig.from_pretrained(alone, **options)
+                return build_meta(config, dtype or torch.bfloat16, attention), tokenizer, path.name, "none: shapes only"
+            model = _weighted(Path(alone), path.name, dtype, attention, **options)
+    except LoadError:
+        raise
+    except Exception as error:  # the reader trips over a damaged file in ways of its own
+        if ours(error):
+            raise
+        if "not supported" in str(error):
+            raise LoadError(f"{path} cannot be read as a model ({brief(error)}).") from error
+        raise LoadError(f"{path} cannot be read ({brief(error)}); if it is truncated or damaged, fetch it again.") from error
+    return model, tokenizer, path.name, f"as found in the file, {files.gguf_precision(reader)}"

@@ -1,0 +1,36 @@
+"""What a block does to a part's result before it adds it, done again by hand."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+
+from explorer.contract.model_under_test import Subject
+from explorer.discovery.residual import Step
+
+
+def added(s: Subject, host: str, layer: int, made: torch.Tensor) -> torch.Tensor:
+    """What the block adds where a part's weights made ``made`` [batch seq hidden_size]: through the norms and scales after them."""
+    for step in s.traits(host, layer)["tail"].steps:
+        made = changed(s, layer, step, made)
+    return made
+
+
+def changed(s: Subject, layer: int, step: Step, stream: torch.Tensor) -> torch.Tensor:
+    """A stream normed, scaled or shifted as a step of the block does it."""
+    with torch.no_grad():
+        if step.kind == "norm":
+            return s.module(layer, step.by)(stream)
+        by = step.by if isinstance(step.by, float | int) else constant(s, layer, step.by)
+        return stream * by if step.kind == "scale" else stream + by
+
+
+def constant(s: Subject, layer: int, path: str) -> torch.Tensor:
+    """A parameter or buffer by its path from the block."""
+    return operator.attrgetter(path)(s.module(layer, "")).detach()
+
+
+def followed(s: Subject, host: str, layer: int) -> bool:
+    """Whether what is done to a part's result is norms and scales alone."""
+    return s.traits(host, layer)["tail"].followed

@@ -1,0 +1,339 @@
+"""Finding the values of a recurrent mixer: a module whose kernel hands a state on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+
+from explorer.discovery.trace_graph import PASSING, Call, Flow, tensors
+from explorer.discovery.fixed_decay import fading, find_fading, outputs
+from explorer.discovery.candidates import Finds, Spot, argument, around, bound, maker_spot, result
+from explorer.discovery.residual import CannotFollow, Part, weighted
+from explorer.vocabulary.availability import absent, unfollowed
+from explorer.vocabulary import BY_HOST, REPLAYS
+
+#: What the delta rule's kernels call their arguments, by value.
+_DELTA = dict(zip(REPLAYS["linear_attn"], ("query", "key", "value", "g", "beta", "initial_state"), strict=True))
+
+#: What state-space kernels take beside the state; a decoding step's kernel takes ``state`` too.
+_STATE_SPACE = {"hidden_states", "dt", "A", "B", "C"}
+_GATED = {"hidden_states", "recurrent_gate", "recurrent_states"}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The call of a recurrence, and the host whose values it takes and returns."""
+
+    host: str
+    call: Call
+
+
+def kernel(flow: Flow, module: Call) -> Kernel | None:
+    """The outermost call in a module that takes what a recurrence is run with.
+
+    Raises CannotFollow where there are several.
+    """
+    found = [Kernel(host, call) for call in flow.inside(module) if call.fn is not None and (host := _host(call)) is not None]
+    if not found:
+        step = fading(flow, module)
+        call = None if step is None else outputs(flow, module, step)
+        return None if call is None else Kernel("retention", call)
+    depth = min((one.call.module.count("."), len(one.call.labels)) for one in found)
+    outer = [one for one in found if (one.call.module.count("."), len(one.call.labels)) == depth]
+    if len(outer) > 1:
+        raise CannotFollow(f"{module.module} runs its recurrence in several calls, of which none is the whole")
+    return outer[0]
+
+
+def _host(call: Call) -> str | None:
+    """The host of a recurrence's kernel, told by what it takes."""
+    if not (inspect.isfunction(call.fn) or inspect.ismethod(call.fn)):
+        return None
+    names = set(inspect.signature(inspect.unwrap(call.fn)).parameters)
+    if set(_DELTA.values()) <= names:
+        return "kda" if bound(call, "g").tensor.dim() == 4 else "linear_attn"
+    if _STATE_SPACE <= names:
+        return "selective_scan" if bound(call, "A").tensor.dim() == 2 else "ssd"
+    return "gated_recurrence" if _GATED <= names else None
+
+
+def find_recurrent(flow: Flow, module: Call, part: Part) -> Finds:
+    """Spots of one recurrent mixer that ran once."""
+    finds = Finds(module.module)
+    found = kernel(flow, module)
+    _FINDERS[found.host](finds, flow, module, found.call)
+    finds.spots = {name: spot for name, spot in finds.spots.items() if spot is not None}
+    finds.traits |= around(flow, module, found.call)
+    if found.host != "retention":  # which calls no kernel
+        finds.traits["kernel"] = found.call.name
+    if (owner := flow.owners[weighted(flow, part)[-1]]) is not None:
+        finds.traits["projection"] = owner.module
+    if "conv_input" in BY_HOST[found.host]:
+        _convolution(finds, flow, module)
+    return finds
+
+
+def _delta(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
+    """The gated delta rule, with a decay per head or per channel."""
+    spots = {name: bound(call, argument) for name, argument in _DELTA.items()}
+    values = spots["attention_values"].tensor
+    heads = values.shape[2]
+    finds.sizes = {
+        "heads": heads,
+        "key_heads": spots["attention_queries"].tensor.shape[2],
+        "key_dim": spots["attention_queries"].tensor.shape[3],
+        "value_dim": values.shape[3],
+    }
+    for name in ("attention_queries", "attention_keys"):
+        if spots[name].tensor.shape[2] != heads:
+            if _repeats(flow, call, spots[name], heads):
+                spots[name] = replace(spots[name], repeat=("heads", heads // spots[name].tensor.shape[2]))
+    finds.spots = {**spots, "attention_head_outputs": Spot(call.output[0], call, "output", 0),
+                   "state_output": Spot(call.output[1], call, "output", 1)}
+
+
+def _ssd(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
+    """Mamba-2: one decay per head. A decoding step's kernel takes one token, without an axis for it."""
+    values, keys, step = bound(call, "hidden_states"), bound(call, "B"), _has(call, "state")
+    *_, heads, width = values.tensor.shape
+    groups, size = keys.tensor.shape[-2:]
+    finds.sizes = {"heads": heads, "key_heads": groups, "key_dim": size, "value_dim": width}
+    repeat = ("heads", heads // groups) if groups != heads else None
+    narrow, state = ("batch", "seq", "heads", "key_dim"), ("batch", "heads", "value_dim", "key_dim")
+    finds.spots = {
+        "attention_values": replace(values, axes=("batch", "seq", "heads", "value_dim")),
+        "attention_queries": replace(bound(call, "C"), axes=narrow, repeat=repeat),
+        "attention_keys": replace(keys, axes=narrow, repeat=repeat),
+        "skip": bound(call, "D"),
+        "state_input": _with(bound(call, "state" if step else "initial_states"), axes=state, written_over=step),
+    }
+    _results(finds, flow, call, step, state)
+    _steps(finds, flow, call)
+    _ungated(finds, flow, call)
+    finds.spots.pop("head_gate", None)  # which most have outside the kernel, in a norm
+    if finds.spots["skip"] is None:
+        finds.missing["skip"] = absent("this mixer sends nothing past its state")
+
+
+def _selective(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
+    """Mamba: a state per channel."""
+    values, keys, step = bound(call, "hidden_states"), bound(call, "B"), _has(call, "state")
+    finds.sizes = {"channels": values.tensor.shape[1], "key_dim": keys.tensor.shape[1]}
+    by_channel, shared = ("batch", "channels", "seq"), ("batch", "key_dim", "seq")
+    finds.spots = {
+        "attention_values": replace(values, axes=by_channel),
+        "attention_queries": replace(bound(call, "C"), axes=shared),
+        "attention_keys": replace(keys, axes=shared),
+        "skip": bound(call, "D"),
+        # The kernel of several tokens takes no state: what is looked for there is None.
+        "state_input": _with(bound(call, "state"), written_over=True) if step else Spot(None, call, "input", "initial_states"),
+    }
+    _results(finds, flow, call, step, ("batch", "channels", "key_dim"))
+    _steps(finds, flow, call)
+    if finds.spots["skip"] is None:
+        finds.missing["skip"] = absent("this mixer sends nothing past its state")
+    finds.missing["head_gate"] = absent("this mixer does not gate its channels in its kernel")
+    _ungated(finds, flow, call)
+
+
+def _gated(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
+    """A gated linear recurrence: one number of state per channel."""
+    values, gate = bound(call, "hidden_states"), bound(call, "recurrent_gate")
+    finds.sizes = {"channels": values.tensor.shape[-1]}
+    inside = [c for c in flow.inside(call) if c.fn is not None]
+    reset = next((i for i in flow.indices(call, "mul") if id(gate.tensor) in flow.ops[i].reads), None)
+    finds.spots = {
+        "attention_values": values,
+        "recurrent_gate": gate if reset is None else maker_spot(inside, flow.ops[reset].makes[0]),
+        "state_input": bound(call, "recurrent_states"),
+        "attention_head_outputs": Spot(call.output[0], call, "output", 0),
+        "state_output": Spot(call.output[1], call, "output", 1),
+    }
+
+
+def _fading(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
+    find_fading(finds, flow, module)
+
+
+def _has(call: Call, name: str) -> bool:
+    return name in inspect.signature(inspect.unwrap(call.fn)).parameters
+
+
+def _with(spot: Spot | None, **changes: object) -> Spot | None:
+    return None if spot is None else replace(spot, **changes)
+
+
+def _results(finds: Finds, flow: Flow, call: Call, step: bool, state: tuple[str, ...]) -> None:
+    """What a state-space kernel returns; on a decoding step it writes the new state over the old one."""
+    if step:
+        old = bound(call, "state").tensor
+        finds.spots["attention_head_outputs"] = Spot(call.output, call, "output", None)
+        finds.spots["state_output"] = _with(maker_spot([c for c in flow.inside(call) if c.fn is not None], id(old)), axes=state)
+    else:
+        returned = list(tensors(call.output))
+        finds.spots["attention_head_outputs"] = Spot(returned[0], call, "output", 0 if len(returned) > 1 else None)
+        if len(returned) > 1:
+            finds.spots["state_output"] = Spot(returned[1], call, "output", 1, axes=state)
+    outputs = finds.spots["attention_head_outputs"]
+    finds.spots["attention_head_outputs"] = replace(outputs, axes=finds.spots["attention_values"].axes)
+
+
+def _steps(finds: Finds, flow: Flow, call: Call) -> None:
+    """The step and the decay of each token, made in the kernel: the decay is the step times A, the step what that is made of."""
+    rate = bound(call, "A").tensor
+    inside = [c for c in flow.inside(call) if c.fn is not None]
+    for index in flow.indices(call, "mul"):
+        reads = flow.ops[index].reads
+        if len(reads) == 2 and any(id(rate) in flow.back(key, index) for key in reads):
+            other = next(key for key in reads if id(rate) not in flow.back(key, index))
+            made = [spot for key in flow.back(other, index) if (spot := maker_spot(inside, key)) is not None]
+            finds.spots["betas"] = made[-1] if made else None
+            finds.spots["decays"] = maker_spot(inside, flow.ops[index].makes[0])
+            return
+
+
+def _ungated(finds: Finds, flow: Flow, call: Call) -> None:
+    """Where the kernel multiplies its result with a gate of its argument z: the result before that, and the gate."""
+    gate = bound(call, "z") if _has(call, "z") else None
+    if gate is None or gate.tensor is None:
+        return
+    outputs = finds.spots["attention_head_outputs"]
+    inside = [c for c in flow.inside(call) if c.fn is not None]
+    index = flow.maker(flow.back(id(outputs.tensor))[-1])
+    if index is None or flow.ops[index].name != "mul":
+        return
+    made = {name: maker_spot(inside, key) for key in flow.ops[index].reads
+            for name in ("head_gate" if _comes_of(flow, key, id(gate.tensor), index) else "attention_head_outputs",)}
+    for name, spot in made.items():
+        finds.spots[name] = _with(spot, axes=outputs.axes)
+    finds.missing.pop("head_gate", None)
+
+
+def _comes_of(flow: Flow, key: int, source: int, before: int) -> bool:
+    """Whether a tensor is made of another by operations on one tensor alone."""
+    while key != source:
+        index = flow.maker(key, before)
+        if index is None or len(flow.ops[index].reads) != 1:
+            return False
+        key, before = flow.ops[index].reads[0], index
+    return True
+
+
+def _repeats(flow: Flow, call: Call, spot: Spot, heads: int) -> bool:
+    """Whether the kernel repeats this argument's key heads to the value heads itself.
+
+    It then takes an argument that has been repeated already just as well, so the
+    value is served, and written, one per value head, at the kernel's own call.
+    """
+    return any(
+        isinstance(inner.output, torch.Tensor)
+        and inner.output.dim() == 4
+        and inner.output.shape[2] == heads
+        and (getattr(inner.fn, "__self__", None) is spot.tensor or any(a is spot.tensor for a in inner.args))
+        for inner in flow.inside(call)
+    )
+
+
+_FINDERS = {"linear_attn": _delta, "kda": _delta, "ssd": _ssd, "selective_scan": _selective, "gated_recurrence": _gated, "retention": _fading}
+
+
+def gates_a_convolution(flow: Flow, module: Call, part: Part) -> bool:
+    """Whether a part is a convolution between two projections, and products beside it: nothing that hands a state on."""
+    found = _convolutions(flow, module, part)
+    usual = PASSING | frozenset("mul silu cat constant_pad_nd split chunk convolution mm addmm bmm matmul linear add zeros copy_ roll".split())
+    return len(found) == 1 and all(flow.ops[i].name in usual for i in part.ops if module.start <= i < module.stop)
+
+
+def _convolutions(flow: Flow, module: Call, part: Part) -> list[int]:
+    return [i for i in flow.indices(module, "convolution") if i in part.ops]
+
+
+def find_convolution(flow: Flow, module: Call, part: Part) -> Finds:
+    """Spots of a mixer that is a short convolution and nothing else."""
+    finds = Finds(module.module)
+    index = _convolutions(flow, module, part)[0]
+    _convolution(finds, flow, module)
+    onward = _trimmed(flow, flow.ops[index].makes[0])
+    gates = [i for i in flow.indices(module, "mul") if i > index and onward & set(flow.ops[i].reads)]
+    inside = [c for c in flow.inside(module) if c.fn is not None and c.module == module.module and len(c.labels) == 1]
+    if not gates:
+        finds.missing["conv_gate"] = absent("this mixer does not gate its convolution")
+        out = next((key for key in onward if maker_spot(inside, key) is not None), None)
+    else:
+        out = next(key for key in flow.ops[gates[0]].reads if key in onward)
+        gate = next(key for key in flow.ops[gates[0]].reads if key not in onward)
+        # As an operand first: a prompt and a decoding step make it by other calls, and multiply by the same.
+        spot = _operand(inside, gates[0], gate) or maker_spot(inside, gate)
+        finds.spots |= {"conv_gate": spot} if spot is not None else {}
+        finds.missing |= {"conv_gate": unfollowed("the gate is no result of a call in the mixer's forward")} if spot is None else {}
+    spot = (_operand(inside, gates[0], out) if gates else None) or maker_spot(inside, out)
+    if spot is not None:
+        finds.spots["conv_output"] = spot
+    else:
+        finds.missing["conv_output"] = unfollowed("what the convolution hands on is no result of a call in the mixer's forward")
+    finds.traits["projection"] = flow.owners[weighted(flow, part)[-1]].module
+    return finds
+
+
+def _operand(inside: Iterable[Call], index: int, key: int) -> Spot | None:
+    """A tensor as the operand of the call that runs an operation."""
+    return next((spot for call in inside if call.start <= index < call.stop and (spot := argument(call, {key})) is not None), None)
+
+
+def _trimmed(flow: Flow, key: int) -> set[int]:
+    """A convolution's result and what activation, views and cuts make of it."""
+    found, todo = set(), [key]
+    while todo:
+        for new in flow.onward(todo.pop()) - found:
+            found.add(new)
+            todo += [made for i in flow.readers.get(new, ()) if flow.ops[i].name in ("silu", "constant_pad_nd", "split", "narrow", "index")
+                     for made in flow.ops[i].makes]
+    return found
+
+
+def _convolution(finds: Finds, flow: Flow, module: Call) -> None:
+    """The convolution's input before any cached history is put in front of it.
+
+    Walks back from the convolution; of the tensors with the right axes, the
+    earliest is before the cache on a prompt and on a decoding step alike.
+    """
+    found = flow.indices(module, "convolution")
+    if not found:
+        has = any(isinstance(inner, torch.nn.Conv1d) for inner in module.fn.modules())
+        finds.missing["conv_input"] = (unfollowed("its short convolution does not run as one operation") if has
+                                       else absent("this mixer has no short convolution"))
+        return
+    index = found[0]
+    weight = next(key for key in flow.back(flow.ops[index].reads[1], index))
+    kernel_weight = flow.tensors[weight]
+    sizes = {"channels": kernel_weight.shape[0], "conv_width": kernel_weight.shape[-1]}
+    if finds.sizes.get("channels", sizes["channels"]) != sizes["channels"]:
+        finds.missing["conv_input"] = unfollowed("its convolution is over other channels than its values")
+        return
+    finds.sizes |= sizes
+    batch, seq = next(tensors((module.args, module.kwargs))).shape[:2]
+    wanted = {(batch, kernel_weight.shape[0], seq), (batch, seq, kernel_weight.shape[0])}
+    own = [c for c in flow.inside(module) if c.module == module.module and len(c.labels) == 1]
+    key, before = flow.ops[index].reads[0], index
+    while key is not None:
+        if tuple(flow.tensors[key].shape) in wanted:
+            made = [spot for call in own if call.stop <= index and (spot := result(call, {key})) is not None]
+            if made:
+                finds.spots["conv_input"] = min(made, key=lambda spot: spot.when)
+        elif "conv_input" in finds.spots:
+            break
+        key, before = _joined(flow, key, before)
+    if "conv_input" not in finds.spots:
+        finds.missing["conv_input"] = unfollowed("what the convolution reads is no result of a call in the mixer's forward")
+
+
+def _joined(flow: Flow, key: int, before: int) -> tuple[int | None, int]:
+    """One step back towards the input: through copies and views, padding, and joining with a history."""
+    index = flow.maker(key, before)
+    if index is None or flow.ops[index].name not in PASSING | {"cat", "constant_pad_nd"}:
+        return None, before
+    # Of a history and what follows it, the newcomer is joined last.
+    return flow.ops[index].reads[-1], index

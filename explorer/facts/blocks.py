@@ -1,0 +1,235 @@
+"""A model's kinds of blocks as data: what each does to its stream, and its sublayers, named and told in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from explorer import vocabulary
+from explorer.discovery.block import Sublayer
+from explorer.discovery.discover import Block, Host
+from explorer.discovery.residual import Tail
+from explorer.model.language_model import LanguageModel
+from explorer.vocabulary.availability import telling
+
+#: How each recurrence moves its state by one token, as diagrams write it.
+_RULES = {
+    "linear_attn": {"title": "delta rule", "lines": ["Sₜ = eᵍ Sₜ₋₁ + k uᵀ", "oₜ = Sₜᵀ q"]},
+    "kda": {"title": "delta rule", "lines": ["Sₜ = diag(eᵍ) Sₜ₋₁ + k uᵀ", "oₜ = Sₜᵀ q"]},
+    "retention": {"title": "linear attention", "lines": ["Sₜ = eᵍ Sₜ₋₁ + k vᵀ", "oₜ = Sₜᵀ q"]},
+    "ssd": {"title": "state-space dual", "lines": ["Sₜ = eᵍ Sₜ₋₁ + β k vᵀ", "yₜ = Sₜᵀ q + D v"]},
+    "selective_scan": {"title": "selective scan", "lines": ["hₜ = eᵍ hₜ₋₁ + β k v", "yₜ = q·hₜ + D v"]},
+    "gated_recurrence": {"title": "gated recurrence", "lines": ["hₜ = a hₜ₋₁ + v", "yₜ = hₜ"]},
+}
+
+#: What pages call the mixer of each host.
+_MIXERS = {
+    "linear_attn": "Gated DeltaNet", "kda": "Kimi Delta Attention", "retention": "Lightning attention", "ssd": "Mamba-2 mixer", "selective_scan": "Mamba mixer",
+    "gated_recurrence": "RG-LRU", "short_conv": "Gated short convolution", "mixer": "Mixer", "extra": "Further part",
+}
+
+
+def blocks(model: LanguageModel, windows: Mapping[int, int]) -> list[dict[str, Any]]:
+    """A record of each kind of block, in the order of their first ones; ``windows``: how many tokens attention sees, by block that has one.
+
+    Kinds that a record tells apart by nothing but numbers they scale the stream with are one.
+    """
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for block in (part for whole in model.anatomy.blocks for part in _by_window(whole, windows)):
+        new = _block(model, block, windows.get(block.layers[0]))
+        alike = new | {"layers": [], "stream": [step | {"by": isinstance(step.get("by"), str) and step["by"]} for step in new["stream"]]}
+        kinds.setdefault(json.dumps(alike, sort_keys=True), []).append(new)
+    return sorted((_merged(alike) for alike in kinds.values()), key=lambda block: block["layers"][0])
+
+
+def _by_window(block: Block, windows: Mapping[int, int]) -> list[Block]:
+    """A kind of block for each window its attention has: what it runs is the same, what it sees is not."""
+    found: dict[int | None, list[int]] = {}
+    for layer in block.layers:
+        found.setdefault(windows.get(layer), []).append(layer)
+    return [replace(block, layers=tuple(layers)) for layers in found.values()]
+
+
+def _merged(blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Records of blocks that are alike as one; where their numbers differ, a list of them in the order of the blocks."""
+    single = sorted(((layer, block) for block in blocks for layer in block["layers"]), key=lambda one: one[0])
+    stream = []
+    for place, step in enumerate(blocks[0]["stream"]):
+        numbers = [block["stream"][place].get("by") for _, block in single]
+        stream.append(step if len(set(numbers)) == 1 else step | {"by": numbers})
+    merged = blocks[0] | {"layers": [layer for layer, _ in single], "stream": stream}
+    return merged | {"identity": _identity(merged)}
+
+
+def class_of(block: Any, host: Host) -> str:
+    """The class of a host's module; of the block itself where it has none."""
+    return type(block._module.get_submodule(host.module)).__name__
+
+
+def _block(model: LanguageModel, block: Block, window: int | None) -> dict[str, Any]:
+    layer = model.layers[block.layers[0]]
+    hosts = {}
+    for host in block.hosts.values():
+        if host.places and host.name != "layers":
+            hosts[host.name] = {"path": host.module, "class": class_of(layer, host), "sizes": host.sizes}
+    sublayers = [_sublayer(block, sub, window if sub.role == "attention" else None) for sub in block.sublayers]
+    return {
+        "layers": list(block.layers),
+        "class": type(layer._module).__name__,
+        "title": _in_words(sublayers),
+        "hosts": hosts,
+        "sublayers": sublayers,
+        # What the block does to its stream, in order, and after how much of that the stream is layer_mid.
+        "stream": [{"kind": step.kind} if step.kind == "add" else {"kind": step.kind, "by": step.by} for step in block.steps],
+        "mid": block.mid,
+    }
+
+
+def _identity(block: Mapping[str, Any]) -> str:
+    """What a block of the record adds to its stream, as code; in words where not all of it is served."""
+    lacking = [vocabulary.HOSTS[sub["host"]].attribute for sub in block["sublayers"] if sub["output"] not in sub["values"]]
+    if lacking:
+        return f"not stated: what {' and '.join(lacking)} adds is not served"
+    stream, turn, own = "layers[i].input", 0, []
+    for step in block["stream"]:
+        if step["kind"] == "add":
+            turn += 1
+            added = [f"{vocabulary.HOSTS[sub['host']].attribute}.{sub['output']}" for sub in block["sublayers"] if sub["turn"] == turn]
+            stream = " + ".join([stream, *added])
+            continue
+        by = step["by"]
+        if isinstance(by, list):
+            own.append(f"{'abcd'[len(own)]}[i]")
+            by = own[-1]
+        elif isinstance(by, str):
+            by = f"layers[i].{by}"
+        else:
+            by = f"{by:g}"
+        stream = f"{by}({stream})" if step["kind"] == "norm" else f"({stream}) * {by}" if step["kind"] == "scale" else f"{stream} + {by}"
+    return f"{stream} == layer_output" + (f", {' and '.join(own)} numbers of each block's own" if own else "")
+
+
+def _in_words(sublayers: Sequence[Mapping[str, Any]]) -> str:
+    """The sublayers' titles: beside each other where they read the same stream, else one after the other."""
+    stages: dict[int | None, list[str]] = {}
+    for sub in sublayers:
+        stages.setdefault(sub["stage"], []).append(sub["title"])
+    return ", then ".join(" beside ".join(titles) for titles in stages.values())
+
+
+def summary(blocks: Sequence[Mapping[str, Any]], count: int) -> str:
+    """A model's blocks in a sentence."""
+    kinds: dict[str, int] = {}
+    for block in blocks:
+        kinds[block["title"]] = kinds.get(block["title"], 0) + len(block["layers"])
+    if len(kinds) == 1:
+        return f"{count} blocks, each {next(iter(kinds))}."
+    return f"{count} blocks: {'; '.join(f'{number} of {title}' for title, number in kinds.items())}."
+
+
+def _sublayer(block: Block, sub: Sublayer, window: int | None) -> dict[str, Any]:
+    host = block.hosts[sub.host]
+    record: dict[str, Any] = {
+        "role": sub.role,
+        "title": _title(sub.role, host) if window is None else "Sliding-window attention",
+        "window": window,
+        "host": sub.host,
+        "norm": _norm(block, sub),
+        "summary": _summary(sub.role, host) + (f" · the last {window} tokens" if window is not None else ""),
+        "values": _values(block, host),
+        "output": sub.output,
+        "stage": sub.stage,
+        "turn": sub.turn,
+        "steps": _steps(host),
+        "note": _note(sub, host),
+        "router": None, "experts": None, "shared": None,
+    }
+    if sub.role == "recurrent":
+        record["rule"] = _RULES[sub.host]
+    if sub.role == "experts" and "scoring" in host.traits:
+        scoring = host.traits["scoring"]
+        text = f"{scoring.words} → {host.sizes['top_k']} of {host.sizes['num_experts']}"
+        record["router"] = {
+            "module": host.traits.get("router", "").rsplit(".", 1)[-1],
+            "text": text + (", renormalised" if scoring.renormalised else ""),
+        }
+        record["experts"] = {"count": host.sizes["num_experts"], "chosen": host.sizes["top_k"], "width": host.sizes.get("intermediate_size")}
+        if "shared" in host.traits:
+            record["shared"] = {
+                "module": host.traits["shared"].rsplit(".", 1)[-1],
+                "gate": "gate per token" if host.traits["shared_gated"] else None,
+            }
+    return record
+
+
+def _norm(block: Block, sub: Sublayer) -> dict[str, Any] | None:
+    """The norm a sublayer reads, and the value that is what it hands on to this one."""
+    if sub.norm is None:
+        return {"module": sub.behind.rsplit(".", 1)[-1], "value": None, "on_stream": False, "scaled": True} if sub.behind else None
+    first, second = block.normed
+    value = "attention_norm_output" if sub is first else "mlp_norm_output" if sub is second else None
+    name = sub.norm.rsplit(".", 1)[-1]
+    # Where the stream itself goes through the norm just before, the sublayer reads the stream.
+    behind = block.steps[sub.stage - 1] if sub.stage else None
+    return {"module": name, "value": value, "on_stream": behind is not None and behind.kind == "norm" and behind.by == name, "scaled": False}
+
+
+def _note(sub: Sublayer, host: Host) -> str | None:
+    """What is not known of a sublayer whose inside is not followed, or which does not read the stream at one point."""
+    if sub.stage is None:
+        return "reads the stream at several points"
+    return telling(host.missing.values()) if set(host.places) <= {sub.output} and host.missing else None
+
+
+def _title(role: str, host: Host) -> str:
+    if host.name in _MIXERS:
+        return _MIXERS[host.name]
+    if role == "attention":
+        return "Gated attention" if {"head_gate", "head_scale"} & set(host.places) else "Attention"
+    return "Mixture of experts" if role == "experts" else "MLP"
+
+
+def _summary(role: str, host: Host) -> str:
+    sizes = host.sizes
+    if "value_dim" in sizes:
+        return f"{_counted(sizes['key_heads'], 'key head')} × {sizes['key_dim']} · {_counted(sizes['heads'], 'value head')} × {sizes['value_dim']}"
+    if "channels" in sizes:
+        state = f" · a state of {sizes['key_dim']} each" if "key_dim" in sizes else ""
+        return f"{sizes['channels']} channels{state}"
+    if role == "attention" and "num_heads" in sizes and "num_kv_heads" in sizes and "head_dim" in sizes:
+        heads, shared = _counted(sizes["num_heads"], "query head"), sizes["num_kv_heads"]
+        return f"{heads} over {_counted(shared, 'key/value head')} × {sizes['head_dim']}" if shared < sizes["num_heads"] else f"{heads} × {sizes['head_dim']}"
+    if role == "experts" and "scoring" in host.traits:
+        scoring = host.traits["scoring"]
+        words = [f"{scoring.words} → {sizes['top_k']} of {sizes['num_experts']}" + (", renormalised" if scoring.renormalised else "")]
+        if "shared" in host.traits:
+            words.append("gated shared expert" if host.traits["shared_gated"] else "shared expert")
+        return " · ".join(words)
+    return f"{sizes['intermediate_size']} wide" if "intermediate_size" in sizes else ""
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _steps(host: Host) -> list[str]:
+    """What follows the sublayer's core until its result is added, by the names the model gives its modules."""
+    after = list(host.traits.get("after", []))
+    tail: Tail | None = host.traits.get("tail")
+    if tail is not None:
+        after += [path.rsplit(".", 1)[-1] for path in tail.modules]
+        after += ["× scale"] if tail.scaled else []
+        after += ["+ bias"] if tail.shifted else []
+        after += [] if tail.followed else ["…"]
+    return [" → ".join(after)] if after else []
+
+
+def _values(block: Block, host: Host) -> list[str]:
+    """The host's values in the order the forward passes them, derived ones behind their sources."""
+    order = [value for name, value in block.order if name == host.name]
+    for value in reversed(vocabulary.BY_HOST[host.name].values()):
+        if value.derived and value.name not in host.missing and value.source in order:
+            order.insert(order.index(value.source) + 1, value.name)
+    return order

@@ -1,0 +1,197 @@
+"""Facts: everything a page says of one family's checkpoint, as one plain record.
+
+Shapes, places, the printout and the counts come from the model at its released size
+on the meta device; what is *proven* comes from the contract, run on the specimen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from datetime import date
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from explorer import __version__, vocabulary
+from explorer.accounting import counts as accounting
+from explorer.checkpoints import cards
+from explorer.facts.blocks import blocks, class_of, summary
+from explorer.contract import verified
+from explorer.checkpoints.load import DEFAULT, SPECIMEN, load
+from explorer.model.language_model import LanguageModel
+from explorer.model.printout import folded
+from explorer.model.shapes import shapes
+from explorer.signature import Known, recorded
+from explorer.specimens import small
+from explorer.model.support import Row
+from explorer.traits import traits
+from explorer.vocabulary.formatting import CALL
+
+#: Of a record's form: raised where a reader of the one before would fail.
+SCHEMA = 2
+
+
+def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any] | None = None,
+          specimen: Mapping[str, Any] | None = None, known: Known | None = None) -> dict[str, Any]:
+    """The record of ``family``'s ``checkpoint`` (the first of `checkpoints` where none is named).
+
+    contract: the contract's report as JSON; specimen: what its numbers were run on; known: the types of the family's
+    other checkpoints, to start from and to add to.
+    Raises UnknownCheckpoint, LoadError where the model's forward is not followed, or ValueError when the checkpoint
+    is of another family.
+    """
+    checkpoint = checkpoint or checkpoints(family)[0]
+    released = checkpoint not in (f"{DEFAULT}{family}", f"{SPECIMEN}{family}")
+    if released and cards.card(checkpoint).family != family:
+        raise ValueError(f"{checkpoint} is of the family {cards.card(checkpoint).family}, not {family}.")
+    # A small model has numbers, on which also a forward runs that looks at them.
+    model = load(checkpoint, weights=checkpoint == f"{SPECIMEN}{family}")
+    report = dict(contract) if contract is not None else {"checks": [], "passed": 0, "failed": 0}
+    caches = _caches(model)
+    # What is kept of a window is all of it but the newest token's.
+    windows = {layer: row["tokens_at_most"] + 1 for row in caches["caches"] if row["tokens_at_most"] for layer in row["layers"]}
+    told = anatomy(model, verified(report["checks"]), windows)
+    return {
+        "schema": SCHEMA,
+        "family": family,
+        "checkpoint": checkpoint,
+        "released": released,
+        "architecture": type(model.hf).__name__,
+        "title": cards.card(checkpoint).title if released else _name(type(model.hf).__name__),
+        "summary": summary(told["blocks"], model.num_layers),
+        "versions": {"bestiary": __version__, **{name: version(name).partition("+")[0] for name in ("transformers", "torch", "nnsight")}},
+        "parameters": {**accounting.parameters(model), "convention": accounting.ACTIVE_CONVENTION},
+        "size_notes": model.size_notes,
+        **caches,
+        "config": config_of(model) | ({"dtype": cards.card(checkpoint).dtype} if released else {}),
+        **told,
+        "printout": "\n".join(folded(repr(model).splitlines())),
+        "traits": traits(model),
+        # Which values a check compared has gone into the values' own marks.
+        "contract": {**report, "checks": [{key: said for key, said in check.items() if key != "values"} for check in report["checks"]]},
+        "provenance": {
+            "generated": date.today().isoformat(),
+            "specimen": dict(specimen or {}),
+            "sources": {
+                "config": _origin(family, checkpoint),
+                "shapes, places, printout, counts": f"the model at {'its released' if released else 'that'} size on the meta device, run once",
+                "contract": "a small model of the family, run",
+                "meanings and notes": "authored; the notes' code is executed at every build",
+            },
+        },
+        "signature": recorded(model, known),
+    }
+
+
+def checkpoints(family: str) -> list[str]:
+    """What records there are of a family: one for each card, or of its type's default configuration where it has none."""
+    return cards.family_checkpoints(family) or [f"{DEFAULT}{family}"]
+
+
+def _origin(family: str, checkpoint: str) -> str:
+    """Where a record's figures come from."""
+    if checkpoint == f"{SPECIMEN}{family}":
+        return "the small model made here, as the default of transformers' configuration class does not run; no checkpoint of these sizes was released"
+    if checkpoint != f"{DEFAULT}{family}":
+        return "the checkpoint's card, a file of configuration figures"
+    mended = small.rules()["defaults"].get(family, {})
+    but = f", with {', '.join(mended)} set so that it builds" if mended else ""
+    return f"the default of transformers' configuration class{but}; it is no released checkpoint"
+
+
+def _name(architecture: str) -> str:
+    """What a class's name says of its family: ``"ApertusForCausalLM"`` is Apertus."""
+    return re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", architecture) or architecture
+
+
+def _caches(model: LanguageModel) -> dict[str, Any]:
+    """What a call keeps between tokens, or in one sentence why that is not known."""
+    try:
+        return {"caches": accounting.cache_sizes(model)}
+    except ValueError as error:
+        return {"caches": [], "caches_unknown": str(error)}
+
+
+def anatomy(model: LanguageModel, proven: Collection[str] = (), windows: Mapping[int, int] | None = None) -> dict[str, Any]:
+    """The part of a record that a diagram is drawn from: ``{sizes, blocks, values}`` of a loaded model.
+
+    Shapes are those of one forward of this model, at its own size. ``proven`` are the
+    values, as ``host.name``, that the contract has verified; ``windows`` the tokens that attention sees, by block that has a window.
+    """
+    found = shapes(model)
+    return {
+        "sizes": model.sizes,
+        "blocks": blocks(model, windows or {}),
+        "values": [_value(model, row, found, f"{row.host}.{row.name}" in proven)
+                   for row in model.support() if row.available],
+    }
+
+
+def _value(model: LanguageModel, row: Row, found: Mapping[tuple[str, str, int | None], torch.Tensor], verified: bool) -> dict[str, Any]:
+    value = row.value
+    layer = None if row.host == "model" else row.layers[0]
+    first = None if layer is None else model.anatomy.block(layer).hosts[row.host]
+    # Of a value the run leaves out, the dtype is that of the kernel's state, or the integers of a size.
+    name = row.name if (row.host, row.name, layer) in found else "state_output"
+    there = [found[key] for at in ([None] if layer is None else row.layers[:2]) if (key := (row.host, name, at)) in found]
+    dtypes = dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in there)
+    return {
+        "host": vocabulary.HOSTS[row.host].path,
+        "name": value.name,
+        "layout": value.layout,
+        "dims": list(value.axes),
+        "meaning": value.meaning,
+        "read_at": row.read_at,
+        "writable": row.writable,
+        "layers": None if row.host == "model" else list(row.layers),
+        "condition": row.condition,
+        "optional": value.optional,
+        "shape": _shape(model, row, found),
+        "dtype": "|".join(dtypes) or None,
+        "class": type(model.hf).__name__ if first is None else class_of(model.layers[row.layers[0]], first),
+        "verified": verified,
+    }
+
+
+def _shape(model: LanguageModel, row: Row, found: Mapping[tuple[str, str, int | None], torch.Tensor]) -> dict[str, Any]:
+    """The axes of a value: ``symbols``, and as ``numbers`` those of the first block that has it; ``others`` where kinds of blocks differ."""
+    widths = (model.top if row.host == "model" else model.anatomy.block(row.layers[0]).hosts[row.host]).traits.get("widths", {})
+    symbols = ["width" if axis == "hidden_size" and row.name in widths else axis for axis in row.value.axes]
+    if row.host == "model":
+        return {"symbols": symbols, "numbers": _extents(row.value, found.get((row.host, row.name, None)), model.sizes)}
+    kinds: dict[int, list[int | str]] = {}
+    for block in model.anatomy.blocks:
+        if block.layers[0] in row.layers:
+            sizes = {**model.sizes, **block.hosts[row.host].sizes}
+            kinds[block.layers[0]] = _extents(row.value, found.get((row.host, row.name, block.layers[0])), sizes)
+    first = kinds[row.layers[0]]
+    others = [{"layers": list(model.anatomy.block(layer).layers), "numbers": numbers} for layer, numbers in kinds.items() if numbers != first]
+    return {"symbols": symbols, "numbers": first} | ({"others": others} if others else {})
+
+
+def _extents(value: vocabulary.Value, tensor: torch.Tensor | None, sizes: Mapping[str, int]) -> list[int | str]:
+    """One number for each axis, as the run had it; a letter where the call decides.
+
+    Values the run leaves out (one state per token) have the sizes the others named.
+    """
+    if tensor is None:
+        return [CALL.get(axis) or sizes[axis] for axis in value.axes]
+    return [CALL.get(axis) or extent for axis, extent in zip(value.axes, tensor.shape, strict=True)]
+
+
+def config_of(model: LanguageModel) -> dict[str, Any]:
+    """The configuration's figures: what this kind of model has beyond any model's, and a few that all have."""
+    from transformers import PreTrainedConfig
+
+    config = model.config.get_text_config()
+    usual = set(PreTrainedConfig().to_dict())
+    written = {key: value for key, value in config.to_dict().items() if key not in usual and value is not None}
+    return {
+        "architectures": type(model.hf).__name__,
+        "model_type": config.model_type,
+        **written,
+        "tie_word_embeddings": getattr(config, "tie_word_embeddings", getattr(model.config, "tie_word_embeddings", False)),
+        "dtype": str(model.hf.dtype).removeprefix("torch."),
+    }

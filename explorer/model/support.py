@@ -1,0 +1,111 @@
+"""What a loaded model can serve, and why not the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from explorer import vocabulary
+from explorer.discovery.discover import Anatomy, Host
+from explorer.vocabulary.availability import Missing, telling
+from explorer.vocabulary.formatting import ranges
+
+#: What a value needs of the way the model is loaded. A recurrent kernel's values need nothing:
+#: they are read where it is called, whichever it is.
+CONDITIONS = {
+    "attention_scores": 'needs attn_implementation="eager", which is what load uses',
+    "attention_probabilities": 'needs attn_implementation="eager", which is what load uses',
+    "expert_outputs": 'needs experts_implementation="grouped_mm" (the default) or "batched_mm"',
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One value of one host: where it is to be had, how it is read, and why not elsewhere.
+
+    ``layers`` are the blocks that have it (empty on the model host); ``reasons``
+    gives why each block that has not, under None for the model host.
+    """
+
+    host: str
+    value: vocabulary.Value
+    layers: tuple[int, ...]
+    read_at: str
+    condition: str | None
+    reasons: dict[int | None, Missing]
+    available: bool
+
+    @property
+    def name(self) -> str:
+        return self.value.name
+
+    @property
+    def writable(self) -> bool:
+        return self.value.written
+
+
+class Support:
+    """Rows in the vocabulary's order; printing it lists them."""
+
+    def __init__(self, rows: list[Row], layer: int | None) -> None:
+        self.rows, self.layer = rows, layer
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, name: str) -> Row:
+        """A row by value name, or by ``"host.value"`` where several hosts have it; an available one first."""
+        values = vocabulary.lookup(name)
+        rows = [row for row in self.rows if row.value in values]
+        return next((row for row in rows if row.available), rows[0])
+
+    def __repr__(self) -> str:
+        lines = []
+        there = {row.host for row in self.rows if row.available}
+        for row in (row for row in self.rows if row.host in there or row.host in ("model", "layers")):
+            where = f"{vocabulary.HOSTS[row.host].path}.{row.name}"
+            if row.available:
+                scope = "" if row.host == "model" else f"  blocks {ranges(row.layers, dash='-')}"
+                lines.append(f"  yes  {where:<52} {row.value.typed}{scope}")
+            else:
+                lines.append(f"  no   {where:<52} {telling(row.reasons.values())}")
+        for path in dict.fromkeys(vocabulary.HOSTS[row.host].path for row in self.rows if row.host not in there):
+            rows = [row for row in self.rows if vocabulary.HOSTS[row.host].path == path and row.host not in there]
+            if path not in ("model", "model.layers[i]"):
+                kinds = ", ".join(dict.fromkeys(row.host for row in rows))
+                lines.append(f"  no   {path + '.*':<52} {kinds}: {telling(reason for row in rows for reason in row.reasons.values())}")
+        return "\n".join(lines)
+
+
+def support(anatomy: Anatomy, top: Host, layer: int | None = None) -> Support:
+    """What is available, on every block or on one."""
+    layers = range(anatomy.frame.num_layers) if layer is None else (layer,)
+    rows = []
+    for value in vocabulary.VALUES:
+        if value.host == "model":
+            there = value.name not in top.missing
+            says = read_at(top, value) if there else ""
+            reasons = {} if there else {None: top.missing[value.name]}
+            rows.append(Row("model", value, (), says, None, reasons, there))
+            continue
+        having, reasons, says = [], {}, ""
+        for index in layers:
+            host = anatomy.block(index).hosts[value.host]
+            if value.name in host.missing:
+                reasons[index] = host.missing[value.name]
+            else:
+                having.append(index)
+                says = says or read_at(host, value)
+        rows.append(Row(value.host, value, tuple(having), says, CONDITIONS.get(value.name), reasons, bool(having)))
+    return Support(rows, layer)
+
+
+def read_at(host: Host, value: vocabulary.Value) -> str:
+    """The place a value is read at, in words."""
+    if value.derived:
+        return value.says
+    says = [place.says for place in host.places[value.name]]
+    return says[0] if len(says) == 1 else f"{says[0]} (on a decoding step: {says[1]})"

@@ -1,0 +1,99 @@
+"""Replay: a recurrence run again from what its kernel was given in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from explorer.recurrence import delta_rule as recurrence
+from explorer.recurrence import state_space
+from explorer.recurrence.delta_rule import Heads
+from explorer.vocabulary import REPLAYS
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What the recurrent kernel of one call was given, to run its recurrence again.
+
+    ``given`` holds, by the names in ``vocabulary.REPLAYS[host]``, tensors in the vocabulary's
+    layouts; ``state_input`` may be None. Where a method takes ``heads``, those are replayed
+    alone (channels, where the recurrence has a state for each).
+    """
+
+    host: str
+    given: Mapping[str, torch.Tensor | None]
+
+    @property
+    def state_input(self) -> torch.Tensor | None:
+        return self.given.get("state_input")
+
+    def lacks(self, missing: Collection[str]) -> str | None:
+        """A value it cannot do without and was not given, beside those the model has not (``missing``); None where it is complete."""
+        needed = [name for name in REPLAYS[self.host] if name != "state_input" and name not in missing]
+        return next((name for name in needed if self.given.get(name) is None), None)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether no state entered the call, or what entered is forgotten at once."""
+        if self.host == "gated_recurrence":
+            return not self.given["recurrent_gate"][:, 0].any()
+        return self.state_input is None
+
+    def _arguments(self, *without: str) -> list[torch.Tensor | None]:
+        return [self.given.get(name) for name in REPLAYS[self.host] if name not in ("state_input", *without)]
+
+    def steps(self, heads: Heads = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Per token what is read [batch heads …] and the state after it [batch heads …]."""
+        return _STEPS[self.host](*self._arguments(), state=self.state_input, heads=heads)
+
+    def run(self, heads: Heads = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """What every token reads [batch seq heads …], and the last state."""
+        outputs, last = [], None
+        for output, last in self.steps(heads):
+            outputs.append(output)
+        return torch.stack(outputs, dim=1), last
+
+    def states(self, heads: Heads = None) -> torch.Tensor:
+        """The state after every token: [batch seq heads …]."""
+        return torch.stack([state for _, state in self.steps(heads)], dim=1)
+
+    def state_at(self, token: int, heads: Heads = None) -> torch.Tensor:
+        """The state after one token [batch heads …], with memory for one; raises ValueError for a token there is not."""
+        count = next(tensor for tensor in self._arguments()[::-1] if tensor is not None and tensor.dim() > 1).shape[1]
+        if not -count <= token < count:
+            raise ValueError(f"token {token} is outside a sequence of {count} tokens")
+        return next(state for index, (_, state) in enumerate(self.steps(heads)) if index == token % count)
+
+    def norms(self) -> torch.Tensor:
+        """The size (Frobenius norm) of every head's state after every token: [batch seq heads]."""
+        return torch.stack([state.flatten(2).norm(dim=-1) if state.dim() > 2 else state.abs() for _, state in self.steps()], dim=1)
+
+    def state_attention(self) -> torch.Tensor:
+        """The implied attention of a fresh prompt: [batch heads query key]."""
+        return _ATTENTION[self.host](self)
+
+
+def _delta_attention(replay: Replay) -> torch.Tensor:
+    q, k, g, b = replay._arguments("attention_values")
+    # Head by head, to hold little at once; shapes alone take no memory.
+    return recurrence.state_attention(q, k, g, b, one_at_a_time=q.device.type != "meta")
+
+
+_STEPS = {
+    "linear_attn": recurrence.delta_rule_steps,
+    "kda": recurrence.delta_rule_steps,
+    "retention": state_space.retention_steps,
+    "ssd": state_space.ssd_steps,
+    "selective_scan": state_space.scan_steps,
+    "gated_recurrence": state_space.gated_steps,
+}
+_ATTENTION = {
+    "linear_attn": _delta_attention,
+    "kda": _delta_attention,
+    "retention": lambda replay: state_space.retention_attention(*replay._arguments("attention_values")),
+    "ssd": lambda replay: state_space.ssd_attention(*replay._arguments("attention_values")),
+    "selective_scan": lambda replay: state_space.scan_attention(*replay._arguments("attention_values")),
+    "gated_recurrence": lambda replay: state_space.gated_attention(*replay._arguments("attention_values")),
+}

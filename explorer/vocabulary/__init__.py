@@ -1,0 +1,41 @@
+"""The standard values, their layouts and their hosts, as data."""
+
+from explorer.vocabulary.values import (
+    BY_HOST,
+    CALL_AXES,
+    HOSTS,
+    KERNEL_ARGUMENTS,
+    LAYOUTS,
+    MIXERS,
+    NAMES,
+    OFF_STREAM,
+    RECURRENT,
+    REPLAYS,
+    VALUES,
+    Host,
+    Layout,
+    UnknownValue,
+    Value,
+    lookup,
+    of_attribute,
+)
+
+__all__ = [
+    "BY_HOST",
+    "CALL_AXES",
+    "HOSTS",
+    "KERNEL_ARGUMENTS",
+    "LAYOUTS",
+    "MIXERS",
+    "NAMES",
+    "OFF_STREAM",
+    "RECURRENT",
+    "REPLAYS",
+    "VALUES",
+    "Host",
+    "Layout",
+    "UnknownValue",
+    "Value",
+    "lookup",
+    "of_attribute",
+]

@@ -1,0 +1,205 @@
+"""The code behind each panel: a complete cell that runs as it is and ends with ``shown``.
+
+``shown`` holds the numbers the panel draws, so a test can run the cell and compare. Each function
+takes a run, which is a recording that says what it was made from (``run.origin``), and a selection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from explorer import vocabulary
+from explorer.model.recording import key_of
+from explorer.widgets.views.selection import Recorded, Selection, recurrence_of
+from explorer.widgets.views.state import SHOWN
+
+_EDIT_CALLS = {"expert": "ablate_expert", "head": "zero_head"}
+_EDIT_WORDS = {"expert": "ablate expert", "head": "zero head"}
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """One edit of the forward pass: an expert ablated or a head zeroed on one block.
+
+    ``host`` says of which mixer the head is, where it is not of the block's first.
+    """
+
+    kind: str
+    layer: int
+    index: int
+    host: str = ""
+
+    @property
+    def call(self) -> str:
+        """The call of explorer.model.edits that makes this edit."""
+        return f"{_EDIT_CALLS[self.kind]}({self.layer}, {self.index}{f', {quoted(self.host)}' if self.host else ''})"
+
+    @property
+    def words(self) -> str:
+        return f"{_EDIT_WORDS[self.kind]} {self.index} of block {self.layer}{f' ({self.host})' if self.host else ''}"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a recording was made from: the words that make it again."""
+
+    source: str
+    prompt: str
+    interventions: tuple[Intervention, ...] = ()
+
+
+def quoted(text: str) -> str:
+    """``text`` as a Python string: double quotes where they need no escape, what is not printable escaped."""
+    return repr(text) if '"' in text else '"' + repr("'" + text)[2:]
+
+
+def cell(
+    origin: Origin, values: Sequence[str], layers: Iterable[int] | None, lines: Sequence[str], imports: str = "",
+) -> str:
+    """A cell that records ``values`` and works out ``shown`` in ``lines``."""
+    names = sorted({_EDIT_CALLS[edit.kind] for edit in origin.interventions} | {"load"})
+    arguments = [f"values={list(values)!r}".replace("'", '"')]
+    if layers is not None:
+        arguments.append(f"layers={list(layers)!r}")
+    if origin.interventions:
+        arguments.append(f"edits=[{', '.join(edit.call for edit in origin.interventions)}]")
+    return "\n".join([
+        *([imports, ""] if imports else []), f"from explorer import {', '.join(names)}", "",
+        f"model = load({quoted(origin.source)})",
+        f"prompt = {quoted(origin.prompt)}",
+        f"rec = model.record(prompt, {', '.join(arguments)})",
+        *lines, "",
+    ])
+
+
+def router_grid(run: Recorded, chosen: Selection) -> str:
+    block = chosen.block
+    if chosen.router != "weights":
+        name = f"router_{chosen.router}"
+        return cell(run.origin, [name], [block], [f'shown = rec["{name}", {block}][0]  # [token expert]'])
+    return cell(run.origin, ["router_logits", "expert_indices", "expert_weights"], [block], [
+        f'experts, weights = rec["expert_indices", {block}][0], rec["expert_weights", {block}][0]',
+        f'shown = torch.full(rec["router_logits", {block}][0].shape, float("nan"))',
+        "shown = shown.scatter(1, experts, weights.float())  # [token expert]",
+    ], "import torch")
+
+
+def router_load(run: Recorded, chosen: Selection) -> str:
+    return cell(run.origin, ["router_logits", "expert_indices"], None, [
+        "counts = [",
+        '    torch.bincount(rec["expert_indices", i].flatten(), minlength=rec["router_logits", i].shape[-1])',
+        '    for i in rec.layers("expert_indices")',
+        "]",
+        "shown = torch.stack(counts) / len(rec.tokens)  # [block expert]",
+    ], "import torch")
+
+
+def router_margin(run: Recorded, chosen: Selection) -> str:
+    return _row(run.origin, "router_margin", chosen.block, "[token]")
+
+
+def attention_all(run: Recorded, chosen: Selection) -> str:
+    return _row(run.origin, f"attention_{chosen.pattern}", chosen.block, "[head query key]")
+
+
+def attention_one(run: Recorded, chosen: Selection) -> str:
+    return _row(run.origin, f"attention_{chosen.pattern}", chosen.block, "[query key]", f"[0, {chosen.head}]")
+
+
+def _recurrence(run: Recorded, chosen: Selection) -> tuple[str, Callable[[str], str]]:
+    """The host of the chosen block's recurrence, and how a recording names its values."""
+    host = recurrence_of(run, chosen.block)
+    return host, lambda name: key_of(vocabulary.BY_HOST[host][name], run.mixers[chosen.block])
+
+
+def state_kept(run: Recorded, chosen: Selection) -> str:
+    host, key = _recurrence(run, chosen)
+    shown = SHOWN[host]
+    if vocabulary.BY_HOST[host][shown.kept].fixed:  # the same at every token
+        return _row(run.origin, key(shown.kept), chosen.block, "[head token]", ".exp()[:, None].expand(-1, len(rec.tokens))")
+    mean = ".mean(-1)" if len(vocabulary.BY_HOST[host][shown.kept].axes) > 3 else ""
+    return _row(run.origin, key(shown.kept), chosen.block, "[head token]", f"[0]{mean}{'.exp()' if shown.log else ''}.T")
+
+
+def state_written(run: Recorded, chosen: Selection) -> str:
+    host, key = _recurrence(run, chosen)
+    return _row(run.origin, key(SHOWN[host].written), chosen.block, "[head token]", "[0].T")
+
+
+def state_all(run: Recorded, chosen: Selection) -> str:
+    _, key = _recurrence(run, chosen)
+    return _row(run.origin, key("state_attention"), chosen.block, "[head query key]")
+
+
+def state_one(run: Recorded, chosen: Selection) -> str:
+    _, key = _recurrence(run, chosen)
+    return _row(run.origin, key("state_attention"), chosen.block, "[query key]", f"[0, {chosen.head}]")
+
+
+def _replayed(run: Recorded, chosen: Selection) -> list[str]:
+    """What a recording must hold for a block's recurrence to be run again from a fresh start."""
+    host, key = _recurrence(run, chosen)
+    return [key(name) for name in vocabulary.REPLAYS[host] if name != "state_input"]
+
+
+def state_matrix(run: Recorded, chosen: Selection) -> str:
+    host, _ = _recurrence(run, chosen)
+    axes = vocabulary.BY_HOST[host]["state_output"].axes
+    one = f"rec.state({chosen.block}, {chosen.head}, {chosen.token})[0]  # [key_dim value_dim]"
+    every = f"rec.replay({chosen.block}).state_at({chosen.token})"
+    channels = f"{every}[0].T  # [key_dim channels]" if len(axes) > 2 else f"{every}  # [batch channels]"
+    return cell(run.origin, _replayed(run, chosen), [chosen.block], [f"shown = {one if 'heads' in axes else channels}"])
+
+
+def state_norm(run: Recorded, chosen: Selection) -> str:
+    return cell(run.origin, _replayed(run, chosen), [chosen.block], [
+        f"shown = torch.stack([state[0].norm() for state in rec.states({chosen.block}, {chosen.head})])  # [token]",
+    ], "import torch")
+
+
+def stream_addends(run: Recorded, chosen: Selection) -> str:
+    made = {name for layer in range(run.num_layers) for name in run.addends(layer)}
+    named = ["attention_output", "mlp.mlp_output"] if "mlp_output" in made else ["attention_output"]
+    return cell(run.origin, ["layer_input", *named], None, [
+        "shown = torch.stack([",
+        '    rec[name, i][0].norm(dim=-1) / rec["layer_input", i][0].norm(dim=-1)',
+        "    for i in range(rec.num_layers) for name in rec.addends(i)",
+        "]).log10()  # [block and sublayer, token]",
+    ], "import torch")
+
+
+def stream_norms(run: Recorded, chosen: Selection) -> str:
+    return cell(run.origin, ["layer_input", "layer_output"], None, [
+        'stream = [rec["layer_input", i][0] for i in range(rec.num_layers)]',
+        'stream.append(rec["layer_output", rec.num_layers - 1][0])',
+        "shown = torch.stack([x.norm(dim=-1) for x in stream]).log10()  # [place token]",
+    ], "import torch")
+
+
+def part(origin: Origin, key: str, layer: int | None, typed: str) -> str:
+    """The cell that reads one value, whole."""
+    where = f'"{key}"' if layer is None else f'"{key}", {layer}'
+    return cell(origin, [key], None if layer is None else [layer], [f"shown = rec[{where}]  # {typed}"])
+
+
+def compare(run: Recorded, chosen: Selection) -> str:
+    """The cell behind before, after and difference: how far the edits move every position."""
+    origin = run.origin
+    functions = sorted({_EDIT_CALLS[edit.kind] for edit in origin.interventions} | {"load"})
+    calls = ", ".join(edit.call for edit in origin.interventions)
+    return "\n".join([
+        f"from explorer import {', '.join(functions)}", "",
+        f"model = load({quoted(origin.source)})",
+        f"prompt = {quoted(origin.prompt)}",
+        'before = model.record(prompt, values=["logits"])["logits"][0].log_softmax(-1)',
+        f'after = model.record(prompt, values=["logits"], edits=[{calls}])["logits"][0].log_softmax(-1)',
+        "shown = (before.exp() * (before - after)).sum(-1)  # [token]",
+        f"difference = after[{chosen.token}].exp() - before[{chosen.token}].exp()  # [vocab_size]",
+        f"for token in before[{chosen.token}].topk(5).indices.tolist():",
+        f"    print(repr(model.tokenizer.decode([token])), float(before[{chosen.token}, token].exp()), float(difference[token]))", "",
+    ])
+
+
+def _row(origin: Origin, name: str, layer: int, typed: str, index: str = "[0]") -> str:
+    return cell(origin, [name], [layer], [f'shown = rec["{name}", {layer}]{index}  # {typed}'])

@@ -1,0 +1,136 @@
+"""One live tensor: its facts, and a picture of it whatever its layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from explorer.vocabulary import LAYOUTS, Value, lookup
+from explorer.widgets.views import state as views_state
+from explorer.widgets.views.picture import Axis, Heatmap, Refusal
+from explorer.widgets.views.selection import Recorded, Replayed, Selection, missing, numbered_axis, plain, token_axis
+
+#: Values that are never negative or are bounded: drawn on the sequential map.
+_UNSIGNED = {
+    "attention_probabilities", "router_scores", "router_margin", "expert_weights", "expert_indices",
+    "betas", "next_token_probs", "head_gate", "input_ids", "attention_mask",
+}
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """What is true of a tensor at a glance."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    layout: str
+    dtype: str
+    least: float
+    mean: float
+    most: float
+    finite: bool
+
+
+def value_of(key: str, mixers: Sequence[str]) -> Value:
+    """The vocabulary's entry for a value name on a block with these mixers, the first that has it."""
+    found = lookup(key)
+    return next((value for mixer in mixers for value in found if value.host == mixer), found[0])
+
+
+def facts(tensor: torch.Tensor, value: Value) -> TensorFacts:
+    """Shape, dtype, minimum, mean and maximum; what a mask set to the lowest number is left out of them."""
+    numbers = tensor.detach().float()
+    known = numbers[torch.isfinite(numbers) & (numbers > -1e30)]
+    ends = (known.min(), known.mean(), known.max()) if known.numel() else (torch.tensor(float("nan")),) * 3
+    return TensorFacts(
+        tuple(tensor.shape), value.axes, value.layout, str(tensor.dtype).removeprefix("torch."),
+        *(float(end) for end in ends), finite=known.numel() == numbers.numel(),
+    )
+
+
+def part(rec: Replayed, chosen: Selection, key: str | None = None) -> Heatmap | Refusal:
+    """A picture of the chosen value on the chosen block, as two axes of it.
+
+    A layout with three axes shows the chosen head, one with a state the chosen head
+    after the run; a vector per token shows tokens down and channels across. ``state``
+    is replayed: it is shown after the chosen token.
+    """
+    key = key or chosen.part
+    value = value_of(key, rec.mixers[chosen.block])
+    if value.name == "state":
+        return views_state.matrix(rec, chosen)
+    tensor = read(rec, chosen, key)
+    if isinstance(tensor, Refusal):
+        return tensor
+    matrix, axes, of = _matrix(tensor, value, chosen)
+    values = plain(matrix).astype(np.float32)
+    values[values < -1e30] = np.nan
+    signed = value.name not in _UNSIGNED and bool(np.nanmin(values, initial=0.0) < 0)
+    return Heatmap(
+        title=f"{value.name}{of}", values=values, signed=signed,
+        x=_axis(rec, axes[1], values.shape[1]), y=_axis(rec, axes[0], values.shape[0]),
+    )
+
+
+def read(rec: Replayed, chosen: Selection, key: str) -> torch.Tensor | Refusal:
+    """A value of the chosen block in its layout, ``state`` that of one head (or all channels); or why it is no picture."""
+    value = value_of(key, rec.mixers[chosen.block])
+    if value.name == "state":
+        if (reason := views_state.refusal(rec, chosen.block)) is not None:
+            return reason
+        replay = rec.replay(chosen.block)
+        return replay.state_at(chosen.token, [views_state.chosen_head(rec, chosen)] if views_state.by_head(replay.host) else None)
+    layer = None if value.host == "model" else chosen.block
+    if (key, layer) not in rec:
+        return missing(rec, key, layer)
+    tensor = rec[key, layer]
+    if tensor is None:
+        return Refusal(f"{value.name} is None here: {value.meaning}.")
+    if not isinstance(tensor, torch.Tensor):
+        return Refusal(f"{value.name} is {tensor}: {value.meaning}.")
+    return tensor
+
+
+def _matrix(tensor: torch.Tensor, value: Value, chosen: Selection) -> tuple[torch.Tensor, tuple[str, str], str]:
+    """Two axes of ``tensor``, their names, and words for what was chosen along the others."""
+    axes, of = list(LAYOUTS[value.layout].axes), []
+    if len(axes) != tensor.dim():  # a layout with one axis more on some families
+        axes = axes + [f"axis {n}" for n in range(len(axes), tensor.dim())]
+    if axes and axes[0] == "batch":
+        tensor, axes = tensor[0], axes[1:]
+    while tensor.dim() > 2:
+        axis = _axis_to_fix(axes)
+        index = _index(axes[axis], tensor.shape[axis], chosen)
+        of.append(f"{_singular(axes[axis])} {index}")
+        tensor = tensor.select(axis, index)
+        axes.pop(axis)
+    while tensor.dim() < 2:
+        tensor, axes = tensor.unsqueeze(0), ["", *axes]
+    return tensor, (axes[0], axes[1]), f", {', '.join(of)}" if of else ""
+
+
+def _axis_to_fix(axes: list[str]) -> int:
+    """Which axis to choose one index of: the heads first, then slots, then the tokens."""
+    for wanted in ("num_heads", "num_kv_heads", "heads", "top_k", "seq"):
+        if wanted in axes:
+            return axes.index(wanted)
+    return 0
+
+
+def _index(axis: str, size: int, chosen: Selection) -> int:
+    if axis in ("num_heads", "heads", "num_kv_heads"):
+        return min(chosen.head, size - 1)
+    return min(chosen.token, size - 1) if axis == "seq" else 0
+
+
+def _singular(axis: str) -> str:
+    return {"num_heads": "head", "heads": "head", "num_kv_heads": "key/value head", "top_k": "slot", "seq": "token"}.get(axis, axis)
+
+
+def _axis(rec: Recorded, name: str, size: int) -> Axis:
+    if name in ("seq", "query", "key") and size == len(rec.tokens):
+        return token_axis(rec, {"query": "token reading", "key": "token read"}.get(name, "token"))
+    return numbered_axis(name.replace("_", " "), size)

@@ -1,0 +1,379 @@
+"""The explorer behind its page: jobs, sessions, the server, the command line."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from explorer import load
+from explorer.__main__ import main
+from explorer.app.server import MOST_SESSIONS, BusyPort, Desk, free_port, origins
+from explorer.app.worker import Job, Worker
+from explorer.widgets import palette
+from tests.support.app_page import HYBRID, PATIENCE, Page
+from tests.support.explorer_server import explorer  # noqa: F401  a fixture
+
+
+# -- jobs -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def worker():
+    worker = Worker()
+    yield worker
+    worker.close()
+
+
+def finished(worker: Worker, work, **options) -> Job:
+    done = threading.Event()
+    job = Job("test", work, lambda job: done.set(), **options)
+    worker.submit(job)
+    assert done.wait(PATIENCE)
+    return job
+
+
+def test_jobs_run_one_after_the_other_in_one_thread(worker):
+    threads, order = set(), []
+
+    def work(number):
+        threads.add(threading.get_ident())
+        order.append(number)
+
+    for number in range(5):
+        worker.submit(Job("test", lambda job, number=number: work(number), lambda job: None))
+    finished(worker, lambda job: None)
+    assert order == list(range(5)) and len(threads) == 1 and threading.get_ident() not in threads
+
+
+def test_a_job_that_fails_leaves_the_worker_working(worker):
+    job = finished(worker, lambda job: 1 / 0)
+    assert isinstance(job.error, ZeroDivisionError) and not job.cancelled
+    assert finished(worker, lambda job: 7).result == 7
+
+
+def test_a_waiting_job_can_be_cancelled_and_a_running_one_stops_where_it_asks(worker):
+    started, go = threading.Event(), threading.Event()
+
+    def slow(job):
+        started.set()
+        go.wait(PATIENCE)
+        job.stage("next")
+
+    ended = [threading.Event(), threading.Event()]
+    first = worker.submit(Job("slow", slow, lambda job: ended[0].set()))
+    second = worker.submit(Job("waiting", lambda job: "ran", lambda job: ended[1].set()))
+    assert started.wait(PATIENCE)
+    first.cancel(), second.cancel(), go.set()
+    assert all(event.wait(PATIENCE) for event in ended)
+    assert first.cancelled and second.cancelled and second.result is None
+
+
+# -- sessions -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def opened():
+    """One page for the tests that do not mind what was done on it before."""
+    page = Page().start()
+    yield page
+    page.session.close()
+
+
+def test_a_page_gets_its_model_tokens_and_panels(opened):
+    run = next(message["run"] for message in opened.sent if "run" in message)
+    assert run["weights"] == "random, seed 0" and "".join(run["tokens"]) == "In·the·beginning·God"
+    assert run["mixers"] == [["linear_attn"]] * 3 + [["self_attn"]] and opened.last("selection")["token"] == len(run["tokens"]) - 1
+    assert {"router_grid", "router_load", "router_margin"} <= set(opened.cards)
+    assert opened.last("compare")["rows"][0]["before"] > 0
+
+
+@pytest.mark.parametrize("named, opens", [
+    (HYBRID, True), ("specimen:llama", True), ("/somewhere/model.gguf", False), ("someone/some-checkpoint", False),
+    ("specimen:../llama", False), (["specimen:llama"], False),
+])
+def test_an_address_loads_nothing_that_is_not_shipped_or_open_already(named, opens):
+    asked = []
+
+    def loading(source):
+        asked.append(source)
+        return load(HYBRID)
+
+    page = Page(loads=loading)
+    page.say(do="hello", wish={"model": named, "block": 3, "prompt": "In the beginning"})
+    if not opens:
+        assert page.session.job is None and not asked and page.last("run") is None
+        assert page.last("hello")["source"] == str(named) and page.last("hello")["prompt"] == "In the beginning"
+        assert str(named) in page.last("notice") and "press Run" in page.last("notice")
+        page.say(do="run", model=str(named), prompt="In the beginning")
+    page.wait(lambda: page.last("selection"))
+    assert asked == [str(named)] and page.last("selection")["block"] == 3 and page.last("notice") is None
+    page.say(do="hello", wish={"model": named})
+    assert page.session.job is not None, "a model that is loaded opens at once"
+    page.session.close()
+
+
+def test_selections_are_answered_and_kept_in_range(opened):
+    opened.say(do="select", block=99, token=99, head=99, tab="attention", seq=101)
+    opened.answered(101)
+    assert opened.last("selection") | {"part": ""} == {
+        "block": 3, "token": len(opened.session.run.tokens) - 1, "head": 8, "pattern": "probabilities", "router": "scores", "part": "",
+    }
+    opened.say(do="select", block="nonsense", pattern="<b>", tab="nowhere", seq=102)
+    opened.answered(102)
+    assert opened.last("selection")["block"] == 3 and opened.last("tab") == "attention"
+
+
+def test_messages_that_make_no_sense_are_ignored(opened):
+    for message in (None, "hello", {}, {"do": None}, {"do": "__init__"}, {"do": "select", "block": [1]}):
+        opened.session.receive(message)
+
+
+def test_only_cards_that_changed_are_drawn_again(opened):
+    opened.say(do="select", tab="attention", block=3, head=0, token=0, seq=201)
+    opened.answered(201)
+    opened.say(do="select", head=1, seq=202)
+    opened.answered(202)
+    assert set(opened.last("cards")) == {"attention_one"}
+    opened.say(do="select", token=1, seq=203)
+    opened.answered(203)
+    assert opened.last("cards") == {}
+
+
+def test_a_part_shows_facts_and_code(opened):
+    opened.say(do="select", tab="tensor", part="decays", block=0, seq=301)
+    opened.answered(301)
+    part = opened.last("part")
+    assert part["expression"] == "model.layers[0].linear_attn.decays" and part["refusal"] is None
+    assert dict(part["facts"])["shape"] == f"1 × {len(opened.session.run.tokens)} × 10" and 'rec["decays", 0]' in part["code"]
+    opened.say(do="select", part="expert_outputs", seq=302)
+    opened.wait(lambda: (opened.last("part") or {}).get("name") == "expert_outputs" and opened.last("part")["refusal"] is None)
+    opened.say(do="select", part="lm_head_output", seq=305)
+    opened.wait(lambda: (opened.last("part") or {}).get("name") == "lm_head_output" and opened.last("part")["refusal"] is None)
+    opened.say(do="select", part="states", block=3, seq=306)
+    opened.answered(306)
+    assert "softmax attention" in opened.last("part")["refusal"] and opened.session.job is None
+    opened.say(do="select", block=0, part="head_gate", seq=303)
+    opened.answered(303)
+    assert "recurrent" in opened.last("part")["refusal"] or "softmax" in opened.last("part")["refusal"]
+    opened.say(do="select", part="router_logit", seq=304)
+    opened.answered(304)
+    assert "router_logits" in opened.last("part")["refusal"], "nearest names are offered"
+
+
+def test_the_state_is_shown_after_the_chosen_token(opened):
+    rec = load(HYBRID).record(opened.session.run.origin.prompt, values=["linear_attn.states"], layers=[1])
+    for seq, token in ((401, 1), (402, 3)):
+        opened.say(do="select", tab="tensor", part="state", block=1, head=2, token=token, seq=seq)
+        opened.answered(seq)
+        part, facts = opened.last("part"), dict(opened.last("part")["facts"])
+        state = rec["states", 1][0, token, 2]
+        assert part["refusal"] is None and facts["shape"] == " × ".join(map(str, (1, 1, *state.shape)))
+        assert float(facts["maximum"].replace("−", "-")) == pytest.approx(float(state.max()), rel=1e-2)
+        assert f"rec.state(1, 2, {token})" in part["code"]
+        assert opened.cards["part"]["refusal"] is None and f"state of head 2 after token {token}" in opened.cards["part"]["title"]
+    opened.say(do="select", block=3, seq=403)
+    opened.answered(403)
+    assert "softmax attention" in opened.last("part")["refusal"] and opened.session.job is None
+
+
+def test_figures_are_made_when_there_is_first_something_to_draw_on_them():
+    page = Page()
+    board = page.session.board
+    assert not board.figures and not any(place.children for place in board.places.values())
+    page.start(tab="router", block=3)
+    made = dict(board.figures)
+    assert set(made) == {"router_grid", "router_load", "router_margin"}
+    page.say(do="select", tab="state", seq=1)
+    page.answered(1)
+    assert board.figures == made, "a block without a state needs no figure for one"
+    page.say(do="theme", theme="dark")
+    page.say(do="select", tab="attention", seq=2)
+    page.answered(2)
+    page.say(do="select", tab="router", block=0, seq=3)
+    page.answered(3)
+    assert set(board.figures) == {*made, "attention_all", "attention_one"} and made.items() <= board.figures.items()
+    for name, figure in board.figures.items():
+        assert board.places[name].children == [figure.figure]
+        assert figure.figure.outline_line_color == (None if name == "attention_all" else palette.ROLES["muted"].dark)
+    page.session.close()
+
+
+def test_an_intervention_changes_the_run_and_switching_it_off_takes_it_back():
+    page = Page().start()
+    rows = [{"kind": "expert", "layer": 0, "index": 1, "on": True}, {"kind": "head", "layer": 3, "index": 2, "on": True}]
+    page.say(do="intervene", list=rows)
+    kl = page.wait(lambda: (page.last("compare") or {}).get("kl"))
+    assert float(kl["largest"]) > 0 and page.last("compare")["changed"] == ["ablate expert 1 of block 0", "zero head 2 of block 3"]
+    assert abs(page.last("compare")["rows"][0]["difference"]) > 0
+    page.say(do="shown", shown="after", seq=None)
+    page.wait(lambda: page.last("shown") == "after")
+    page.say(do="intervene", list=[row | {"on": False} for row in rows])
+    page.wait(lambda: page.last("shown") == "before" and "kl" not in page.last("compare"))
+
+
+@pytest.mark.parametrize("row, sentence", [
+    ({"kind": "expert", "layer": 0, "index": 99}, "experts 0 to 11"), ({"kind": "head", "layer": 3, "index": 9}, "heads 0 to 8"),
+    ({"kind": "head", "layer": 77, "index": 0}, "no block 77"), ({"kind": "bomb", "layer": 0, "index": 0}, "There is no"),
+])
+def test_an_impossible_intervention_is_refused_in_a_sentence(opened, row, sentence):
+    opened.say(do="intervene", list=[row | {"on": True}])
+    assert sentence in opened.last("notice")
+
+
+@pytest.mark.parametrize("model, prompt, sentence", [
+    (HYBRID, "", "The prompt is empty"), (HYBRID, " \n ", "The prompt is empty"), (HYBRID, "a " * 9000, "takes at most"),
+    ("specimen:qwen", "a", "qwen3"), ("/no/such/folder", "a", "/no/such/folder"), ("", "a", "."),
+])
+def test_what_cannot_be_run_is_said_on_the_page(opened, model, prompt, sentence):
+    before = len(opened.sent)
+    opened.say(do="run", model=model, prompt=prompt)
+    notice = opened.wait(lambda: next((m["notice"] for m in opened.sent[before:] if m.get("notice")), None))
+    assert sentence in notice and "\n" not in notice.strip()
+
+
+def test_a_newer_run_replaces_an_older_one():
+    page = Page().start()
+    page.say(do="run", model=HYBRID, prompt="one two three")
+    page.say(do="run", model=HYBRID, prompt="four five")
+    page.wait(lambda: page.last("run") and page.last("run")["prompt"] == "four five")
+    assert not any(m.get("run", {}).get("prompt") == "one two three" for m in page.sent)
+    page.say(do="run", model=HYBRID, prompt="six")
+    page.say(do="cancel")
+    page.wait(lambda: (page.last("notice") or "").startswith("Cancelled"))
+    assert page.last("run")["prompt"] == "four five"
+
+
+def test_a_closed_session_hears_nothing_more():
+    page = Page().start()
+    page.say(do="select", block=1, seq=9)
+    page.session.close()
+    sent = len(page.sent)
+    page.say(do="select", block=2, seq=10)
+    time.sleep(0.2)
+    for work in page.waiting:
+        work()
+    assert len(page.sent) == sent
+
+
+def test_pages_are_counted():
+    desk = Desk(2)
+    assert desk.enter("a") and not desk.full and desk.enter("b") and desk.full and not desk.enter("c")
+    desk.leave("a")
+    assert not desk.full and desk.enter("c")
+
+
+def test_a_page_nobody_looks_at_any_more_keeps_nobody_out():
+    desk, left = Desk(1), threading.Event()
+    assert desk.enter("a", left.is_set) and not desk.enter("b")
+    left.set()
+    assert desk.enter("b", left.is_set)
+
+
+# -- the server and the command line --------------------------------------------------
+
+
+@contextmanager
+def taken_port():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+def test_origins_are_exact():
+    assert origins("127.0.0.1", 5006) == ["127.0.0.1:5006", "localhost:5006"]
+    assert origins("192.0.2.7", 80) == ["192.0.2.7:80"]
+    assert all("*" not in origin for origin in origins("0.0.0.0", 5006))
+    assert "[::1]:5006" in origins("::1", 5006)
+
+
+def test_a_busy_port_is_said_before_a_model_is_loaded(capsys):
+    with taken_port() as port:
+        with pytest.raises(BusyPort):
+            free_port("127.0.0.1", port)
+        assert main([HYBRID, "--port", str(port), "--no-browser"]) == 2
+    said = capsys.readouterr().err
+    assert f"Port {port} of 127.0.0.1 is busy" in said and "Loading" not in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("arguments, sentence", [
+    ([HYBRID, "--prompt", ""], "The prompt is empty"),
+    ([HYBRID, "--prompt", "a " * 9000], "takes at most"),
+    (["specimen:quen3_next"], "qwen3_next"),
+    (["/no/such/model.gguf"], "/no/such/model.gguf"),
+    ([HYBRID, "--port", "70000"], "no port 70000"),
+    ([HYBRID, "--host", "192.0.2.7"], "not an address of this machine"),
+])
+def test_what_cannot_be_served_is_one_sentence_and_2(arguments, sentence, capsys):
+    port = [] if "--port" in arguments else ["--port", "0"]
+    assert main([*arguments, *port, "--no-browser"]) == 2
+    said = [line for line in capsys.readouterr().err.strip().splitlines() if not line.startswith("Loading")]
+    assert len(said) == 1 and sentence in said[0]
+
+
+def websocket_status(address: tuple[str, int], origin: str) -> int:
+    """How the server answers a websocket from a page of ``origin``."""
+    line = http.client.HTTPConnection(*address, timeout=30)
+    line.request("GET", "/ws", headers={
+        "Host": f"{address[0]}:{address[1]}", "Origin": origin, "Upgrade": "websocket", "Connection": "Upgrade",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Protocol": "bokeh, token",
+    })
+    status = line.getresponse().status
+    line.close()
+    return status
+
+
+def test_a_page_of_another_origin_gets_no_websocket(explorer):
+    address = explorer.host, explorer.port
+    assert websocket_status(address, "http://evil.example") == 403
+    assert websocket_status(address, f"http://127.0.0.1:{explorer.port + 1}") == 403
+
+
+def page_of(explorer) -> str:
+    with urllib.request.urlopen(explorer.at(), timeout=60) as answer:
+        return answer.read().decode()
+
+
+def test_pages_that_nobody_connects_to_keep_nobody_out(explorer):
+    with ThreadPoolExecutor(MOST_SESSIONS + 2) as visitors:
+        texts = list(visitors.map(lambda _: page_of(explorer), range(MOST_SESSIONS + 2)))
+    assert all("data-run-form" in text and "data-full" not in text for text in texts)
+
+
+def test_interventions_belong_to_the_model_shown():
+    """A switch moved while another model loads neither drops the load nor reaches the other model."""
+    page = Page().start()
+    row = {"kind": "expert", "layer": 3, "index": 7, "on": True}
+    page.say(do="intervene", list=[row])
+    page.wait(lambda: (page.last("compare") or {}).get("kl"))
+    page.say(do="run", model="specimen:llama", prompt="one two")
+    page.say(do="intervene", list=[row | {"on": False}])
+    page.wait(lambda: page.last("run")["prompt"] == "one two")
+    assert page.session.interventions == [] and page.last("interventions") == []
+
+
+def test_panels_that_show_the_interventions_go_on_showing_them():
+    page = Page().start()
+    rows = [{"kind": "expert", "layer": 0, "index": 1, "on": True}]
+    page.say(do="intervene", list=rows)
+    page.wait(lambda: (page.last("compare") or {}).get("kl"))
+    page.say(do="shown", shown="after", seq=None)
+    page.wait(lambda: page.last("shown") == "after")
+    rows.append({"kind": "head", "layer": 3, "index": 2, "on": True})
+    page.say(do="intervene", list=rows)
+    page.wait(lambda: len(page.last("compare")["changed"]) == 2)
+    assert page.last("shown") == "after" and page.session.run is page.session.other
+
+
+@pytest.mark.parametrize("listed", [5, [5], "no", None])
+def test_a_list_of_switches_that_is_none_changes_nothing(opened, listed):
+    before = list(opened.session.interventions)
+    opened.say(do="intervene", list=listed)
+    assert opened.session.interventions == before

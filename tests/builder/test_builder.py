@@ -1,0 +1,293 @@
+"""The builder's command line and pipeline: what it prints, what it leaves, how it fails."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from tqdm import tqdm
+
+import explorer.checkpoints.load
+from builder.records import collect
+from builder.pages import build as pipeline
+from builder.records import cache as reuse
+from builder.pages import write
+from builder.__main__ import main
+from explorer.checkpoints import cards
+from explorer.facts.record import SCHEMA
+from explorer.checkpoints.hub import LoadError
+from explorer.specimens import recipes
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A copy of the authored site, so that a build leaves the real one alone."""
+    copied = tmp_path / "site"
+    shutil.copytree("site", copied, ignore=shutil.ignore_patterns("index.md"))
+    monkeypatch.setattr(collect, "NOTES", copied / "families")
+    return copied
+
+
+def test_facts_prints_one_record(capsys):
+    assert main(["facts", "llama"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["family"] == "llama" and found["contract"]["failed"] == 0 and found["contract"]["passed"] > 10
+    assert all(row["verified"] for row in found["values"])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["facts", "lama"], "llama"),
+        (["facts", "qwen3_moe", "--checkpoint", "Qwen/Qwen3-30B-A3"], "Qwen/Qwen3-30B-A3B"),
+        (["facts", "llama", "--checkpoint", "Qwen/Qwen3-30B-A3B"], "is not of the family llama"),
+        (["build", "lama"], "llama"),
+        (["check", "lama"], "llama"),
+        (["build", "llama", "--jobs", "0"], "--jobs"),
+        (["build", "llama", "--all"], "name none beside it"),
+    ],
+)
+def test_bad_words_get_one_sentence_and_exit_2(words, says, capsys):
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1 and "Traceback" not in err
+
+
+def test_a_page_folder_that_cannot_be_written_is_said(tmp_path, capsys):
+    (tmp_path / "taken").write_text("a file, not a folder")
+    assert main(["build", "llama", "--out", str(tmp_path / "taken")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_family_that_fails_leaves_the_others_built(site, tmp_path):
+    notes = site / "families" / "qwen3_moe" / "notes.md"
+    notes.write_text(notes.read_text() + "\n```python\nassert model.num_layers == 99, 'not so many'\n```\n")
+    failed = pipeline.build(["llama", "qwen3_moe"], tmp_path / "out", jobs=1, site=site).failed
+    assert len(failed) == 1 and failed[0].startswith("qwen3_moe:") and "not so many" in failed[0]
+    assert f"{notes}:{len(notes.read_text().splitlines()) - 1}" in failed[0]
+    assert (tmp_path / "out" / "families" / "llama" / "index.html").is_file()
+    assert not (tmp_path / "out" / "families" / "qwen3_moe" / "index.html").exists()
+
+
+def test_notes_that_name_an_unknown_value_fail_the_build(site, tmp_path):
+    notes = site / "families" / "llama" / "notes.md"
+    notes.write_text(notes.read_text() + "\nRead {value:mlp.router_logit} first.\n")
+    failed = pipeline.build(["llama"], tmp_path / "out", jobs=1, site=site).failed
+    assert len(failed) == 1 and "router_logits" in failed[0] and "notes.md:" in failed[0]
+
+
+@pytest.fixture
+def counted(tmp_path, monkeypatch):
+    """How often a contract, a record and notes were really run; nothing is kept from before, and mkdocs is left out."""
+    import explorer.contract
+    import explorer.facts.record
+    from builder.notes import run as snippets
+    from explorer.contract.report import Report
+
+    ran = Counter()
+
+    def counting(what, function):
+        def call(*args, **options):
+            ran[what] += 1
+            return function(*args, **options)
+        return call
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(explorer.contract, "check", counting("contract", lambda model, prompt: Report([])))
+    monkeypatch.setattr(explorer.facts.record, "facts", counting("record", explorer.facts.record.facts))
+    monkeypatch.setattr(snippets, "run_notes", counting("notes", snippets.run_notes))
+    monkeypatch.setattr(write, "build_site", lambda out, **rest: out)
+    return ran
+
+
+def test_what_did_not_change_is_not_run_again(site, tmp_path, counted):
+    families = ["gpt2", "opt"]
+    guides = len(write.guide_sources(site))
+
+    def build(**options):
+        counted.clear()
+        built = pipeline.build(families, tmp_path / "out", jobs=1, site=site, **options)
+        assert sorted(built.families) == families and built.failed == []
+        return dict(counted), built.anew
+
+    whole = {"contract": 2, "record": len(cards.family_checkpoints("gpt2")) + len(cards.family_checkpoints("opt")), "notes": 2 + guides}
+    assert build()[0] == whole
+    assert build() == ({}, {})
+    before = (site / "families" / "opt" / "index.md").read_text()
+    notes = site / "families" / "opt" / "notes.md"
+    notes.write_text(notes.read_text() + "\nOne more sentence.\n")
+    assert build() == ({"notes": 1}, {"opt": ("notes",)})
+    assert "One more sentence." in (site / "families" / "opt" / "index.md").read_text() != before
+    kept = next(reuse.folder().glob("records-gpt2-*"))
+    kept.write_text("{damaged")
+    assert build() == ({"record": len(cards.family_checkpoints("gpt2"))}, {"gpt2": ("records",)})
+    assert build(fresh=True)[0] == whole
+
+
+def test_families_are_collected_side_by_side_by_processes_that_are_replaced(site, tmp_path, monkeypatch):
+    """What a family that cannot be loaded says comes back from the process it was tried in."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(pipeline, "_IN_A_PROCESS", 1)
+    started = []
+    pools = pipeline.ProcessPoolExecutor
+    monkeypatch.setattr(pipeline, "ProcessPoolExecutor", lambda jobs, **options: started.append(jobs) or pools(jobs, **options))
+    found = dict(pipeline._collected(["llamas", "gpt3", "opal"], 2, False, tqdm(disable=True)))
+    assert {family: str(error).partition("'")[2].partition("'")[0] for family, error in found.items()} == {name: name for name in found}
+    assert set(found) == {"llamas", "gpt3", "opal"} and started == [2, 2]
+
+
+def test_what_is_kept_goes_by_all_it_depends_on(tmp_path, monkeypatch):
+    notes = tmp_path / "notes.md"
+    notes.write_text("Nothing of another family.")
+    elsewhere = tmp_path / "other.md"
+    elsewhere.write_text('```python\nload("specimen:opt")\n```')
+
+    def keys():
+        return {"proof": reuse.proof_key("gpt2"), "records": reuse.records_key("gpt2"), "notes": reuse.notes_key(notes, "gpt2"),
+                "naming opt": reuse.notes_key(elsewhere, "gpt2"), "records of opt": reuse.records_key("opt"), "records without a card": reuse.records_key("apertus")}
+
+    def changed(before):
+        return {name for name, key in keys().items() if key != before[name]}
+
+    before = keys()
+    assert keys() == before and len(set(before.values())) == len(before)
+    with monkeypatch.context() as patch:
+        cards_now = cards.all_cards()
+        patch.setattr(cards, "all_cards", lambda: tuple(replace(card, title="Another") if card.family == "opt" else card for card in cards_now))
+        assert changed(before) == {"records of opt", "naming opt"}
+    with monkeypatch.context() as patch:
+        recipe = recipes.recipe
+        patch.setattr(recipes, "recipe", lambda family: replace(recipe(family), seed=9) if family == "gpt2" else recipe(family))
+        patch.setattr(reuse, "_recipe", reuse._recipe.__wrapped__)
+        assert changed(before) == {"proof", "records", "notes", "naming opt"}
+    with monkeypatch.context() as patch:
+        patch.setattr(reuse, "version", lambda name: "9.9")
+        patch.setattr(reuse, "_sources", reuse._sources.__wrapped__)
+        assert changed(before) == set(before)
+    notes.write_text("Something else.")
+    assert changed(before) == {"notes"}
+
+
+def test_a_proof_does_not_go_by_what_only_shows(monkeypatch):
+    def sources(changed):
+        monkeypatch.setattr(reuse, "_files", lambda paths: [[path.name, "changed" if path.as_posix().endswith(changed) else ""] for path in paths])
+        made = reuse._sources.__wrapped__
+        return made(reuse._NOT_PROVING), made(reuse._SHOWING)
+
+    as_it_is = sources("nothing")
+    assert sources("explorer/widgets/diagram/draw.py") == sources("explorer/app/server.py") == as_it_is
+    assert sources("explorer/facts/record.py")[0] == as_it_is[0] and sources("explorer/facts/record.py")[1] != as_it_is[1]
+    assert all(one != other for one, other in zip(sources("explorer/discovery/residual.py"), as_it_is))
+
+
+def test_results_of_other_checkouts_are_kept_for_a_while(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept = reuse.Kept()
+    for number in range(9):
+        assert kept.get("records", "llama", f"{number:x}", lambda: [number]) == [number]
+    kept.get("records", "llama4", "a", lambda: 1)
+    assert len(list(tmp_path.glob("bestiary/records-llama-*"))) == 4 and len(list(tmp_path.glob("bestiary/records-llama4-*"))) == 1
+    assert kept.get("records", "llama", "8", lambda: "made") == [8] and len(kept.made) == 10
+
+
+def test_a_cache_folder_that_cannot_be_written_costs_the_reuse_alone(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert reuse.Kept().get("records", "llama", "a", lambda: 1) == 1
+
+
+def test_every_family_that_is_proven_gets_a_page(site, tmp_path, monkeypatch, counted):
+    """Those with notes and those without; what a full run refused has none."""
+    verdicts = {"gpt2": "proven", "apertus": "in part", "blt": "refused", "phimoe": "failed"}
+    versions = {name: version(name) for name in ("transformers", "torch", "nnsight")}
+    data = {"versions": versions, "families": {name: {"verdict": said} for name, said in verdicts.items()}}
+    (site / "coverage.json").write_text(json.dumps(data))
+    assert collect.proven(site) == ["gpt2", "apertus"]
+    (site / "coverage.json").write_text(json.dumps(data | {"versions": versions | {"torch": "1.0"}}))
+    assert collect.proven(site) is None
+    (site / "coverage.json").unlink()
+    monkeypatch.setattr("explorer.specimens.small.types", lambda: ("gpt2", "apertus", "blt"))
+    built = pipeline.build([], tmp_path / "out", jobs=1, site=site, everything=True)
+    assert built.families == ["gpt2", "apertus"] and built.failed == []
+    assert [line.partition(":")[0] for line in built.left_out] == ["blt"]
+    page = (site / "families" / "apertus" / "index.md").read_text()
+    assert "no released checkpoint" in page and "adding-a-family.html" in page and "huggingface.co" not in page
+    # What has no notes is generated, all of it, and stays out of the repository.
+    assert {path.name for path in (site / "families" / "apertus").iterdir()} == {"index.md", "facts.json", ".gitignore"}
+    assert not (site / "families" / "gpt2" / ".gitignore").exists() and not (site / "families" / "blt").exists()
+    # Without it, the families with notes alone.
+    built = pipeline.build([], tmp_path / "out", jobs=1, site=site)
+    assert built.families == ["gpt2"] and not (site / "families" / "apertus").exists()
+
+
+def test_a_default_that_does_not_run_leaves_the_specimens_sizes(counted, monkeypatch):
+    real = explorer.checkpoints.load.load
+
+    def load(source, **options):
+        if source == "default:apertus":
+            raise LoadError("it does not run.")
+        return real(source, **options)
+
+    monkeypatch.setattr("explorer.facts.record.load", load)
+    (found,) = collect.collect("apertus").records
+    assert found["checkpoint"] == "specimen:apertus" and not found["released"] and found["sizes"]["hidden_size"] < 200
+    assert "the small model made here" in found["provenance"]["sources"]["config"]
+
+
+def test_facts_that_say_the_same_keep_their_date(tmp_path):
+    one = {"checkpoint": "a/b", "provenance": {"generated": "2020-01-01"}, "sizes": {"n": 1}}
+    later = {**one, "provenance": {"generated": "2026-01-01"}}
+    collect.write_facts("llama", [one], tmp_path)
+    path = collect.write_facts("llama", [later], tmp_path)
+    assert json.loads(path.read_text()) == [one]
+    changed = {**later, "sizes": {"n": 2}}
+    assert json.loads(collect.write_facts("llama", [changed], tmp_path).read_text()) == [changed]
+
+
+def test_a_damaged_facts_file_is_written_anew(tmp_path):
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "facts.json").write_text("{not json")
+    one = {"checkpoint": "a/b", "provenance": {"generated": "2020-01-01"}}
+    assert json.loads(collect.write_facts("llama", [one], tmp_path).read_text()) == [one]
+
+
+def test_what_is_generated_is_not_committed():
+    ignored = Path(".gitignore").read_text()
+    assert "site/families/*/index.md" in ignored and write.SITE.name == "site"
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path, capsys):
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert main(["build", "llama", "--out", str(tmp_path)]) == 2
+    assert "would be deleted" in capsys.readouterr().err
+    assert (tmp_path / "thesis.txt").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_built_folder_may_be_built_again(tmp_path):
+    write._writable(tmp_path / "out")
+    (tmp_path / "out" / "index.html").write_text("old")
+    write._writable(tmp_path / "out")
+
+
+def test_a_page_of_records_in_another_form_is_taken_away(tmp_path):
+    for family, schema in (("llama", SCHEMA), ("gpt2", SCHEMA - 1)):
+        folder = tmp_path / "families" / family
+        folder.mkdir(parents=True)
+        (folder / "index.md").write_text("")
+        (folder / "facts.json").write_text(json.dumps([{"schema": schema}]))
+    pipeline._remove_outdated(tmp_path)
+    assert list(pipeline._records(tmp_path)) == ["llama"]
+    assert not (tmp_path / "families" / "gpt2" / "index.md").exists()
+
+
+def test_records_are_written_so_that_changes_show(tmp_path):
+    record = {"checkpoint": "c", "provenance": {"generated": "now"}, "layers": [1, 2, 3], "dims": [["a, b", "[\n]"], [], {"x": [0.5, None]}],
+              "printout": "long " * 40}
+    text = collect.write_facts("llama", [record], tmp_path).read_text(encoding="utf-8")
+    assert json.loads(text) == [record]
+    assert '"layers": [1, 2, 3],\n' in text and '[], {"x": [0.5, null]}],\n' in text

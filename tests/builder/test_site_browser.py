@@ -1,0 +1,385 @@
+"""The built site in a real browser: slider, card, checkpoints, filters, search; keyboard, phone, dark, no script, from a file."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from builder.pages import write
+from builder.notes.run import notes_html, read_notes
+from tests.support.facts_records import records
+
+ROOT = Path(__file__).resolve().parents[2]
+FAMILIES = ("llama", "qwen3_moe", "qwen3_next")
+PAGES = ("index.html", "how-the-parts-fit.html", "guides/layouts.html", "guides/read-your-first-value.html",
+         *(f"families/{family}/index.html" for family in FAMILIES))
+HYBRID = "families/qwen3_next/index.html"
+MIXTURE = "families/qwen3_moe/index.html"
+
+#: Text whose contrast on what lies under it is too low: ``[text, colour, ground, ratio]`` of each.
+CONTRAST = """() => {
+  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const rgba = (colour) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data; return [r, g, b, a / 255]; };
+  const over = (top, under) => top.slice(0, 3).map((c, i) => c * top[3] + under[i] * (1 - top[3]));
+  const light = (c) => { const [r, g, b] = c.map((v) => { v /= 255; return v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; });
+    return .2126 * r + .7152 * g + .0722 * b; };
+  const ground = (node) => { const layers = [];
+    for (let at = node; at; at = at.parentElement) layers.push(rgba(getComputedStyle(at).backgroundColor));
+    return layers.reverse().reduce((under, top) => over(top, under), [255, 255, 255]); };
+  const low = [];
+  for (const node of document.querySelectorAll('article *, .md-header *, .md-sidebar *')) {
+    const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
+    if (!own || !node.checkVisibility({visibilityProperty: true, opacityProperty: true})) continue;
+    const style = getComputedStyle(node), svg = node.closest('svg'), under = ground(svg || node);
+    const colour = rgba(svg ? style.fill : style.color), seen = over(colour, under);
+    const [a, b] = [light(seen), light(under)].sort((x, y) => y - x), ratio = (a + .05) / (b + .05);
+    if (ratio < 4.5) low.push([node.textContent.trim().slice(0, 30), node.className.baseVal ?? node.className, seen.map(Math.round), under.map(Math.round), ratio.toFixed(2)]);
+  }
+  return low;
+}"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site of three families, built once: real records, notes as written, everything else as a build makes it."""
+    source, out = tmp_path_factory.mktemp("site") / "site", tmp_path_factory.mktemp("public")
+    shutil.copytree(ROOT / "site", source, ignore=shutil.ignore_patterns("index.md"))
+    made, meta = [], {}
+    for family in FAMILIES:
+        notes = read_notes(source / "families" / family / "notes.md")
+        meta[family] = notes.meta
+        made.append(records(family))
+        write.write_family(made[-1], notes_html(notes.blocks), notes.meta, site=source)
+    write.write_index(made, meta, site=source)
+    write.write_shared(site=source)
+    write.write_coverage({family: meta[family]["title"] for family in FAMILIES}, site=source)
+    for name, path in write.guide_sources(source).items():
+        notes = read_notes(path)
+        write.write_guide(name, notes_html(notes.blocks, shift=0), notes.meta, site=source)
+    return write.build_site(out, families={family: meta[family]["title"] for family in FAMILIES}, config=ROOT / "mkdocs.yml", site=source)
+
+
+@pytest.fixture(scope="module")
+def address(site: Path, serve) -> str:
+    return serve(site)
+
+
+def stage(page) -> tuple[str, str]:
+    """Block and shape that are drawn."""
+    at = page.locator(".bd-stage")
+    return at.get_attribute("data-layer"), at.get_attribute("data-shape")
+
+
+def part(page, name: str, host: str):
+    return page.locator(f'.bd-svg:visible [data-value="{name}"][data-host="{host}"]')
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (500, True)])
+def test_pages_are_whole_fit_their_width_and_ask_nobody_else(visit, address: str, name: str, width: int, dark: bool) -> None:
+    seen = visit(address + name, width=width, dark=dark)
+    assert seen.page.locator("h1").inner_text()
+    assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert seen.page.evaluate(CONTRAST) == []
+    seen.assert_clean()
+
+
+def test_the_slider_redraws_the_block_by_keyboard(visit, address: str) -> None:
+    seen = visit(address + HYBRID)
+    page = seen.page
+    assert stage(page) == ("0", "0") and part(page, "decays", "linear_attn").is_visible()
+    page.locator("block-diagram input[type=range]").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    assert stage(page) == ("3", "1")
+    assert part(page, "attention_scores", "self_attn").is_visible() and part(page, "decays", "linear_attn").count() == 0
+    assert page.locator(".bd-identity code").inner_text() == "layers[3].input + self_attn.attention_output + mlp.mlp_output == layer_output"
+    assert "Gated attention" in page.locator("block-diagram input[type=range]").get_attribute("aria-valuetext")
+    page.keyboard.press("End")
+    assert stage(page) == ("47", "1")
+    page.keyboard.press("Home")
+    assert stage(page) == ("0", "0")
+    seen.assert_clean()
+
+
+def test_the_redraw_is_done_when_the_input_event_is_over(visit, address: str) -> None:
+    page = visit(address + HYBRID).page
+    drawn = page.evaluate("""() => { const slider = document.querySelector('block-diagram input[type=range]'); slider.value = 7;
+        slider.dispatchEvent(new Event('input', {bubbles: true}));
+        return [document.querySelector('.bd-stage').dataset.layer, Boolean(document.querySelector('.bd-stage [data-value=attention_scores]'))]; }""")
+    assert drawn == ["7", True]
+
+
+def test_a_tick_for_each_block_shaped_by_its_mixer(visit, address: str) -> None:
+    page = visit(address + HYBRID).page
+    assert page.locator(".bd-ticks > i").count() == 48
+    assert page.locator(".bd-ticks .bd-tick-attention").count() == 12
+    box = page.locator(".bd-track").bounding_box()
+    tick = page.locator('.bd-ticks > i[data-layer="24"]').bounding_box()
+    page.mouse.click(tick["x"] + tick["width"] / 2, box["y"] + box["height"] / 2)
+    assert stage(page)[0] == "24"
+
+
+def test_pointing_shows_and_enter_pins_and_escape_lets_go(visit, address: str) -> None:
+    seen = visit(address + HYBRID)
+    page, card = seen.page, seen.page.locator(".bd-card")
+    page.evaluate("window.told = []; document.addEventListener('part-select', (event) => told.push(event.detail))")
+    part(page, "router_logits", "mlp").hover()
+    assert "model.layers[0].mlp.router_logits" in card.inner_text()
+    page.mouse.move(2, 2)
+    assert "router_logits" not in card.inner_text()
+    part(page, "decays", "linear_attn").focus()
+    assert "model.layers[0].linear_attn.decays" in card.inner_text()
+    page.keyboard.press("Enter")
+    assert part(page, "decays", "linear_attn").get_attribute("aria-pressed") == "true"
+    part(page, "router_logits", "mlp").hover()
+    page.mouse.move(2, 2)
+    assert "linear_attn.decays" in card.inner_text()
+    for word in ("Gates [batch seq heads]", "f32[B, S, ValueHeads]", "[B, S, 32]", "log decay", "torch_chunk_gated_delta_rule"):
+        assert word.lower() in card.inner_text().lower()
+    page.keyboard.press("Escape")
+    assert part(page, "decays", "linear_attn").get_attribute("aria-pressed") == "false"
+    assert page.evaluate("told.map((one) => [one.name, one.host, one.layer, one.pinned])") == [
+        ["decays", "linear_attn", 0, True], ["decays", "linear_attn", 0, False]]
+    seen.assert_clean()
+
+
+def test_a_click_and_a_space_pin_as_well(visit, address: str) -> None:
+    page = visit(address + HYBRID).page
+    part(page, "betas", "linear_attn").click()
+    assert page.evaluate("document.querySelector('block-diagram').pinned.name") == "betas"
+    part(page, "betas", "linear_attn").click()
+    assert page.evaluate("document.querySelector('block-diagram').pinned") is None
+    part(page, "layer_mid", "layers").focus()
+    page.keyboard.press("Space")
+    assert page.evaluate("document.querySelector('block-diagram').pinned.name") == "layer_mid"
+    page.locator(".bd-unpin").click()
+    assert page.evaluate("document.querySelector('block-diagram').pinned") is None
+    page.locator('.bd-strip [data-value="logits"]').click()
+    assert "model.logits" in page.locator(".bd-card").inner_text()
+
+
+def test_a_pinned_card_follows_the_slider_and_says_where_the_value_is_missing(visit, address: str) -> None:
+    page = visit(address + HYBRID).page
+    part(page, "decays", "linear_attn").click()
+    page.evaluate("document.querySelector('block-diagram').layer = 5")
+    assert "model.layers[5].linear_attn.decays" in page.locator(".bd-card").inner_text()
+    page.evaluate("document.querySelector('block-diagram').layer = 3")
+    said = page.locator(".bd-card").inner_text()
+    assert "Block 3 has no linear_attn.decays" in said and "0–2, 4–6" in said
+
+
+def test_another_checkpoint_without_a_reload(visit, address: str) -> None:
+    seen = visit(address + MIXTURE)
+    page = seen.page
+    first, second = (record["checkpoint"] for record in records("qwen3_moe"))
+    page.evaluate("window.mark = 1")
+    page.locator("block-diagram input[type=range]").focus()
+    page.keyboard.press("End")
+    page.locator("checkpoint-select select").select_option(second)
+    assert page.evaluate("window.mark") == 1
+    assert f"checkpoint={second.replace('/', '%2F')}" in page.url
+    assert page.locator(".bd-ticks > i").count() == 94 and page.locator(".bd-count").inner_text() == "94"
+    assert stage(page)[0] == "47"
+    for selector, name in ((".printout pre", "print(model) on "), (".choice .chosen", "")):
+        shown = page.locator(f"{selector}:visible")
+        assert shown.count() == 1 and second in (shown.get_attribute("aria-label") or shown.inner_text())
+    assert page.locator(".config dl:visible", has_text="num_hidden_layers").inner_text().count("94") >= 1
+    page.reload()
+    assert page.locator("checkpoint-select select").input_value() == second
+    assert page.locator(".bd-ticks > i").count() == 94
+    page.locator("checkpoint-select select").select_option(first)
+    assert "checkpoint" not in page.url and page.locator(".bd-ticks > i").count() == 48
+    seen.assert_clean()
+
+
+def test_an_unknown_checkpoint_in_the_address_leaves_the_first(visit, address: str) -> None:
+    seen = visit(f"{address}{MIXTURE}?checkpoint=%3Cscript%3Ealert(1)%3C%2Fscript%3E")
+    assert seen.page.locator("checkpoint-select select").input_value() == records("qwen3_moe")[0]["checkpoint"]
+    seen.assert_clean()
+
+
+def test_the_element_comes_alive_in_html_that_arrives_later(visit, address: str) -> None:
+    """What instant navigation does: new HTML, no page scripts run again."""
+    seen = visit(address + HYBRID)
+    page = seen.page
+    page.evaluate("""async () => { const text = await (await fetch(location.href)).text();
+        const there = new DOMParser().parseFromString(text, 'text/html');
+        document.querySelector('article').replaceWith(document.adoptNode(there.querySelector('article'))); }""")
+    page.locator("block-diagram input[type=range]").focus()
+    page.keyboard.press("ArrowRight")
+    assert stage(page) == ("1", "0") and page.locator(".bd-ticks > i").count() == 48
+    seen.assert_clean()
+
+
+def test_live_marks_light_cells_and_weigh_edges(visit, address: str) -> None:
+    page = visit(address + HYBRID).page
+    element = "document.querySelector('block-diagram')"
+    page.evaluate(f"{element}.setMarks({{addends: {{attention_output: 0, mlp_output: 1}}, experts: [3, 17]}})")
+    lit = "(document.querySelector('.bd-stage .bd-wide .bd-lit').getAttribute('d').match(/M/g) ?? []).length"
+    numbers = "document.querySelector('.bd-stage .bd-wide .bd-cells').dataset.lit"
+    assert page.evaluate(lit) == 2 and page.evaluate(numbers) == "3 17"
+    weights = "[...document.querySelectorAll('.bd-stage .bd-wide [data-addend]')].map((edge) => parseFloat(getComputedStyle(edge).strokeWidth))"
+    thin, thick = page.evaluate(weights)
+    assert thick > 4 * thin
+    page.evaluate(f"{element}.layer = 1")
+    assert page.evaluate(lit) == 2 and page.evaluate(numbers) == "3 17"
+    # Cells that are lit by the script lie where the drawing has them.
+    page.evaluate(f"{element}.layer = 0")
+    page.evaluate(f"{element}.setMarks(null)")
+    places = "document.querySelector('.bd-stage .bd-wide .bd-lit').getAttribute('d').match(/M[^h]*/g).map((at) => at.slice(1).split(' ').map(Number))"
+    drawn = page.evaluate(places)
+    page.evaluate(f"{element}.setMarks({{addends: {{}}, experts: {numbers}.split(' ').map(Number)}})")
+    for one, other in zip(drawn, page.evaluate(places), strict=True):
+        assert one == pytest.approx(other, abs=0.05)
+    page.evaluate(f"{element}.setMarks({{addends: {{}}, experts: []}})")
+    assert page.evaluate(lit) == 0
+    page.evaluate(f"{element}.setMarks(null)")
+    assert page.evaluate(lit) == 10 and len(set(page.evaluate(weights))) == 1
+
+
+def test_at_500_pixels_the_boxes_stack_and_the_stream_stays(visit, address: str) -> None:
+    page = visit(address + HYBRID, width=500).page
+    assert page.locator(".bd-narrow").is_visible() and not page.locator(".bd-wide").is_visible()
+    boxes = sorted((box.bounding_box() for box in page.locator(".bd-narrow .bd-box").all()), key=lambda box: box["y"])
+    assert len(boxes) == 2 and boxes[0]["y"] + boxes[0]["height"] < boxes[1]["y"]
+    assert page.locator(".bd-narrow .bd-stream").bounding_box()["x"] < boxes[0]["x"]
+    card = page.locator(".bd-card").bounding_box()
+    assert card["y"] > boxes[1]["y"] + boxes[1]["height"]
+    part(page, "decays", "linear_attn").click()
+    assert "linear_attn.decays" in page.locator(".bd-card").inner_text()
+    card = page.locator(".bd-card").bounding_box()
+    assert 0 < card["y"] and card["y"] + card["height"] <= 900, "what was clicked is told in view"
+    assert "linear_attn.decays" in page.locator(".bd-card").inner_text(), "not of what came under the pointer"
+    page.locator(".bd-unpin").click()
+    where = part(page, "decays", "linear_attn")
+    assert 0 < where.bounding_box()["y"] < 900 and where.evaluate("(node) => node === document.activeElement")
+
+
+def test_at_desktop_width_the_card_stands_beside_the_diagram(visit, address: str) -> None:
+    page = visit(address + HYBRID, width=1440).page
+    stage_box, card = page.locator(".bd-stage").bounding_box(), page.locator(".bd-card").bounding_box()
+    assert card["x"] >= stage_box["x"] + stage_box["width"] and card["y"] < stage_box["y"] + 40
+    page.evaluate("document.querySelector('.bd-stage').scrollIntoView({block: 'end'})")
+    assert 0 < page.locator(".bd-card").bounding_box()["y"] < 300, "it stays beside what is looked at"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1440
+
+
+def test_without_javascript_the_first_diagram_and_all_tables_are_there(visit, address: str) -> None:
+    page = visit(address + HYBRID, javascript=False).page
+    assert page.locator(".bd-wide").is_visible() and part(page, "decays", "linear_attn").is_visible()
+    assert not page.locator("checkpoint-select").is_visible() and not page.locator(".bd-slider").is_visible()
+    record = records("qwen3_next", 1)[0]
+    for row in record["values"]:
+        assert page.locator(f'[id="value-{row["host"].rpartition(".")[2].partition("[")[0]}-{row["name"]}"]').is_visible()
+    for selector in (".printout pre", ".parts", ".config dl", ".evidence"):
+        assert page.locator(f"{selector}:visible").count()
+    cards = visit(address + "index.html", javascript=False).page
+    assert cards.locator(".card:visible").count() == len(FAMILIES) and not cards.locator(".filters").is_visible()
+
+
+def test_formulas_show_on_hover_and_focus(visit, address: str) -> None:
+    page = visit(address + HYBRID).page
+    figure = page.locator(".figure:visible", has=page.locator(".name", has_text="recurrent state"))
+    formula = figure.locator(".tip-text")
+    assert not formula.is_visible()
+    figure.focus()
+    assert formula.is_visible() and "36 × 32 × 128 × 128 × 4" in formula.inner_text()
+    page.locator(".figure").first.hover()
+    assert page.locator(".figure .tip-text").first.is_visible()
+
+
+def test_the_index_filters_by_trait_and_by_value(visit, address: str) -> None:
+    seen = visit(address + "index.html")
+    page = seen.page
+    shown = lambda: page.locator(".card:visible h3 a").all_inner_texts()  # noqa: E731
+    assert len(shown()) == 3
+    page.locator('[data-trait="hybrid"]').focus()
+    page.keyboard.press("Space")
+    assert len(shown()) == 1 and "1 of 3" in page.locator(".tally").inner_text() and "traits=hybrid" in page.url
+    page.get_by_role("button", name="clear", exact=True).click()
+    page.get_by_label("value name").fill("router_lo")
+    assert len(shown()) == 2
+    page.get_by_label("value name").fill("decays")
+    assert len(shown()) == 1
+    page.reload()
+    assert len(shown()) == 1 and page.get_by_label("value name").input_value() == "decays"
+    page.locator(".found:visible a").first.click()
+    assert page.url.endswith("families/qwen3_next/index.html#value-linear_attn-decays")
+    assert page.locator("tr:target th").inner_text().startswith("decays")
+    seen.assert_clean()
+
+
+def test_a_filter_that_nothing_fits_says_so(visit, address: str) -> None:
+    page = visit(address + "index.html").page
+    page.get_by_label("value name").fill("<b>no such value</b>")
+    assert page.locator(".card:visible").count() == 0 and page.locator(".none").is_visible()
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+def test_search_finds_a_value_by_name(visit, site: Path, address: str, from_file: bool) -> None:
+    seen = visit((site.as_uri() + "/" if from_file else address) + "index.html")
+    page = seen.page
+    page.locator(".md-search__input").click()
+    page.locator(".md-search__input").press_sequentially("state_attention")
+    result = page.locator(".md-search-result__link").first
+    result.wait_for(state="visible")
+    assert "qwen3_next" in result.get_attribute("href") or "layouts" in result.get_attribute("href")
+    seen.assert_clean()
+
+
+def test_a_page_opened_from_a_file_works(visit, site: Path) -> None:
+    seen = visit(site.as_uri() + "/" + MIXTURE)
+    page = seen.page
+    page.locator("block-diagram input[type=range]").focus()
+    page.keyboard.press("End")
+    assert stage(page) == ("47", "0")
+    second = records("qwen3_moe")[1]["checkpoint"]
+    page.locator("checkpoint-select select").select_option(second)
+    assert page.locator(".bd-ticks > i").count() == 94
+    page.get_by_role("link", name="What the layouts mean").click()
+    assert page.locator("h1").inner_text().startswith("Layouts")
+    seen.assert_clean()
+
+
+def test_the_theme_can_be_switched_and_stays(visit, address: str) -> None:
+    page = visit(address + HYBRID).page
+    ground = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(ground) == "rgb(255, 255, 255)"
+    page.locator("label[title=Dark]").click()
+    assert page.evaluate(ground) == "rgb(16, 20, 27)"
+    page.reload()
+    assert page.evaluate(ground) == "rgb(16, 20, 27)"
+
+
+def test_every_link_inside_the_site_leads_somewhere(site: Path) -> None:
+    missing = []
+    for path in site.rglob("*.html"):
+        if path.name == "404.html":
+            continue
+        for target in re.findall(r'(?:href|src)="([^"]+)"', path.read_text(encoding="utf-8")):
+            file, _, anchor = target.partition("#")
+            if re.match(r"[a-z]+:", target) or not file and not anchor:
+                continue
+            there = (path.parent / file.partition("?")[0]) if file else path
+            if there.is_dir():
+                there = there / "index.html"
+            if not there.exists():
+                missing.append((path.name, target))
+            elif anchor and there.suffix == ".html" and f'id="{anchor}"' not in there.read_text(encoding="utf-8") and anchor != "__skip":
+                missing.append((path.name, target))
+    assert missing == []
+
+
+def test_a_page_weighs_little(site: Path) -> None:
+    """Page, styles and scripts, compressed: what a first visit costs, the search index aside."""
+    page = site / HYBRID
+    text = page.read_text(encoding="utf-8")
+    files = {(page.parent / name).resolve() for name in re.findall(r'(?:src|href)="([^"]+\.(?:js|css))"', text)}
+    weight = sum(len(gzip.compress(path.read_bytes())) for path in (page, *files))
+    assert weight <= 250_000

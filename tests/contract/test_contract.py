@@ -1,0 +1,357 @@
+"""The contract: every specimen keeps all of it, and a broken model breaks exactly the laws it should."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from builder.commands import check as command
+from builder.__main__ import main
+from explorer import load
+from explorer.model import envoys as hosts
+from explorer.checkpoints import load as loading
+from explorer.model import printout as printing
+from explorer.contract import check, verified
+from explorer.contract.checks import order
+from explorer.contract.registry import laws
+from explorer.contract.report import Check, Report
+from explorer.contract.model_under_test import Subject
+from explorer.contract.comparisons import Tally, difference
+from explorer.engine.nnsight_api import STATE
+from explorer.specimens import FAMILIES
+
+BOTH = ("", " (bfloat16)")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """A specimen's tensors are too small to share out."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def failing(report: Report) -> set[tuple[str, str]]:
+    """The failed checks as (name, last part of the host)."""
+    return {(each.name, each.host.rpartition(".")[2]) for each in report.failures}
+
+
+def held(model, name: str, host: str) -> Tally:
+    """What one law finds on one host of a model."""
+    law, tally = next(law for law in laws() if law.name == name), Tally()
+    law.run(Subject(model), host, tally)
+    return tally
+
+
+def names(report: Report) -> set[str]:
+    return {each.name for each in report.checks}
+
+
+# -- it holds -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, Report]:
+    torch.set_num_threads(1)
+    return {family: check(load(f"specimen:{family}")) for family in FAMILIES}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_specimen_keeps_the_contract(reports, family):
+    report = reports[family]
+    assert not report.failures, report.failures
+    assert report.passed == len(report.checks) > 70 and report.failed == 0
+    assert all(each.about.endswith(".") and each.detail for each in report.checks)
+
+
+def test_laws_are_listed_where_they_apply(reports):
+    mixture, recurrent = {"choice", "ablating an expert", "slots sum"}, {"replay", "states", "implied attention"}
+    dense, pattern = {"neurons"}, {"pattern rows", "scores to probabilities"}
+    assert not (mixture | recurrent) & names(reports["llama"]) and dense | pattern <= names(reports["llama"])
+    assert mixture | pattern <= names(reports["qwen3_moe"]) and not (recurrent | dense) & names(reports["qwen3_moe"])
+    for hybrid in ("qwen3_next", "qwen3_5_moe_text"):
+        assert mixture | recurrent | pattern | dense | {"shared expert's gate", "addends (bfloat16)"} <= names(reports[hybrid])
+
+
+def test_every_law_is_met_by_some_specimen(reports):
+    met = set().union(*(names(report) for report in reports.values()))
+    assert {law.name for law in laws()} <= met
+    assert {f"{law.name} (bfloat16)" for law in laws() if law.bfloat16 is not None} <= met
+
+
+def test_a_report_is_plain_data(reports):
+    data = json.loads(json.dumps(reports["llama"].to_json()))
+    assert set(data) == {"checks", "passed", "failed"}
+    assert all(set(each) == {"name", "host", "about", "passed", "detail", "worst", "values"} for each in data["checks"])
+    hosts_met = {each["host"] for each in data["checks"]}
+    assert hosts_met == {"model", "model.layers[i]", "model.layers[i].self_attn", "model.layers[i].mlp"}
+    addends = next(each for each in data["checks"] if each["name"] == "addends")
+    assert addends["worst"] < 3e-7 and "blocks 0-2" in addends["detail"]
+
+
+def test_a_model_without_weights_is_held_to_names_and_layouts():
+    report = check(load("HuggingFaceTB/SmolLM2-135M-Instruct", weights=False))
+    assert not report.failures, report.failures
+    assert {"names", "sizes", "values read", "refused in words", "printout"} == names(report)
+
+
+def test_what_an_implementation_takes_away_is_not_asked_for():
+    report = check(load("specimen:llama", attn_implementation="sdpa"))
+    assert not report.failures, report.failures
+    assert not {"pattern rows", "scores to probabilities", "probabilities mix values"} & names(report)
+    assert {"heads to premix", "writes land", "refused in words"} <= names(report)
+
+
+def test_a_prompt_of_ones_own_and_progress():
+    seen = []
+    report = check(load("specimen:llama"), "And God said, Let there be light", progress=lambda done, total: seen.append((done, total)))
+    assert not report.failures, report.failures
+    assert seen == [(i + 1, len(report.checks)) for i in range(len(report.checks))]
+
+
+def test_every_value_served_is_compared_by_some_check(reports):
+    for family in FAMILIES:
+        served = {f"{row.host}.{row.name}" for row in load(f"specimen:{family}").support() if row.available}
+        assert verified(reports[family].to_json()["checks"]) == served
+
+
+def test_a_failed_check_takes_the_mark_from_its_values_alone(monkeypatch):
+    model = load("specimen:llama")
+    monkeypatch.setattr(model.layers[1].__class__, "layer_mid", property(lambda self: torch.zeros(1)))
+    report = check(model)
+    every = {f"{row.host}.{row.name}" for row in model.support() if row.available}
+    assert every - verified(report.to_json()["checks"]) == {"layers.layer_mid"}
+
+
+# -- it can fail ------------------------------------------------------------------
+
+
+def test_a_block_that_adds_half_its_addend():
+    def halved(block, hidden_states, **kwargs):
+        mixed, _ = block.self_attn(hidden_states=block.input_layernorm(hidden_states), **kwargs)
+        middle = hidden_states + mixed
+        return middle + 0.5 * block.mlp(block.post_attention_layernorm(middle))
+
+    model = load("specimen:llama")
+    state = model.hf.model.layers[1].__dict__[STATE]
+    state.body = state.original = halved
+    report = check(model)
+    assert failing(report) >= {("addends", "layers[i]"), ("a block adds what its parts return", "layers[i]")}
+    (told,) = (check.detail for check in report.failures if check.name == "addends")
+    assert "block 1" in told and "allowed" in told
+
+
+def test_a_place_at_another_argument(monkeypatch):
+    def swapped(twin):
+        anatomy = discover(twin)
+        for block in anatomy.blocks:
+            places = block.hosts["self_attn"].places
+            (keys,), (values,) = places["attention_keys"], places["attention_values"]
+            places["attention_keys"] = (replace(keys, element=values.element),)
+            places["attention_values"] = (replace(values, element=keys.element),)
+        return anatomy
+
+    discover = loading.discover
+    monkeypatch.setattr(loading, "discover", swapped)
+    broken = {("scores are scaled products", "self_attn"), ("probabilities mix values", "self_attn")}
+    assert failing(check(load("specimen:qwen3_moe"))) == {(name + mark, host) for name, host in broken for mark in BOTH}
+
+
+def test_a_place_in_another_module(monkeypatch):
+    def moved(twin):
+        anatomy = discover(twin)
+        for block in anatomy.blocks:
+            # The norm of the whole block stands in for that of its MLP.
+            places = block.hosts["layers"].places
+            places["mlp_input"] = places["layer_mid"]
+        return anatomy
+
+    discover = loading.discover
+    monkeypatch.setattr(loading, "discover", moved)
+    assert failing(check(load("specimen:llama"))) >= {("norm output is the next input" + mark, "layers[i]") for mark in BOTH}
+
+
+def test_a_tap_whose_writes_do_not_land():
+    model = load("specimen:llama")
+    serve = model.taps._edited
+    model.taps._edited = lambda moment, container: serve(moment, container) and None
+    assert failing(check(model)) >= {
+        *((law, "self_attn") for law in ("writes land", "edits are position-exact", "zero a head", "gradients flow")),
+        ("the stream between is the stream", "layers[i]"),
+    }
+
+
+def test_a_router_that_weighs_otherwise_than_it_scores():
+    model = load("specimen:qwen3_moe")
+    gate = model.hf.model.layers[2].mlp.gate
+    gate.register_forward_hook(lambda module, args, output: (output[0], output[1] * 1.01, output[2]))
+    report = check(model)
+    assert failing(report) == {("weights as scored", "mlp")}
+    assert "block 2" in report.failures[0].detail and report.failures[0].worst == pytest.approx(0.01, rel=0.1)
+
+
+def test_decays_and_write_strengths_mistaken_for_each_other(monkeypatch):
+    def swapped(twin):
+        anatomy = discover(twin)
+        for block in anatomy.blocks:
+            places = block.hosts["linear_attn"].places
+            if places:
+                places["decays"], places["betas"] = places["betas"], places["decays"]
+        return anatomy
+
+    discover = loading.discover
+    monkeypatch.setattr(loading, "discover", swapped)
+    both = ("replay", "states", "implied attention", "decays forget")
+    once = ("replays follow edits", "states are causal", "one step at a time")
+    assert failing(check(load("specimen:qwen3_5_moe_text"))) == {
+        *((name + mark, "linear_attn") for name in both for mark in BOTH), *((name, "linear_attn") for name in once),
+    }
+
+
+def test_a_read_that_waits_for_the_next_step(monkeypatch):
+    monkeypatch.setattr(hosts.Standard, "_passed", lambda self, mediator, location: False)
+    model = load("specimen:llama")
+    assert failing(check(model)) == {("out of order", host) for host in ("model", "layers[i]", "self_attn", "mlp")}
+    assert "a tensor of another step" in order._late(Subject(model)).values()
+
+
+def test_values_that_are_not_snapshots(monkeypatch):
+    def aliased(self, name, reach):
+        return hosts.take(self.raw, reach.place) if self.native else self.raw[name]
+
+    model = load("specimen:llama")
+    model.hf.model.layers[0].mlp.register_forward_hook(lambda module, args, output: output.mul_(0.5))
+    monkeypatch.setattr(hosts.Visit, "view", aliased)
+    assert ("snapshots", "mlp") in failing(check(model))
+
+
+def test_a_law_that_raises_is_one_failed_check(monkeypatch):
+    model = load("specimen:llama")
+
+    def steer(*args, **kwargs):
+        raise RuntimeError("the wheel came off")
+
+    monkeypatch.setattr(model, "steer", steer)
+    (failed,) = check(model).failures
+    assert failed.name == "steer" and failed.detail == "RuntimeError: the wheel came off"
+
+
+def test_a_final_norm_that_is_another_module():
+    model = load("specimen:llama")
+    assert held(model, "names", "model").passed
+    model.__dict__["norm"] = model.layers[2].input_layernorm
+    tally = held(model, "names", "model")
+    assert not tally.passed and "norm: it is not called with what the last block returns" in tally.detail
+
+
+@pytest.mark.parametrize("alias, other, words", [
+    ("router", "experts", "the experts are not called with numbers the router returns"),
+    ("shared_experts", "act_fn", "does not return a stream"),
+    ("experts", "shared_experts", "is not called with expert numbers"),
+])
+def test_a_part_of_a_mixture_that_is_another_module(alias, other, words):
+    model = load("specimen:qwen3_next")
+    assert held(model, "a mixture's parts", "mlp").passed
+    mlp = model.layers[1].mlp
+    mlp.__dict__[alias] = mlp.experts.act_fn if other == "act_fn" else getattr(mlp, other)
+    tally = held(model, "a mixture's parts", "mlp")
+    assert not tally.passed and words in tally.detail
+
+
+def test_a_printout_that_shows_a_value_under_the_wrong_host(monkeypatch):
+    model = load("specimen:qwen3_next")
+    assert held(model, "printout", "model").passed
+    shown = printing.printout(model)
+    line = next(line for line in shown.splitlines() if "(attention_scores) ->" in line)
+    other = next(line for line in shown.splitlines() if "(decays) ->" in line)
+    monkeypatch.setattr("explorer.model.language_model.printout", lambda model: shown.replace(line + "\n", "").replace(other, f"{other}\n{line}"))
+    tally = held(model, "printout", "model")
+    assert {failure.partition(":")[0] for failure in tally.failures} == {
+        "block 3, self_attn", *(f"block {layer}, linear_attn" for layer in range(3))}
+
+
+def test_nothing_to_compare_is_not_listed():
+    model = load("specimen:llama")
+    applying = {law.name: law.applies(Subject(model), law.hosts[0]) for law in laws()}
+    assert applying["the stream is handed on"] and not applying["a mixture's parts"]
+
+
+# -- its parts ------------------------------------------------------------------------
+
+
+def test_differences_are_relative_and_see_through_masks():
+    lowest = torch.finfo(torch.float32).min
+    a = torch.tensor([lowest, -torch.inf, 2.0, 4.0])
+    assert difference(a, a) == 0
+    assert difference(torch.tensor([lowest, -torch.inf, 2.5, 4.0]), a) == pytest.approx(0.125)
+    assert not difference(torch.tensor([torch.nan]), torch.tensor([1.0])) <= 1
+
+
+def test_a_tally_says_what_failed_first():
+    tally = Tally(allowed=0.1)
+    tally.near(0, torch.ones(2), torch.ones(2))
+    assert tally.passed and tally.detail == "1 comparison on block 0; equal to the bit, 0.1 allowed"
+    tally.near((2, "betas"), torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0]))
+    tally.near(3, torch.ones(2), torch.ones(3))
+    tally.same(None, torch.tensor([torch.nan]), torch.tensor([torch.nan]))
+    assert not tally.passed and tally.worst == 1.0
+    assert tally.detail == "2 of 4 failed; first block 2, betas: an error of 1 where 0.1 is allowed"
+    assert not Tally().passed  # nothing compared proves nothing
+
+
+def test_lengths_are_unlike_every_size():
+    for family in FAMILIES:
+        subject = Subject(load(f"specimen:{family}"))
+        sizes = {size for block in subject.blocks for host in block.hosts.values() for size in host.sizes.values()}
+        assert not {subject.batch, subject.seq} & (sizes | set(subject.model.sizes.values()))
+        assert subject.ids.shape == (subject.batch, subject.seq)
+        assert len({tuple(row) for row in subject.ids.tolist()}) == subject.batch
+
+
+# -- the command --------------------------------------------------------------------------
+
+
+def test_the_table_of_a_family(capsys):
+    assert command.run(["llama"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("llama: ") and "0 failed" in out and "model.layers[i].self_attn" in out
+    assert out.rstrip().endswith("passed, 0 failed")
+
+
+def test_failures_come_first_and_say_what_was_to_hold():
+    good = Check("names", "model", "Names are names.", True, "3 comparisons")
+    bad = Check("addends", "model.layers[i]", "Things add up.", False, "1 of 2 failed; first block 1: " + "words " * 30, 0.5)
+    lines = command.table("llama", Report.of([good, bad]), 100).splitlines()
+    assert lines[0] == "llama: 1 passed, 1 failed"
+    assert lines[1].startswith("FAILED  addends") and lines[-1].startswith("passed  names")
+    assert "Things add up." in "\n".join(lines) and max(map(len, lines)) <= 100
+
+
+def test_a_failure_is_the_exit_code(monkeypatch, capsys):
+    report = Report.of([Check("names", "model", "Names are names.", False, "1 of 1 failed", None)])
+    monkeypatch.setattr(command, "_proven", lambda family: report)
+    assert command.run(["llama"], as_json=True) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert data["failed"] == 1 and data["families"]["llama"] == report.to_json()
+
+
+def test_an_unknown_family_is_one_sentence(capsys):
+    assert main(["check", "lama"]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and "llama" in err
+
+
+def test_a_damaged_specimen_leaves_the_others_checked(monkeypatch, capsys):
+    def proven(family):
+        if family == "llama":
+            raise ValueError("The weights file is damaged.")
+        return Report.of([Check("names", "model", "Names are names.", True, "1 comparison", None)])
+
+    monkeypatch.setattr(command, "_proven", proven)
+    assert command.run(["llama", "qwen3_moe"]) == 1
+    out, err = capsys.readouterr()
+    assert "qwen3_moe: 1 passed" in out and "The weights file is damaged." in err

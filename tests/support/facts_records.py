@@ -1,0 +1,44 @@
+"""Facts records for tests that draw and render: real ones, of released checkpoints, made once a run."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+from explorer import vocabulary
+
+#: What stands in for the contract's report, which takes a run of its own.
+REPORT = {
+    "checks": [
+        {"name": "addends", "host": "model.layers[i]", "about": "layer_output", "passed": True, "detail": "input plus addends", "worst": 2.4e-07,
+         "values": [f"{value.host}.{value.name}" for value in vocabulary.VALUES]},
+        {"name": "reads", "host": "model.layers[i].mlp", "about": "mlp_output", "passed": True, "detail": "axes as named", "worst": None, "values": ["mlp.mlp_output"]},
+    ],
+    "passed": 2, "failed": 0,
+}
+
+
+@cache
+def _made(family: str, checkpoint: str) -> dict[str, Any]:
+    import explorer  # noqa: F401  before the engine
+    from explorer.facts.record import facts
+
+    return facts(family, checkpoint, REPORT, {"weights": "random, seed 0"})
+
+
+def records(family: str, count: int = 2) -> list[dict[str, Any]]:
+    """Records of the first ``count`` checkpoints of ``family``, or of its default; copies, so that a test may change them."""
+    from explorer.facts.record import checkpoints
+
+    return [copy.deepcopy(_made(family, checkpoint)) for checkpoint in checkpoints(family)[:count]]
+
+
+@cache
+def drawn(family: str) -> dict[str, Any]:
+    """What a diagram is drawn from, of a family's first checkpoint or its default: a record without the rest, made faster. Not to be changed."""
+    from explorer import load
+    from explorer.facts.record import anatomy, checkpoints
+
+    checkpoint = checkpoints(family)[0]
+    return {"family": family, "checkpoint": checkpoint, **anatomy(load(checkpoint, weights=False))}
