@@ -1,10 +1,10 @@
 """Bestiary's library: language models with standard names and values, found by asking the built model.
 
-    from explorer import load
+from explorer import load
 
-    model = load("specimen:qwen3_next")
-    with model.trace("In the beginning"):
-        logits = model.layers[1].mlp.router_logits.save()
+model = load("specimen:qwen3_next")
+with model.trace("In the beginning"):
+    logits = model.layers[1].mlp.router_logits.save()
 """
 
 from __future__ import annotations

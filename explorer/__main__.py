@@ -12,14 +12,30 @@ def parser() -> argparse.ArgumentParser:
         description="Look inside a language model while it runs: routers, attention, recurrent state.",
     )
     parser.add_argument(
-        "model", nargs="?", default="specimen:qwen3_next", metavar="MODEL",
+        "model",
+        nargs="?",
+        default="specimen:qwen3_next",
+        metavar="MODEL",
         help='"specimen:FAMILY" for a small shipped model, a checkpoint folder, a .gguf file, or a checkpoint id '
-             "(default: %(default)s)",
+        "(default: %(default)s)",
     )
-    parser.add_argument("--port", type=int, default=5006, metavar="N", help="port to serve at, 0 for any free one (default: %(default)s)")
-    parser.add_argument("--host", default="127.0.0.1", metavar="H", help="address to serve at (default: %(default)s, this machine alone)")
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=5006,
+        metavar="N",
+        help="port to serve at, 0 for any free one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="H",
+        help="address to serve at (default: %(default)s, this machine alone)",
+    )
     parser.add_argument("--prompt", metavar="TEXT", help="the text to start with")
-    parser.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
+    parser.add_argument(
+        "--no-browser", action="store_true", help="print the address and open nothing"
+    )
     return parser
 
 

@@ -75,15 +75,21 @@ def facts_section(settings: Settings) -> Iterator[Figure]:
 
     for family in settings.families:
         checkpoint = checkpoints(family)[0]
-        report, specimen = proof(family)  # run once per release of the library, then kept: not part of collecting
+        report, specimen = proof(
+            family
+        )  # run once per release of the library, then kept: not part of collecting
         ids = torch.zeros(2, 7, dtype=torch.long, device="meta")
 
         def floor() -> None:
-            model = build_meta(cards.config(checkpoint) if checkpoint in cards.IDS else default_config(family))
+            model = build_meta(
+                cards.config(checkpoint) if checkpoint in cards.IDS else default_config(family)
+            )
             with torch.no_grad():
                 model(input_ids=ids)
 
-        ratio = against(lambda: facts(family, checkpoint, report, specimen), floor, settings.repeats)
+        ratio = against(
+            lambda: facts(family, checkpoint, report, specimen), floor, settings.repeats
+        )
         detail = f"{checkpoint}: {_ms(ratio.ours)} against {_ms(ratio.theirs)} for a meta build and forward"
         yield Figure("facts", f"facts of {family}", ratio.value, "x", 2.0, detail)
 
@@ -102,7 +108,9 @@ def record_section(settings: Settings) -> Iterator[Figure]:
 
     model, label = small_model()
     native, names = untouched(model._module), inner_values(model)
-    ids = torch.randint(0, model.config.vocab_size, (1, settings.tokens), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        0, model.config.vocab_size, (1, settings.tokens), generator=torch.Generator().manual_seed(0)
+    )
 
     def ours() -> object:
         return model.record(ids, values=names)
@@ -116,9 +124,17 @@ def record_section(settings: Settings) -> Iterator[Figure]:
     kept = ours().bytes / MEGABYTE
     ratio = against(ours, theirs, settings.repeats)
     detail = f"{label}, {settings.tokens} tokens: {_ms(ratio.ours)} against {_ms(ratio.theirs)} with output_attentions=True"
-    yield Figure("record", "record / native forward", ratio.value, "x", 1.15, f"{detail}; {', '.join(names)}")
-    yield Figure("record", "record, peak memory", peaks[0], "MB", None,
-                 f"above the loaded model; {kept:.0f} MB of it are the recording itself; the native forward peaks at {peaks[1]:.0f} MB")
+    yield Figure(
+        "record", "record / native forward", ratio.value, "x", 1.15, f"{detail}; {', '.join(names)}"
+    )
+    yield Figure(
+        "record",
+        "record, peak memory",
+        peaks[0],
+        "MB",
+        None,
+        f"above the loaded model; {kept:.0f} MB of it are the recording itself; the native forward peaks at {peaks[1]:.0f} MB",
+    )
 
 
 def small_model() -> tuple[object, str]:
@@ -137,7 +153,9 @@ def untouched(module: object) -> object:
     """transformers' own model around the same weights, without anything the engine hung on ``module``."""
     from transformers import AutoModelForCausalLM
 
-    fresh = AutoModelForCausalLM.from_config(module.config, attn_implementation="eager", dtype=module.dtype).eval()
+    fresh = AutoModelForCausalLM.from_config(
+        module.config, attn_implementation="eager", dtype=module.dtype
+    ).eval()
     fresh.load_state_dict(module.state_dict(), assign=True)
     fresh.tie_weights()
     return fresh
@@ -164,9 +182,13 @@ def inner_values(model: object) -> list[str]:
     """
     routing = {"router_logits", "router_scores", "expert_weights", "expert_indices"}
     inside = {"self_attn", "linear_attn"}
-    return list(dict.fromkeys(
-        f"{row.host}.{row.name}" for row in model.support()
-        if row.layers and not row.value.derived and (row.host in inside or row.name in routing)))
+    return list(
+        dict.fromkeys(
+            f"{row.host}.{row.name}"
+            for row in model.support()
+            if row.layers and not row.value.derived and (row.host in inside or row.name in routing)
+        )
+    )
 
 
 def site_section(settings: Settings) -> Iterator[Figure]:
@@ -190,7 +212,11 @@ def app_section(settings: Settings) -> Iterator[Figure]:
 
 
 SECTIONS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
-    "facts": facts_section, "build": build_section, "record": record_section, "site": site_section, "app": app_section,
+    "facts": facts_section,
+    "build": build_section,
+    "record": record_section,
+    "site": site_section,
+    "app": app_section,
 }
 
 
@@ -198,7 +224,9 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms"
 
 
-def measure(sections: Iterable[str], settings: Settings, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, str]]:
+def measure(
+    sections: Iterable[str], settings: Settings, say: Callable[[str], None]
+) -> tuple[list[Figure], dict[str, str]]:
     """All figures of ``sections`` and, for a section that failed, why. One failing leaves the others measured."""
     figures: list[Figure] = []
     failed: dict[str, str] = {}
@@ -225,11 +253,22 @@ def line(figure: Figure) -> str:
 
 def table(figures: list[Figure]) -> str:
     """The figures as aligned text: name, value, worst, aim, whether it is met, and the detail under it."""
-    rows = [(f.name, amount(f.value, f.unit), "" if f.worst is None else amount(f.worst, f.unit),
-             "" if f.aim is None else f"<= {f.aim:g}", {True: "met", False: "missed", None: ""}[f.met]) for f in figures]
+    rows = [
+        (
+            f.name,
+            amount(f.value, f.unit),
+            "" if f.worst is None else amount(f.worst, f.unit),
+            "" if f.aim is None else f"<= {f.aim:g}",
+            {True: "met", False: "missed", None: ""}[f.met],
+        )
+        for f in figures
+    ]
     head = ("figure", "measured", "worst", "aim", "")
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in [head, *rows]]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
+        for row in [head, *rows]
+    ]
     details = [f"    {figure.detail}" for figure in figures]
     return "\n".join([lines[0], *(part for pair in zip(lines[1:], details) for part in pair)])
 
@@ -241,12 +280,25 @@ def setting_words() -> str:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m builder bench", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    parser.add_argument("--only", metavar="SECTION", choices=list(SECTIONS), nargs="+", help=", ".join(SECTIONS))
-    parser.add_argument("--family", nargs="+", default=None, help="families to measure (default: those with notes; the build: all that are proven)")
+    parser = argparse.ArgumentParser(
+        prog="python -m builder bench", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of the table"
+    )
+    parser.add_argument(
+        "--only", metavar="SECTION", choices=list(SECTIONS), nargs="+", help=", ".join(SECTIONS)
+    )
+    parser.add_argument(
+        "--family",
+        nargs="+",
+        default=None,
+        help="families to measure (default: those with notes; the build: all that are proven)",
+    )
     parser.add_argument("--site", type=Path, help="a built site (default: built for the occasion)")
-    parser.add_argument("--quick", action="store_true", help="one repeat and few steps, to see that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="one repeat and few steps, to see that it runs"
+    )
     return parser.parse_args(argv)
 
 
@@ -261,9 +313,20 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     settings = Settings(families, args.site, args.quick, args.family is not None)
-    figures, failed = measure(args.only or SECTIONS, settings, lambda text: print(text, file=sys.stderr, flush=True))
+    figures, failed = measure(
+        args.only or SECTIONS, settings, lambda text: print(text, file=sys.stderr, flush=True)
+    )
     if args.json:
-        print(json.dumps({"setting": setting_words(), "figures": [asdict(f) | {"met": f.met} for f in figures], "failed": failed}, indent=1))
+        print(
+            json.dumps(
+                {
+                    "setting": setting_words(),
+                    "figures": [asdict(f) | {"met": f.met} for f in figures],
+                    "failed": failed,
+                },
+                indent=1,
+            )
+        )
     else:
         print(f"\n{setting_words()}\n\n{table(figures)}")
     for name, why in failed.items():

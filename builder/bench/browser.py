@@ -85,10 +85,18 @@ def built_site(settings: object) -> Iterator[str]:
 
 def build_into(folder: Path, families: tuple[str, ...]) -> Path:
     """Build a copy of the authored site in ``folder``, so that the repository's pages stay as they are."""
-    shutil.copytree(ROOT / "site", folder / "site", ignore=shutil.ignore_patterns("index.md", "facts.json"))
+    shutil.copytree(
+        ROOT / "site", folder / "site", ignore=shutil.ignore_patterns("index.md", "facts.json")
+    )
     shutil.copy(ROOT / "mkdocs.yml", folder)
     command = [sys.executable, "-m", "builder", "build", *families, "--out", "public"]
-    done = subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     if done.returncode != 0:
         raise RuntimeError(f"the site did not build: {done.stderr.strip().splitlines()[-1:]}")
     return folder / "public"
@@ -106,7 +114,14 @@ def slider_rows(settings: object, site: str, browser: object) -> Iterator[tuple]
         seen.page.evaluate(SLIDER, 3)
         middle, worst = summary(seen.page.evaluate(SLIDER, settings.steps))
         seen.page.context.close()
-        yield f"slider step, {family}", middle, "ms", 100.0, f"input to painted diagram, median of {settings.steps}", worst
+        yield (
+            f"slider step, {family}",
+            middle,
+            "ms",
+            100.0,
+            f"input to painted diagram, median of {settings.steps}",
+            worst,
+        )
 
 
 @contextmanager
@@ -114,13 +129,25 @@ def running_explorer(model: str, prompt: str) -> Iterator[str]:
     """The address of an explorer of its own, stopped afterwards."""
     port = choose_port(0)
     with tempfile.TemporaryFile("w+") as said:
-        command = [sys.executable, "-m", "explorer", model, "--port", str(port), "--prompt", prompt, "--no-browser"]
+        command = [
+            sys.executable,
+            "-m",
+            "explorer",
+            model,
+            "--port",
+            str(port),
+            "--prompt",
+            prompt,
+            "--no-browser",
+        ]
         process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
         try:
             address = f"http://{HOST}:{port}/"
             if not wait_for(address, lambda: process.poll() is None, PATIENCE):
                 said.seek(0)
-                raise RuntimeError(f"the explorer did not start: {said.read().strip().splitlines()[-1:]}")
+                raise RuntimeError(
+                    f"the explorer did not start: {said.read().strip().splitlines()[-1:]}"
+                )
             yield address
         finally:
             stop(process)
@@ -138,8 +165,10 @@ def head_rows(settings: object, browser: object) -> Iterator[tuple]:
     with running_explorer(model, long_prompt()) as address:
         seen = open_page(browser, f"{address}?tab=attention&block=3", wait="load")
         page = seen.page
-        page.wait_for_function("document.body.dataset.drawn && document.querySelector('[data-card=attention_one] [data-head]').options.length > 1",
-                               timeout=PATIENCE * 1000)
+        page.wait_for_function(
+            "document.body.dataset.drawn && document.querySelector('[data-card=attention_one] [data-head]').options.length > 1",
+            timeout=PATIENCE * 1000,
+        )
         page.wait_for_selector("[data-card=attention_one] canvas", state="visible", timeout=60_000)
         tokens = page.evaluate("document.querySelector('[data-strip]').children.length")
         page.evaluate(HEADS, 3)
@@ -147,8 +176,21 @@ def head_rows(settings: object, browser: object) -> Iterator[tuple]:
         walk_tabs(page)
         page.context.close()
     name = Path(model).name
-    yield f"head switch at {tokens} tokens", middle, "ms", 150.0, f"{name}: change to painted figures, median of {settings.steps}", worst
-    yield "largest websocket message", max(seen.frames) / KILOBYTE, "kB", 1000.0, f"of {len(seen.frames)} over the whole visit, every panel opened"
+    yield (
+        f"head switch at {tokens} tokens",
+        middle,
+        "ms",
+        150.0,
+        f"{name}: change to painted figures, median of {settings.steps}",
+        worst,
+    )
+    yield (
+        "largest websocket message",
+        max(seen.frames) / KILOBYTE,
+        "kB",
+        1000.0,
+        f"of {len(seen.frames)} over the whole visit, every panel opened",
+    )
 
 
 def walk_tabs(page: object) -> None:
@@ -156,7 +198,9 @@ def walk_tabs(page: object) -> None:
     for tab in page.query_selector_all("[role=tab]"):
         before = page.evaluate("Number(document.body.dataset.drawn)")
         tab.click()
-        page.wait_for_function("(before) => Number(document.body.dataset.drawn) > before", arg=before, timeout=60_000)
+        page.wait_for_function(
+            "(before) => Number(document.body.dataset.drawn) > before", arg=before, timeout=60_000
+        )
 
 
 def weigh(browser: object, address: str) -> dict[str, int]:
@@ -186,5 +230,10 @@ def weight_rows(settings: object, site: str, browser: object) -> Iterator[tuple]
         sizes = weigh(browser, page_of(site, family))
         largest = max(sizes, key=sizes.get)
         own = sum(size for path, size in sizes.items() if "/families/" in path)
-        yield (f"page of {family}", sum(sizes.values()) / KILOBYTE, "kB", 250.0,
-               f"{len(sizes)} files compressed, {own / KILOBYTE:.0f} kB of them this page's own; largest {Path(largest).name}, {sizes[largest] / KILOBYTE:.0f} kB")
+        yield (
+            f"page of {family}",
+            sum(sizes.values()) / KILOBYTE,
+            "kB",
+            250.0,
+            f"{len(sizes)} files compressed, {own / KILOBYTE:.0f} kB of them this page's own; largest {Path(largest).name}, {sizes[largest] / KILOBYTE:.0f} kB",
+        )

@@ -14,8 +14,12 @@ from urllib.parse import urlsplit
 
 EXECUTABLE = "/usr/bin/chromium"
 FLAGS = (
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--no-first-run",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
     # A name that is not this machine never resolves: a page that asks another host fails, and is seen to.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
 )
@@ -65,7 +69,12 @@ class Visit:
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("request", lambda request: self._asked(request.url))
         page.on("requestfailed", lambda request: self._failed(request.url, request.failure))
-        page.on("response", lambda answer: self._failed(answer.url, answer.status) if answer.status >= 400 else None)
+        page.on(
+            "response",
+            lambda answer: (
+                self._failed(answer.url, answer.status) if answer.status >= 400 else None
+            ),
+        )
         page.on("websocket", self._socket)
 
     def _console(self, message: object) -> None:
@@ -102,13 +111,21 @@ def launched() -> Iterator[object]:
 
 
 def open_page(
-    browser: object, address: str, *, width: int = 1280, height: int = 900, dark: bool = False,
-    javascript: bool = True, wait: str = "load",
+    browser: object,
+    address: str,
+    *,
+    width: int = 1280,
+    height: int = 900,
+    dark: bool = False,
+    javascript: bool = True,
+    wait: str = "load",
 ) -> Visit:
     """A page in a fresh context of ``browser``, watched from before its first request."""
     context = browser.new_context(
-        viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light",
-        java_script_enabled=javascript, permissions=["clipboard-read", "clipboard-write"],
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if dark else "light",
+        java_script_enabled=javascript,
+        permissions=["clipboard-read", "clipboard-write"],
     )
     seen = Visit(context.new_page())
     seen.watch()

@@ -32,7 +32,9 @@ def build_rows(settings: Any) -> Iterator[tuple]:
         families = _apart(prove, families)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        shutil.copytree(ROOT / "site", place / "site", ignore=shutil.ignore_patterns("index.md", "facts.json"))
+        shutil.copytree(
+            ROOT / "site", place / "site", ignore=shutil.ignore_patterns("index.md", "facts.json")
+        )
         shutil.copy(ROOT / "mkdocs.yml", place)
         kept = place / "cache" / "bestiary"
         kept.mkdir(parents=True)
@@ -64,16 +66,27 @@ def _built(place: Path, families: list[str]) -> Iterator[tuple]:
     first, again, failed = _apart(build_twice, place, families, jobs)
     what = "1 family" if len(families) == 1 else f"{len(families)} families"
     whole, lost = sum(first.values()), f"; {failed} failed" if failed else ""
-    yield (f"build of {what}", whole / least, "x", 2.0,
-           f"{whole:.1f} s with {jobs} processes ({_parts(first)}) against {least:.1f} s for {models} meta builds and forwards; the contract was kept{lost}")
+    yield (
+        f"build of {what}",
+        whole / least,
+        "x",
+        2.0,
+        f"{whole:.1f} s with {jobs} processes ({_parts(first)}) against {least:.1f} s for {models} meta builds and forwards; the contract was kept{lost}",
+    )
     yield "the same again, nothing changed", sum(again.values()), "s", None, _parts(again)
 
 
 def _memory(place: Path, families: list[str]) -> tuple:
     peaks, grown = _apart(memory, place, families)
     worst = max(peaks, key=peaks.get)
-    return ("memory of collecting a family", statistics.median(peaks.values()) / MEGABYTE, "MB", None,
-            f"peak above the start, median of {len(peaks)}; most of {worst}; {grown / MEGABYTE:.0f} MB stay after all of them", peaks[worst] / MEGABYTE)
+    return (
+        "memory of collecting a family",
+        statistics.median(peaks.values()) / MEGABYTE,
+        "MB",
+        None,
+        f"peak above the start, median of {len(peaks)}; most of {worst}; {grown / MEGABYTE:.0f} MB stay after all of them",
+        peaks[worst] / MEGABYTE,
+    )
 
 
 def _parts(seconds: dict[str, float]) -> str:
@@ -134,7 +147,9 @@ def floor(families: list[str]) -> tuple[float, int]:
         for checkpoint in checkpoints(family):
             start = time.perf_counter()
             try:
-                model = build_meta(cards.config(checkpoint) if checkpoint in cards.IDS else default_config(family))
+                model = build_meta(
+                    cards.config(checkpoint) if checkpoint in cards.IDS else default_config(family)
+                )
                 with one_thread(), torch.no_grad(), unpadded(model):
                     model(input_ids=ids)
             except Exception:  # noqa: BLE001  does not run on shapes alone
@@ -144,7 +159,9 @@ def floor(families: list[str]) -> tuple[float, int]:
     return total, models
 
 
-def build_twice(place: Path, families: list[str], jobs: int) -> tuple[dict[str, float], dict[str, float], int]:
+def build_twice(
+    place: Path, families: list[str], jobs: int
+) -> tuple[dict[str, float], dict[str, float], int]:
     """Two builds in ``place``: seconds by part of each, and how many families failed."""
     from builder.pages import build as pipeline
 

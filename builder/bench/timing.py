@@ -43,7 +43,9 @@ def against(ours: Callable[[], object], theirs: Callable[[], object], repeats: i
     """Time both in turn, ``repeats`` times after one warm-up each, so that a slow moment meets both alike."""
     once(ours), once(theirs)
     pairs = [(once(ours), once(theirs)) for _ in range(repeats)]
-    return Ratio(statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs), repeats)
+    return Ratio(
+        statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs), repeats
+    )
 
 
 def resident() -> int:

@@ -40,7 +40,9 @@ def run(families: list[str], as_json: bool = False) -> int:
     return 1 if lost or any(report.failed for report in reports.values()) else 0
 
 
-def run_all(jobs: int, as_json: bool = False, write: bool = False, limits: Limits = Limits()) -> int:
+def run_all(
+    jobs: int, as_json: bool = False, write: bool = False, limits: Limits = Limits()
+) -> int:
     """Prove the contract on every decoder-only model type and print how far each is covered.
 
     ``write``: also keep the outcomes as the site's data. Returns 0, 1 when a law did not hold somewhere, or 2
@@ -51,7 +53,10 @@ def run_all(jobs: int, as_json: bool = False, write: bool = False, limits: Limit
     from builder.records import coverage
 
     if write and not coverage.DATA.parent.is_dir():
-        print(f"There is no folder {coverage.DATA.parent} here: run --write from the root of the repository.", file=sys.stderr)
+        print(
+            f"There is no folder {coverage.DATA.parent} here: run --write from the root of the repository.",
+            file=sys.stderr,
+        )
         return 2
     families = coverage.types()
     outcomes: dict[str, coverage.Outcome] = {}
@@ -62,7 +67,11 @@ def run_all(jobs: int, as_json: bool = False, write: bool = False, limits: Limit
             bar.update()
     if write:
         print(f"Written: {coverage.write(outcomes)}", file=sys.stderr)
-    print(json.dumps(dict(sorted(outcomes.items())), ensure_ascii=False, indent=1) if as_json else coverage.table(outcomes))
+    print(
+        json.dumps(dict(sorted(outcomes.items())), ensure_ascii=False, indent=1)
+        if as_json
+        else coverage.table(outcomes)
+    )
     return 1 if any(found["verdict"] == "failed" for found in outcomes.values()) else 0
 
 
@@ -75,6 +84,7 @@ def _proven(family: str) -> Report:
 
     # A specimen's tensors are too small to share out among threads.
     with one_thread(), tqdm(desc=family, unit="check", leave=False, file=sys.stderr) as bar:
+
         def done(count: int, total: int) -> None:
             bar.total = total
             bar.update(count - bar.n)
@@ -95,7 +105,9 @@ def _json(reports: dict[str, Report], lost: dict[str, str]) -> str:
 def _tables(reports: dict[str, Report]) -> str:
     width = shutil.get_terminal_size((120, 24)).columns
     parts = [table(family, report, width) for family, report in reports.items()]
-    passed, failed = (sum(getattr(r, name) for r in reports.values()) for name in ("passed", "failed"))
+    passed, failed = (
+        sum(getattr(r, name) for r in reports.values()) for name in ("passed", "failed")
+    )
     parts.append(f"{passed} passed, {failed} failed")
     return "\n\n".join(parts)
 
@@ -113,7 +125,10 @@ def table(family: str, report: Report, width: int) -> str:
         verdict = "passed" if check.passed else "FAILED"
         first, *rest = textwrap.wrap(check.detail, max(_NARROWEST, width - indent)) or [""]
         lines.append(f"{verdict}  {check.name:<{names}}  {check.host:<{hosts}}  {first}".rstrip())
-        lines += [" " * indent + line for line in (*rest, *(() if check.passed else _about(check, width - indent)))]
+        lines += [
+            " " * indent + line
+            for line in (*rest, *(() if check.passed else _about(check, width - indent)))
+        ]
     return "\n".join(lines)
 
 

@@ -28,7 +28,10 @@ EXPLORER_PATIENCE = 180.0
 class Quiet(http.server.SimpleHTTPRequestHandler):
     """Static files without a line per request; modules get the type browsers demand."""
 
-    extensions_map = {**http.server.SimpleHTTPRequestHandler.extensions_map, ".js": "text/javascript"}
+    extensions_map = {
+        **http.server.SimpleHTTPRequestHandler.extensions_map,
+        ".js": "text/javascript",
+    }
 
     def log_message(self, *args: object) -> None:
         pass
@@ -71,7 +74,17 @@ def wait_for(address: str, alive: Callable[[], bool], patience: float) -> bool:
 
 
 def start_explorer(port: int, extra: list[str]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "explorer", "--port", str(port), "--host", HOST, "--no-browser", *extra]
+    command = [
+        sys.executable,
+        "-m",
+        "explorer",
+        "--port",
+        str(port),
+        "--host",
+        HOST,
+        "--no-browser",
+        *extra,
+    ]
     return subprocess.Popen(command)
 
 
@@ -81,8 +94,12 @@ def announce(name: str, wanted: int, port: int) -> None:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m builder.commands.demo", description=__doc__.splitlines()[0])
-    parser.add_argument("--site", type=Path, default=Path("public"), help="the built site (default: public)")
+    parser = argparse.ArgumentParser(
+        prog="python -m builder.commands.demo", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--site", type=Path, default=Path("public"), help="the built site (default: public)"
+    )
     parser.add_argument("--site-port", type=int, default=SITE_PORT)
     parser.add_argument("--explorer-port", type=int, default=EXPLORER_PORT)
     parser.add_argument("model", nargs="*", help="handed to the explorer: a model and its options")
@@ -116,7 +133,10 @@ def watch(explorer: subprocess.Popen[bytes], ports: tuple[int, int]) -> int:
     if not wait_for(live, lambda: explorer.poll() is None, EXPLORER_PATIENCE):
         print("The explorer did not start; what it said stands above.", file=sys.stderr)
         return 1
-    print(f"\nThe site:     http://{HOST}:{ports[0]}/\nThe explorer: {live}\nCtrl-C stops both.", flush=True)
+    print(
+        f"\nThe site:     http://{HOST}:{ports[0]}/\nThe explorer: {live}\nCtrl-C stops both.",
+        flush=True,
+    )
     return explorer.wait()
 
 

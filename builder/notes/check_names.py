@@ -30,7 +30,9 @@ _IDENTIFIER = re.compile(_NAME)
 _SPECIAL_TOKEN = re.compile(r"<\|[^|\s]*\|>")
 
 
-def check_names(blocks: Iterable[Any], namespace: Mapping[str, Any], words: Iterable[str] = ()) -> Iterator[tuple[int, str]]:
+def check_names(
+    blocks: Iterable[Any], namespace: Mapping[str, Any], words: Iterable[str] = ()
+) -> Iterator[tuple[int, str]]:
     """Yield ``(line, message)`` for every name in ``blocks`` that nothing has.
 
     ``namespace`` is what the executed blocks find: a ``model`` in it lends the names of
@@ -72,14 +74,18 @@ def _prose(text: str, first: int, known: set[str], native: set[str]) -> Iterator
                 yield line, message
 
 
-def _shown_code(text: str, first: int, known: set[str], native: set[str]) -> Iterator[tuple[int, str]]:
+def _shown_code(
+    text: str, first: int, known: set[str], native: set[str]
+) -> Iterator[tuple[int, str]]:
     """Code that is not run: only what hangs on a host, or nearly is a value's name, can be judged."""
     for number, line in enumerate(text.split("\n"), start=first):
         code = line.partition("#")[0]
         for chain in _CHAIN.finditer(code):
             host, *rest = _BRACKETS.sub("", chain[0]).split(".")
             for name in rest:
-                judged = host in vocabulary.HOSTS or difflib.get_close_matches(name, vocabulary.NAMES, n=1, cutoff=0.85)
+                judged = host in vocabulary.HOSTS or difflib.get_close_matches(
+                    name, vocabulary.NAMES, n=1, cutoff=0.85
+                )
                 message = _wrong([host, name], known | {host}, native) if judged else None
                 if message:
                     yield number, message
@@ -91,12 +97,20 @@ def _wrong(names: list[str], known: set[str], native: set[str]) -> str | None:
     for host, name in zip([None, *names], names):
         if _SNAKE.fullmatch(name) and name not in known:
             near = difflib.get_close_matches(name, vocabulary.NAMES, n=3, cutoff=0.5)
-            hint = f"the nearest values are {', '.join(near)}" if near else "no standard value is near it"
+            hint = (
+                f"the nearest values are {', '.join(near)}"
+                if near
+                else "no standard value is near it"
+            )
             return (
                 f"there is no {name!r} among the standard values, the model's names and this file's own; {hint} "
                 "(a name from elsewhere is listed in the front matter's words)"
             )
-        elsewhere = name in vocabulary.NAMES and host in vocabulary.HOSTS and name not in vocabulary.BY_HOST[host]
+        elsewhere = (
+            name in vocabulary.NAMES
+            and host in vocabulary.HOSTS
+            and name not in vocabulary.BY_HOST[host]
+        )
         if elsewhere and name not in native:
             hosts = ", ".join(value.host for value in vocabulary.lookup(name))
             return f"{host} has no value {name!r}; it is on {hosts}"

@@ -13,7 +13,9 @@ from builder.notes.check_names import MARKUP, value_name
 _SLUG = re.compile(r"[^a-z0-9]+")
 
 
-def notes_html(blocks: Iterable[Any], link: Callable[[str], str | None] | None = None, shift: int = 1) -> str:
+def notes_html(
+    blocks: Iterable[Any], link: Callable[[str], str | None] | None = None, shift: int = 1
+) -> str:
     """HTML of the blocks that `builder.notes.run` read or ran.
 
     A standard value in the prose, as ``{value:name}`` or in backticks, becomes
@@ -51,7 +53,10 @@ class _Places:
         return line
 
     def run(self, lines: list[str]) -> list[str]:
-        return [self.md.htmlStash.store(self.html[line]) if line in self.html else line for line in lines]
+        return [
+            self.md.htmlStash.store(self.html[line]) if line in self.html else line
+            for line in lines
+        ]
 
 
 def _code(block: Any) -> str:
@@ -79,7 +84,9 @@ def _coloured(text: str, language: str) -> str:
 class _Finish:
     """Last touch on the tree: value names marked, headings shifted and named, links checked."""
 
-    def __init__(self, converter: Any, link: Callable[[str], str | None] | None, shift: int) -> None:
+    def __init__(
+        self, converter: Any, link: Callable[[str], str | None] | None, shift: int
+    ) -> None:
         self.md, self.link, self.shift = converter, link, shift
         self.used: dict[str, int] = {}
 

@@ -42,7 +42,15 @@ from typing import Any
 from builder.notes.html import notes_html
 from builder.notes.check_names import check_names
 
-__all__ = ["Block", "Notes", "SnippetError", "family_namespace", "notes_html", "read_notes", "run_notes"]
+__all__ = [
+    "Block",
+    "Notes",
+    "SnippetError",
+    "family_namespace",
+    "notes_html",
+    "read_notes",
+    "run_notes",
+]
 
 PROSE, RUN, SHOWN = "prose", "run", "shown"
 
@@ -110,7 +118,9 @@ def run_notes(path: Path | str, namespace: Mapping[str, Any]) -> list[Block]:
 
     notes = read_notes(path)
     filename = _register(notes)
-    programs = [_compiled(notes, block, filename) if block.kind == RUN else None for block in notes.blocks]
+    programs = [
+        _compiled(notes, block, filename) if block.kind == RUN else None for block in notes.blocks
+    ]
     for line, message in check_names(notes.blocks, namespace, notes.meta.get("words", "").split()):
         raise SnippetError(path, line, message)
     scope = {**namespace, "__name__": "__notes__", "__file__": filename}
@@ -146,7 +156,9 @@ def _front_matter(path: Path, lines: list[str]) -> tuple[dict[str, str], int]:
             return meta, index + 1
         key, colon, value = line.partition(":")
         if not colon:
-            raise SnippetError(path, index + 1, f"front matter is 'key: value' lines, this is not one: {line!r}")
+            raise SnippetError(
+                path, index + 1, f"front matter is 'key: value' lines, this is not one: {line!r}"
+            )
         meta[key.strip()] = value.strip()
     raise SnippetError(path, 1, "the front matter is not closed with a line of three dashes")
 
@@ -166,7 +178,11 @@ def _blocks(path: Path, lines: list[str], start: int) -> list[Block]:
         fence = _FENCE.match(lines[index])
         if not fence:
             if _OTHER_FENCE.match(lines[index]):
-                raise SnippetError(path, index + 1, "a fence here starts its line with backticks; this one would be shown and never run")
+                raise SnippetError(
+                    path,
+                    index + 1,
+                    "a fence here starts its line with backticks; this one would be shown and never run",
+                )
             prose.append(lines[index])
             index += 1
             continue
@@ -191,7 +207,11 @@ def _fenced(path: Path, index: int, info: str, text: str) -> Block:
     language, *options = info.split() or ["text"]
     line = index + 2
     if language != "python" and (language.lower() in _ALSO_PYTHON or language.lower() == "python"):
-        raise SnippetError(path, index + 1, f"a block marked {language!r} would not be run; mark it python, or python no-run")
+        raise SnippetError(
+            path,
+            index + 1,
+            f"a block marked {language!r} would not be run; mark it python, or python no-run",
+        )
     if language != "python":
         return Block(SHOWN, text, line, language)
     raises = ""
@@ -202,7 +222,11 @@ def _fenced(path: Path, index: int, info: str, text: str) -> Block:
         elif option.startswith("raises="):
             raises = option.removeprefix("raises=")
         else:
-            raise SnippetError(path, index + 1, f"a python block has no option {option!r}; there are no-run and raises=NAME")
+            raise SnippetError(
+                path,
+                index + 1,
+                f"a python block has no option {option!r}; there are no-run and raises=NAME",
+            )
     return Block(kind, text, line, language, raises)
 
 
@@ -234,21 +258,32 @@ def _compiled(notes: Notes, block: Block, filename: str) -> CodeType:
     return compile(tree, filename, "exec", optimize=0)  # assertions hold under -O as well
 
 
-def _run(notes: Notes, block: Block, program: CodeType, scope: dict[str, Any], filename: str) -> Block:
+def _run(
+    notes: Notes, block: Block, program: CodeType, scope: dict[str, Any], filename: str
+) -> Block:
     """Execute one block in ``scope``; return it with its output, or raise SnippetError."""
     printed = io.StringIO()
     # The notes' own print, not the process's output: files can run in threads beside each other.
     scope["print"] = partial(print, file=printed)
     try:
         exec(program, scope)
-    except (Exception, SystemExit) as error:  # notes that end the process would end the build, unbuilt
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # notes that end the process would end the build, unbuilt
         if block.raises and block.raises in (kind.__name__ for kind in type(error).__mro__):
             said = f"{block.raises}: {_plain(error, filename, notes.path.name)}"
-            return replace(block, output="\n".join(filter(None, [printed.getvalue().rstrip(), said])))
+            return replace(
+                block, output="\n".join(filter(None, [printed.getvalue().rstrip(), said]))
+            )
         line = _line_of(error, filename) or block.line
-        raise SnippetError(notes.path, line, _described(error, filename, notes.path.name, line)) from error
+        raise SnippetError(
+            notes.path, line, _described(error, filename, notes.path.name, line)
+        ) from error
     if block.raises:
-        raise SnippetError(notes.path, block.line, f"this block should raise {block.raises} and does not")
+        raise SnippetError(
+            notes.path, block.line, f"this block should raise {block.raises} and does not"
+        )
     return replace(block, output=printed.getvalue().rstrip())
 
 

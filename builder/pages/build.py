@@ -38,7 +38,15 @@ class Built:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-def build(asked: list[str], out: Path, jobs: int, site: Path = write.SITE, *, everything: bool = False, fresh: bool = False) -> Built:
+def build(
+    asked: list[str],
+    out: Path,
+    jobs: int,
+    site: Path = write.SITE,
+    *,
+    everything: bool = False,
+    fresh: bool = False,
+) -> Built:
     """Build the pages of ``asked`` families (those with notes when empty) and the site.
 
     everything: every family that is proven, with notes or without; where that is not known, every decoder, and those whose
@@ -51,7 +59,9 @@ def build(asked: list[str], out: Path, jobs: int, site: Path = write.SITE, *, ev
     known = collect.proven(site) if everything else None
     wanted = collect.families(asked) if not everything else list(known or small.types())
     if not write.CONFIG.is_file() or not site.is_dir():
-        raise write.BuildError(f"There is no {write.CONFIG} with a folder {site} here: run the builder from the root of the repository.")
+        raise write.BuildError(
+            f"There is no {write.CONFIG} with a folder {site} here: run the builder from the root of the repository."
+        )
     write._writable(out)
     if not asked:
         write.remove_others(wanted, site=site)
@@ -70,7 +80,9 @@ def build(asked: list[str], out: Path, jobs: int, site: Path = write.SITE, *, ev
                 raise
             except Exception as error:  # whatever it is, the other families are still built
                 unknown = everything and known is None and not collect.has_notes(family)
-                (built.left_out if unknown else built.failed).append(f"{family}: {_words(error, quiet=unknown)}")
+                (built.left_out if unknown else built.failed).append(
+                    f"{family}: {_words(error, quiet=unknown)}"
+                )
                 write.remove_family(family, site=site)
             bar.update()
         clock.passed("families")
@@ -81,7 +93,13 @@ def build(asked: list[str], out: Path, jobs: int, site: Path = write.SITE, *, ev
         clock.passed("guides and index")
         bar.set_postfix_str("mkdocs")
         # The navigation names those with notes; the index and the coverage page lead to all.
-        write.build_site(out, families={family: title for family, title in titles.items() if collect.has_notes(family)}, site=site)
+        write.build_site(
+            out,
+            families={
+                family: title for family, title in titles.items() if collect.has_notes(family)
+            },
+            site=site,
+        )
         bar.update()
         clock.passed("mkdocs")
         bar.set_postfix_str("")
@@ -124,8 +142,12 @@ def _collected(families: list[str], jobs: int, fresh: bool, bar: Any) -> Iterato
         yield from _side_by_side(changed[start : start + jobs * _IN_A_PROCESS], jobs, fresh, bar)
 
 
-def _side_by_side(families: list[str], jobs: int, fresh: bool, bar: Any) -> Iterator[tuple[str, Any]]:
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_quiet) as pool:
+def _side_by_side(
+    families: list[str], jobs: int, fresh: bool, bar: Any
+) -> Iterator[tuple[str, Any]]:
+    with ProcessPoolExecutor(
+        jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_quiet
+    ) as pool:
         running = {pool.submit(collect.collect, family, fresh): family for family in families}
         for future in as_completed(running):
             family = running.pop(future)  # and with it, what was collected
@@ -162,7 +184,10 @@ def _shared(site: Path, fresh: bool = False) -> tuple[dict[str, str], list[str]]
             write.remove_guide(name, site=site)
     _remove_outdated(site)
     records, metas = _records(site), _metas(site)
-    titles = {family: metas.get(family, {}).get("title", found[0]["title"]) for family, found in records.items()}
+    titles = {
+        family: metas.get(family, {}).get("title", found[0]["title"])
+        for family, found in records.items()
+    }
     write.write_index(list(records.values()), metas, site=site)
     write.write_coverage(titles, site=site)
     return titles, failed
@@ -189,4 +214,6 @@ def _remove_outdated(site: Path) -> None:
 def _metas(site: Path) -> dict[str, dict[str, str]]:
     from builder.notes.run import read_notes
 
-    return {path.parent.name: read_notes(path).meta for path in (site / "families").glob("*/notes.md")}
+    return {
+        path.parent.name: read_notes(path).meta for path in (site / "families").glob("*/notes.md")
+    }

@@ -38,17 +38,33 @@ def known(record: Record, name: str) -> Json | None:
 def unknown(record: Record) -> list[str]:
     """What of the costs has no formula, and why, in words."""
     costs = record["signature"].get("costs", {})
-    names = {"parameters": "parameters", "weights": "bytes of weights", "cache": "caches and state", "flops": "operations for a token"}
-    return [f"{said}: {costs[name]['unknown']}" for name, said in names.items() if name in costs and "unknown" in costs[name]]
+    names = {
+        "parameters": "parameters",
+        "weights": "bytes of weights",
+        "cache": "caches and state",
+        "flops": "operations for a token",
+    }
+    return [
+        f"{said}: {costs[name]['unknown']}"
+        for name, said in names.items()
+        if name in costs and "unknown" in costs[name]
+    ]
 
 
 def view(record: Record) -> Json:
     """What is told of a checkpoint in numbers, for checkpoints that agree in it to share."""
-    return {"figures": figures(record), "parameters": record["parameters"], "plots": plots(record),
-            "caches_unknown": record.get("caches_unknown"), "unknown": unknown(record)}
+    return {
+        "figures": figures(record),
+        "parameters": record["parameters"],
+        "plots": plots(record),
+        "caches_unknown": record.get("caches_unknown"),
+        "unknown": unknown(record),
+    }
 
 
-def rows(records: Sequence[Record], varying: Callable[[Sequence[Record], Callable[[Record], Any]], list]) -> list[Json]:
+def rows(
+    records: Sequence[Record], varying: Callable[[Sequence[Record], Callable[[Record], Any]], list]
+) -> list[Json]:
     """Every cost that has a formula: ``[{name, values, formulas, parts}]``, its parts told alike.
 
     ``values`` and ``formulas`` (symbols, and what further names are) are as `builder.pages.render.varying` gives them.
@@ -57,17 +73,37 @@ def rows(records: Sequence[Record], varying: Callable[[Sequence[Record], Callabl
     return _rows(records, found, varying)
 
 
-def _rows(records: Sequence[Record], found: Sequence[Sequence[Formula]], varying: Callable[..., list]) -> list[Json]:
-    by_name = {record["checkpoint"]: {one.name: one for one in own} for record, own in zip(records, found, strict=True)}
+def _rows(
+    records: Sequence[Record], found: Sequence[Sequence[Formula]], varying: Callable[..., list]
+) -> list[Json]:
+    by_name = {
+        record["checkpoint"]: {one.name: one for one in own}
+        for record, own in zip(records, found, strict=True)
+    }
 
     def of(name: str, part: Callable[[Formula], Any]) -> list:
-        told = varying(records, lambda record: part(one) if (one := by_name[record["checkpoint"]].get(name)) else None)
+        told = varying(
+            records,
+            lambda record: part(one) if (one := by_name[record["checkpoint"]].get(name)) else None,
+        )
         return [row for row in told if row[1] is not None]
 
     return [
-        {"name": name, "values": of(name, lambda one: one.value), "formulas": of(name, lambda one: (one.symbols, one.where)),
-         "parts": _rows(records, [by_name[record["checkpoint"]][name].parts if name in by_name[record["checkpoint"]] else ()
-                                  for record in records], varying)}
+        {
+            "name": name,
+            "values": of(name, lambda one: one.value),
+            "formulas": of(name, lambda one: (one.symbols, one.where)),
+            "parts": _rows(
+                records,
+                [
+                    by_name[record["checkpoint"]][name].parts
+                    if name in by_name[record["checkpoint"]]
+                    else ()
+                    for record in records
+                ],
+                varying,
+            ),
+        }
         for name in dict.fromkeys(name for own in by_name.values() for name in own)
     ]
 
@@ -75,30 +111,55 @@ def _rows(records: Sequence[Record], found: Sequence[Sequence[Formula]], varying
 def formulas(record: Record) -> Iterator[Formula]:
     """The costs of one checkpoint: parameters, active ones, bytes of weights, what is kept, operations for a token."""
     if counted := known(record, "parameters"):
-        yield _whole("parameters", counted, [(row["part"], row) for row in counted["by_part"]], thousands)
+        yield _whole(
+            "parameters", counted, [(row["part"], row) for row in counted["by_part"]], thousands
+        )
         if "active" in counted and counted["active"]["formula"] != counted["formula"]:
-            active = [(row["part"], row["active"]) for row in counted["by_part"] if row["active"]["formula"] != row["formula"]]
+            active = [
+                (row["part"], row["active"])
+                for row in counted["by_part"]
+                if row["active"]["formula"] != row["formula"]
+            ]
             yield _whole("active for each token", counted["active"], active, thousands)
     for row in known(record, "weights") or ():
         yield _whole(f"bytes of weights, {row['dtype']}", row, (), size)
     if (kept := known(record, "cache")) and kept["by_kind"]:
         kinds = [(_of_kind(row), row) for row in kept["by_kind"]]
-        yield _whole("bytes kept after S tokens of B sequences", kept, kinds if len(kinds) > 1 else (), size, kept["where"])
+        yield _whole(
+            "bytes kept after S tokens of B sequences",
+            kept,
+            kinds if len(kinds) > 1 else (),
+            size,
+            kept["where"],
+        )
     if done := known(record, "flops"):
         parts = [(row["part"], row) for row in done["by_part"]]
-        yield _whole("operations for a token at a context of T", done, parts, thousands, done["where"])
+        yield _whole(
+            "operations for a token at a context of T", done, parts, thousands, done["where"]
+        )
 
 
-def _whole(name: str, one: Json, parts: Sequence[tuple[str, Json]], said: Callable[[int], str],
-           where: Mapping[str, Json] | None = None) -> Formula:
+def _whole(
+    name: str,
+    one: Json,
+    parts: Sequence[tuple[str, Json]],
+    said: Callable[[int], str],
+    where: Mapping[str, Json] | None = None,
+) -> Formula:
     """A cost with its parts, numbers told by ``said``."""
     made = [_formula(called, row, said, where or {}) for called, row in [(name, one), *parts]]
     return replace(made[0], parts=tuple(made[1:]))
 
 
-def _formula(name: str, one: Json, said: Callable[[int], str], where: Mapping[str, Json]) -> Formula:
+def _formula(
+    name: str, one: Json, said: Callable[[int], str], where: Mapping[str, Json]
+) -> Formula:
     value = one["numbers"] if one["number"] is None else said(one["number"])
-    further = [(word, meaning["formula"]) for word, meaning in where.items() if word in _NAME.findall(one["formula"])]
+    further = [
+        (word, meaning["formula"])
+        for word, meaning in where.items()
+        if word in _NAME.findall(one["formula"])
+    ]
     return Formula(name, one["formula"], value, tuple(further))
 
 
@@ -117,13 +178,34 @@ def plots(record: Record) -> list[tuple[Markup, str]]:
     found = []
     if (kept := known(record, "cache")) and any(any(row[1:]) for row in kept["over"]):
         lengths, grows, constant = zip(*kept["over"], strict=True)
-        curves = [Curve("cache", "attention", grows), Curve("state", "recurrent", constant, dashed=True)]
-        drawn = plot("kept by one sequence, bytes", "tokens of the context", lengths, curves, size, tokens)
-        found.append((drawn, _key(("caches that grow with the context", grows), ("state of one size", constant))))
+        curves = [
+            Curve("cache", "attention", grows),
+            Curve("state", "recurrent", constant, dashed=True),
+        ]
+        drawn = plot(
+            "kept by one sequence, bytes", "tokens of the context", lengths, curves, size, tokens
+        )
+        found.append(
+            (
+                drawn,
+                _key(("caches that grow with the context", grows), ("state of one size", constant)),
+            )
+        )
     if done := known(record, "flops"):
         lengths, grows, constant = zip(*done["over"], strict=True)
-        curves = [Curve("over the context", "attention", grows), Curve("all else", "mlp", constant, dashed=True)]
-        drawn = plot("operations for one more token", "tokens of the context", lengths, curves, operations, tokens, 10)
+        curves = [
+            Curve("over the context", "attention", grows),
+            Curve("all else", "mlp", constant, dashed=True),
+        ]
+        drawn = plot(
+            "operations for one more token",
+            "tokens of the context",
+            lengths,
+            curves,
+            operations,
+            tokens,
+            10,
+        )
         key = _key(("what grows with the context", grows), ("all else", constant))
         found.append((drawn, f"{key}. Counted are {done['counted']}"))
     return found
@@ -131,7 +213,11 @@ def plots(record: Record) -> list[tuple[Markup, str]]:
 
 def _key(solid: tuple[str, Sequence[int]], dashed: tuple[str, Sequence[int]]) -> str:
     """What the lines of a plot are, those that are drawn."""
-    said = [f"{line}: {name}" for line, (name, numbers) in (("solid", solid), ("dashed", dashed)) if any(numbers)]
+    said = [
+        f"{line}: {name}"
+        for line, (name, numbers) in (("solid", solid), ("dashed", dashed))
+        if any(numbers)
+    ]
     return "; ".join(said)
 
 

@@ -51,10 +51,16 @@ def figures(record: Record) -> list[Figure]:
     counted = record["parameters"]
     parts = counted["by_part"]
     total = " + ".join(f"{part['part']} {count(part['count'])}" for part in parts)
-    used = " + ".join(f"{part['part']} {count(part['active'])}" for part in parts if part["active"] != 0)
+    used = " + ".join(
+        f"{part['part']} {count(part['active'])}" for part in parts if part["active"] != 0
+    )
     found = [
-        Figure("parameters", count(counted["total"]), total, f"exactly {thousands(counted['total'])}"),
-        Figure("active for each token", count(counted["active"]), used, counted.get("convention") or ""),
+        Figure(
+            "parameters", count(counted["total"]), total, f"exactly {thousands(counted['total'])}"
+        ),
+        Figure(
+            "active for each token", count(counted["active"]), used, counted.get("convention") or ""
+        ),
     ]
     rows = record.get("caches") or ()
     found += [_kept(row) for row in rows]
@@ -69,7 +75,9 @@ def _kept(row: Mapping[str, Any]) -> Figure:
     grows = row["fixed_bytes"] is None
     amount = f"{size(row['per_token_bytes'])} a token" if grows else size(row["fixed_bytes"])
     formula = f"{row['formula']} = {row['numbers']}"
-    return Figure(row["name"], amount, formula, row.get("note") or ("for each sequence" if not grows else ""))
+    return Figure(
+        row["name"], amount, formula, row.get("note") or ("for each sequence" if not grows else "")
+    )
 
 
 def _whole(rows: Iterable[Mapping[str, Any]], tokens: int) -> Figure:
@@ -82,4 +90,9 @@ def _whole(rows: Iterable[Mapping[str, Any]], tokens: int) -> Figure:
             bytes_ = row["per_token_bytes"] * min(tokens, row["tokens_at_most"] or tokens)
         whole += bytes_
         terms.append(f"{row['name']} {size(bytes_)}")
-    return Figure(f"kept at {thousands(tokens)} tokens", size(whole), " + ".join(terms), "one sequence at max_position_embeddings")
+    return Figure(
+        f"kept at {thousands(tokens)} tokens",
+        size(whole),
+        " + ".join(terms),
+        "one sequence at max_position_embeddings",
+    )

@@ -18,7 +18,9 @@ _OTHERS = "others"
 _ORDER = {entry.name: number for number, entry in enumerate(ENTRIES)}
 
 
-def context(families: Sequence[Sequence[Record]], notes: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+def context(
+    families: Sequence[Sequence[Record]], notes: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
     """What the index's template is filled with: ``cards``, ``groups``, ``values`` and ``names``.
 
     ``families``: the records of each family, default checkpoint first. ``notes``: front matter of
@@ -29,7 +31,9 @@ def context(families: Sequence[Sequence[Record]], notes: Mapping[str, Mapping[st
     return {"cards": made, "groups": groups(made), "values": some_values(made), "names": names}
 
 
-def cards(families: Sequence[Sequence[Record]], notes: Mapping[str, Mapping[str, str]]) -> list[Card]:
+def cards(
+    families: Sequence[Sequence[Record]], notes: Mapping[str, Mapping[str, str]]
+) -> list[Card]:
     """What the index shows of each family, from its default checkpoint.
 
     ``telling`` are the traits that half of the families have at most, ``usual`` the others.
@@ -38,7 +42,10 @@ def cards(families: Sequence[Sequence[Record]], notes: Mapping[str, Mapping[str,
     having = Counter(trait["name"] for card in made for trait in card["traits"])
     for card in made:
         few = [trait for trait in card["traits"] if 2 * having[trait["name"]] <= len(made)]
-        card["telling"], card["usual"] = few, [trait for trait in card["traits"] if trait not in few]
+        card["telling"], card["usual"] = (
+            few,
+            [trait for trait in card["traits"] if trait not in few],
+        )
     return made
 
 
@@ -59,7 +66,11 @@ def groups(made: Sequence[Card]) -> list[dict[str, Any]]:
 def some_values(made: Sequence[Card]) -> list[dict[str, Any]]:
     """The values that some families serve and others do not: ``[{name, families}]``, by name."""
     serving = Counter(name for card in made for name in {name for _, name in card["offers"]})
-    return [{"name": name, "families": count} for name, count in sorted(serving.items()) if count < len(made)]
+    return [
+        {"name": name, "families": count}
+        for name, count in sorted(serving.items())
+        if count < len(made)
+    ]
 
 
 def _card(records: Sequence[Record], notes: Mapping[str, str]) -> Card:
@@ -69,10 +80,14 @@ def _card(records: Sequence[Record], notes: Mapping[str, str]) -> Card:
         for layer in block.facts["layers"]:
             marks[layer] = (block.sublayers[0]["role"], block.title())
     return {
-        "family": first["family"], "title": notes.get("title") or first["title"],
+        "family": first["family"],
+        "title": notes.get("title") or first["title"],
         "summary": notes.get("summary") or first.get("summary") or "",
-        "traits": [_said(trait) for trait in first["traits"]], "marks": marks, "parameters": first["parameters"],
-        "checkpoints": [record["checkpoint"] for record in records], "contract": first["contract"],
+        "traits": [_said(trait) for trait in first["traits"]],
+        "marks": marks,
+        "parameters": first["parameters"],
+        "checkpoints": [record["checkpoint"] for record in records],
+        "contract": first["contract"],
         "offers": [(host_key(row["host"]), row["name"]) for row in first["values"]],
     }
 
@@ -80,5 +95,9 @@ def _card(records: Sequence[Record], notes: Mapping[str, str]) -> Card:
 def _said(trait: Mapping[str, str]) -> dict[str, str]:
     """A trait in the catalogue's words, whenever its record was made; in its own where the catalogue has none."""
     entry = BY_NAME.get(trait["name"])
-    said = trait if entry is None else {"name": entry.name, "label": entry.label, "meaning": entry.meaning}
+    said = (
+        trait
+        if entry is None
+        else {"name": entry.name, "label": entry.label, "meaning": entry.meaning}
+    )
     return {key: said[key] for key in ("name", "label", "meaning")}

@@ -13,8 +13,13 @@ Measured = Mapping[str, Any]
 def measured_figures(measured: Measured) -> list[Figure]:
     """The figures of a specimen's measurements; what this page has no words for is listed by its path."""
     makers: dict[str, Callable[[Measured], Iterator[Figure]]] = {
-        "parameters": _parameters, "text": _text, "router": _router, "repetition": _repetition, "heads": _heads,
-        "training": _training, "versions": _versions,
+        "parameters": _parameters,
+        "text": _text,
+        "router": _router,
+        "repetition": _repetition,
+        "heads": _heads,
+        "training": _training,
+        "versions": _versions,
     }
     found: list[Figure] = []
     for key, part in measured.items():
@@ -31,12 +36,17 @@ def _parameters(part: int) -> Iterator[Figure]:
 
 
 def _versions(part: Measured) -> Iterator[Figure]:
-    yield Figure("measured with", f"torch {part['torch']}", ", ".join(f"{name} {version}" for name, version in part.items()))
+    yield Figure(
+        "measured with",
+        f"torch {part['torch']}",
+        ", ".join(f"{name} {version}" for name, version in part.items()),
+    )
 
 
 def _text(part: Measured) -> Iterator[Figure]:
     yield Figure(
-        "nats a token on unseen text", f"{part['loss_nats_per_token']:.2f}",
+        "nats a token on unseen text",
+        f"{part['loss_nats_per_token']:.2f}",
         f"counting words alone gives {part['unigram_nats_per_token']:.2f}, guessing evenly {part['uniform_nats_per_token']:.2f}",
         f"{thousands(part['held_out_tokens'])} tokens in windows of {part['window_tokens']}",
     )
@@ -44,39 +54,63 @@ def _text(part: Measured) -> Iterator[Figure]:
 
 def _router(part: Measured) -> Iterator[Figure]:
     layers = ", ".join(
-        f"block {layer['layer']}: {layer['mutual_information']:.2f} against {layer['shuffled']:.2f}" for layer in part["layers"]
+        f"block {layer['layer']}: {layer['mutual_information']:.2f} against {layer['shuffled']:.2f}"
+        for layer in part["layers"]
     )
     note = f"mean over blocks, {thousands(part['tokens'])} tokens, {part['shuffles']} shuffles"
     if "untrained_mean_ratio" in part:
         note += f"; before training {part['untrained_mean_ratio']:.2f} ×"
-    yield Figure("what a token tells of its first expert, against shuffled", f"{part['mean_ratio']:.2f} ×", f"mutual information in nats, {layers}", note)
+    yield Figure(
+        "what a token tells of its first expert, against shuffled",
+        f"{part['mean_ratio']:.2f} ×",
+        f"mutual information in nats, {layers}",
+        note,
+    )
 
 
 def _repetition(part: Measured) -> Iterator[Figure]:
-    names = {"text": "lower on a segment's second copy", "random": "lower on the second copy of random tokens"}
+    names = {
+        "text": "lower on a segment's second copy",
+        "random": "lower on the second copy of random tokens",
+    }
     for kind, name in names.items():
         seen = part[kind]
         yield Figure(
-            name, f"{seen['lower_by']:.2f} nats", f"first copy {seen['first_copy']:.2f}, second {seen['second_copy']:.2f} nats a token",
+            name,
+            f"{seen['lower_by']:.2f} nats",
+            f"first copy {seen['first_copy']:.2f}, second {seen['second_copy']:.2f} nats a token",
             f"{part['segments']} segments of {part['segment_tokens']} tokens",
         )
 
 
 def _heads(part: Measured) -> Iterator[Figure]:
-    names = {"previous_token": "strongest head on the previous token", "induction_target": "strongest head on what followed last time"}
+    names = {
+        "previous_token": "strongest head on the previous token",
+        "induction_target": "strongest head on what followed last time",
+    }
     for kind, name in names.items():
         best = part[kind]
         even = best["even_share"]
         for host, head in best.items():
             if host != "even_share":
-                note = f"read as {part['linear_attn_read_as']}" if host == "linear_attn" else "read from attention_probabilities"
+                note = (
+                    f"read as {part['linear_attn_read_as']}"
+                    if host == "linear_attn"
+                    else "read from attention_probabilities"
+                )
                 where = f"block {head['layer']}, head {head['head']}"
-                yield Figure(f"{name}, {host}", f"{100 * head['share']:.0f} %", f"{where}; looking back evenly gives {100 * even:.1f} %", note)
+                yield Figure(
+                    f"{name}, {host}",
+                    f"{100 * head['share']:.0f} %",
+                    f"{where}; looking back evenly gives {100 * even:.1f} %",
+                    note,
+                )
 
 
 def _training(part: Measured) -> Iterator[Figure]:
     yield Figure(
-        "of processor time to train", f"{part['processor_seconds'] / 60:.0f} min",
+        "of processor time to train",
+        f"{part['processor_seconds'] / 60:.0f} min",
         f"{thousands(part['steps'])} steps, {thousands(part['tokens'])} tokens",
         f"seed {part['seed']}, {part['threads']} thread{'s' if part['threads'] != 1 else ''}, {part['seconds'] / 60:.0f} min by the clock",
     )
@@ -88,6 +122,9 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
         for key, inner in value.items():
             yield from _leaves(f"{path}.{key}", inner)
     elif isinstance(value, list | tuple):
-        yield path, ", ".join(f"{item:.4g}" if isinstance(item, float) else str(item) for item in value)
+        yield (
+            path,
+            ", ".join(f"{item:.4g}" if isinstance(item, float) else str(item) for item in value),
+        )
     else:
         yield path, f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -10,7 +10,9 @@ from explorer.vocabulary import HOSTS
 from explorer.widgets.palette import role_of
 
 _MODULE = re.compile(r"^(?P<indent> *)\((?P<name>[^()]+)\): (?P<rest>.*)$")
-_VALUE = re.compile(r"^(?P<indent> *)\((?P<name>[\w.]+)\)(?P<arrow> -> )(?P<layout>[^:]*)(?P<rest>: .*)?$")
+_VALUE = re.compile(
+    r"^(?P<indent> *)\((?P<name>[\w.]+)\)(?P<arrow> -> )(?P<layout>[^:]*)(?P<rest>: .*)?$"
+)
 
 
 def printout_html(text: str) -> Markup:
@@ -49,14 +51,21 @@ def _opened(line: str, host: str) -> str | None:
 def _line(line: str, host: str) -> Markup:
     value = _VALUE.match(line)
     if value:
-        part, _, bare = value["name"].rpartition(".")  # of a part that is no module, its values stand on the block
+        part, _, bare = value["name"].rpartition(
+            "."
+        )  # of a part that is no module, its values stand on the block
         return Markup('{}(<b class="role-{}">{}</b>){}<i>{}</i>{}').format(
-            value["indent"], role_of(part or host, bare), value["name"], value["arrow"], value["layout"], value["rest"] or "",
+            value["indent"],
+            role_of(part or host, bare),
+            value["name"],
+            value["arrow"],
+            value["layout"],
+            value["rest"] or "",
         )
     module = _MODULE.match(line)
     if module:
         return Markup('{}(<span class="role-{}">{}</span>): {}').format(
-            module["indent"], _module_role(module["name"], host), module["name"], module["rest"],
+            module["indent"], _module_role(module["name"], host), module["name"], module["rest"]
         )
     return escape(line)
 

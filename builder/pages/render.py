@@ -37,19 +37,35 @@ _CODE = re.compile(r"<code[^>]*>(.*?)</code>", re.DOTALL)
 def environment() -> Environment:
     """The templates, escaping everything that is not marked as HTML."""
     made = Environment(
-        loader=FileSystemLoader(Path(__file__).parents[1] / "templates"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
+        loader=FileSystemLoader(Path(__file__).parents[1] / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     made.filters.update(
-        count=figures.count, thousands=figures.thousands, size=figures.size, ranges=figures.layer_ranges, printout=printout_html,
-        host_key=host_key, shown=shown, front=front_matter, typed=typed.type_html, bound=typed.bound_html, whole_terms=costs.whole_terms,
+        count=figures.count,
+        thousands=figures.thousands,
+        size=figures.size,
+        ranges=figures.layer_ranges,
+        printout=printout_html,
+        host_key=host_key,
+        shown=shown,
+        front=front_matter,
+        typed=typed.type_html,
+        bound=typed.bound_html,
+        whole_terms=costs.whole_terms,
     )
     made.globals.update(role_of=role_of, anchor=value_anchor)
     return made
 
 
 def family_page(
-    records: Sequence[Record], notes_html: str | None = None, *, title: str | None = None, summary: str | None = None,
+    records: Sequence[Record],
+    notes_html: str | None = None,
+    *,
+    title: str | None = None,
+    summary: str | None = None,
     facts_file: str | None = None,
 ) -> str:
     """The page of a family as Markdown with HTML blocks.
@@ -63,18 +79,36 @@ def family_page(
     if len(families) != 1:
         raise ValueError(f"A page needs the records of one family, not of {len(families)}.")
     first = records[0]
-    return environment().get_template("family.md.jinja").render(
-        records=records, first=first, title=title or first["title"], summary=summary or first.get("summary") or "",
-        notes=sections(notes_html or ""),
-        diagram=Markup(diagram.element(records)), hosts=host_tables(records),
-        varying=lambda part: varying(records, part), figures=figures.figures, host_sizes=host_sizes, checks=check_groups,
-        measured=lambda record: measured_figures(record["provenance"]["specimen"].get("measured") or {}), facts_file=facts_file,
-        printed=lambda record: record["printout"], cost=costs,
-        cost_rows=costs.rows(records, varying), **typed.context(records, varying),
+    return (
+        environment()
+        .get_template("family.md.jinja")
+        .render(
+            records=records,
+            first=first,
+            title=title or first["title"],
+            summary=summary or first.get("summary") or "",
+            notes=sections(notes_html or ""),
+            diagram=Markup(diagram.element(records)),
+            hosts=host_tables(records),
+            varying=lambda part: varying(records, part),
+            figures=figures.figures,
+            host_sizes=host_sizes,
+            checks=check_groups,
+            measured=lambda record: measured_figures(
+                record["provenance"]["specimen"].get("measured") or {}
+            ),
+            facts_file=facts_file,
+            printed=lambda record: record["printout"],
+            cost=costs,
+            cost_rows=costs.rows(records, varying),
+            **typed.context(records, varying),
+        )
     )
 
 
-def index_page(families: Sequence[Sequence[Record]], notes: Mapping[str, Mapping[str, str]] | None = None) -> str:
+def index_page(
+    families: Sequence[Sequence[Record]], notes: Mapping[str, Mapping[str, str]] | None = None
+) -> str:
     """The index: one card per family, with the filters by trait and value name.
 
     ``families``: the records of each family, default checkpoint first. ``notes``: front
@@ -86,16 +120,28 @@ def index_page(families: Sequence[Sequence[Record]], notes: Mapping[str, Mapping
 def layouts_page() -> str:
     """The page that explains layouts, its tables made from the vocabulary."""
     by_layout = {
-        name: [value for value in vocabulary.VALUES if value.layout == name] for name in vocabulary.LAYOUTS
+        name: [value for value in vocabulary.VALUES if value.layout == name]
+        for name in vocabulary.LAYOUTS
     }
-    return environment().get_template("layouts.md.jinja").render(
-        layouts=vocabulary.LAYOUTS.values(), values=by_layout, hosts=vocabulary.HOSTS, call_axes=vocabulary.CALL_AXES,
+    return (
+        environment()
+        .get_template("layouts.md.jinja")
+        .render(
+            layouts=vocabulary.LAYOUTS.values(),
+            values=by_layout,
+            hosts=vocabulary.HOSTS,
+            call_axes=vocabulary.CALL_AXES,
+        )
     )
 
 
 def guide_page(title: str, summary: str, html: str) -> str:
     """A guide whose code was executed; ``html`` is trusted, as the notes' is."""
-    return environment().get_template("guide.md.jinja").render(title=title, summary=summary, sections=sections(html))
+    return (
+        environment()
+        .get_template("guide.md.jinja")
+        .render(title=title, summary=summary, sections=sections(html))
+    )
 
 
 def sections(html: str) -> list[dict[str, Any]]:
@@ -146,7 +192,9 @@ def front_matter(text: str) -> Markup:
     return Markup(f'"{escaped}"')
 
 
-def varying(records: Sequence[Record], part: Callable[[Record], Any]) -> list[tuple[str, Any, bool]]:
+def varying(
+    records: Sequence[Record], part: Callable[[Record], Any]
+) -> list[tuple[str, Any, bool]]:
     """A part of the page for every checkpoint, equal ones once: ``[(ids, content, first shown?)]``.
 
     ``ids`` are the checkpoints' ids, space-separated, or empty where all agree.
@@ -157,7 +205,10 @@ def varying(records: Sequence[Record], part: Callable[[Record], Any]) -> list[tu
         groups.setdefault(str(content), ([], content))[0].append(record["checkpoint"])
     if len(groups) == 1:
         return [("", next(iter(groups.values()))[1], True)]
-    return [(" ".join(ids), content, records[0]["checkpoint"] in ids) for ids, content in groups.values()]
+    return [
+        (" ".join(ids), content, records[0]["checkpoint"] in ids)
+        for ids, content in groups.values()
+    ]
 
 
 def host_tables(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -165,16 +216,29 @@ def host_tables(records: Sequence[Record]) -> list[dict[str, Any]]:
 
     ``of`` gives a checkpoint's rows, ``on`` its blocks that have the host.
     """
-    there = {name for record in records for block in record["blocks"] for name in block["hosts"]} | {"model", "layers"}
+    there = {
+        name for record in records for block in record["blocks"] for name in block["hosts"]
+    } | {"model", "layers"}
     paths = dict.fromkeys(host.path for host in vocabulary.HOSTS.values())
     paths |= dict.fromkeys(row["host"] for record in records for row in record["values"])
     tables = []
     for path in paths:
         if any(row["host"] == path for record in records for row in record["values"]):
             # Kinds of one thing have one path: what is said is what is there.
-            meaning = "; ".join(host.meaning for host in vocabulary.HOSTS.values() if host.path == path and host.name in there)
-            tables.append({"path": path, "key": host_key(path), "meaning": meaning, "of": lambda record, path=path: _table(record, path),
-                           "on": lambda record, path=path: _on(record, path)})
+            meaning = "; ".join(
+                host.meaning
+                for host in vocabulary.HOSTS.values()
+                if host.path == path and host.name in there
+            )
+            tables.append(
+                {
+                    "path": path,
+                    "key": host_key(path),
+                    "meaning": meaning,
+                    "of": lambda record, path=path: _table(record, path),
+                    "on": lambda record, path=path: _on(record, path),
+                }
+            )
     return tables
 
 
@@ -186,8 +250,23 @@ def _table(record: Record, path: str) -> dict[str, Any]:
         "class": rows[0].get("class", "") if rows else "",
         "rows": [
             {
-                **{key: row.get(key) for key in ("name", "layout", "dims", "meaning", "read_at", "condition", "writable", "optional", "verified")},
-                "some": figures.layer_ranges(row["layers"]) if row["layers"] is not None and set(row["layers"]) != layers else "",
+                **{
+                    key: row.get(key)
+                    for key in (
+                        "name",
+                        "layout",
+                        "dims",
+                        "meaning",
+                        "read_at",
+                        "condition",
+                        "writable",
+                        "optional",
+                        "verified",
+                    )
+                },
+                "some": figures.layer_ranges(row["layers"])
+                if row["layers"] is not None and set(row["layers"]) != layers
+                else "",
             }
             for row in rows
         ],
@@ -199,11 +278,17 @@ def _on(record: Record, path: str) -> str:
     layers, count = _layers(record, path), record["sizes"]["num_layers"]
     if not layers:
         return ""
-    return f"on all {count} blocks" if len(layers) == count else f"on {len(layers)} of {count} blocks: {figures.layer_ranges(sorted(layers))}"
+    return (
+        f"on all {count} blocks"
+        if len(layers) == count
+        else f"on {len(layers)} of {count} blocks: {figures.layer_ranges(sorted(layers))}"
+    )
 
 
 def _layers(record: Record, path: str) -> set[int]:
-    return {layer for row in record["values"] if row["host"] == path for layer in row["layers"] or ()}
+    return {
+        layer for row in record["values"] if row["host"] == path for layer in row["layers"] or ()
+    }
 
 
 def host_sizes(record: Record) -> list[tuple[str, Mapping[str, Any]]]:
@@ -213,8 +298,17 @@ def host_sizes(record: Record) -> list[tuple[str, Mapping[str, Any]]]:
         for name, host in block.facts["hosts"].items():
             if host.get("sizes"):
                 # A part without a module goes by its standard name.
-                found.setdefault(name, {"path": f"layers[{block.first}].{host['path'] or attribute(name)}", **host["sizes"]})
-    return [(sizes["path"], {key: size for key, size in sizes.items() if key != "path"}) for sizes in found.values()]
+                found.setdefault(
+                    name,
+                    {
+                        "path": f"layers[{block.first}].{host['path'] or attribute(name)}",
+                        **host["sizes"],
+                    },
+                )
+    return [
+        (sizes["path"], {key: size for key, size in sizes.items() if key != "path"})
+        for sizes in found.values()
+    ]
 
 
 def check_groups(record: Record) -> list[dict[str, Any]]:
@@ -228,8 +322,12 @@ def check_groups(record: Record) -> list[dict[str, Any]]:
     found = []
     for name, checks in groups.items():
         said = {check["about"] for check in checks}
-        found.append({
-            "name": name, "about": said.pop() if len(said) == 1 else "", "checks": checks,
-            "failed": sum(not check["passed"] for check in checks),
-        })
+        found.append(
+            {
+                "name": name,
+                "about": said.pop() if len(said) == 1 else "",
+                "checks": checks,
+                "failed": sum(not check["passed"] for check in checks),
+            }
+        )
     return sorted(found, key=lambda group: -group["failed"])

@@ -32,47 +32,82 @@ def context(records: Sequence[Record], varying: Varying) -> Json:
         found = varying(some, part)
         if len(some) == len(records) or len(found) > 1:
             return [(ids, one, here and some[0] is records[0]) for ids, one, here in found]
-        return [(" ".join(record["checkpoint"] for record in some), one, some[0] is records[0]) for _, one, _ in found]
+        return [
+            (" ".join(record["checkpoint"] for record in some), one, some[0] is records[0])
+            for _, one, _ in found
+        ]
 
     reasons = varying(records, lambda record: record["signature"].get("unknown"))
     return {
-        "typed": signed, "varying_of": apart, "untyped": [(reason, ids, here) for ids, reason, here in reasons if reason],
-        "generics": generics, "entries": entries, "resolved": lambda record: record["signature"]["resolved"],
-        "caches": lambda record: cache_rows(record, signed, varying), "classes": classes(records, signed, varying) if signed else [],
+        "typed": signed,
+        "varying_of": apart,
+        "untyped": [(reason, ids, here) for ids, reason, here in reasons if reason],
+        "generics": generics,
+        "entries": entries,
+        "resolved": lambda record: record["signature"]["resolved"],
+        "caches": lambda record: cache_rows(record, signed, varying),
+        "classes": classes(records, signed, varying) if signed else [],
         "linked": {(row["host"], row["name"]) for row in records[0]["values"]},
     }
 
 
 def type_html(one: Json) -> Markup:
     """A type with its axes marked, for the script to show their numbers: ``bf16[B, S, Hidden]``."""
-    return Markup("{}[{}]").format(short_dtype(one["dtype"]), Markup(", ").join(map(axis_html, one["dims"])))
+    return Markup("{}[{}]").format(
+        short_dtype(one["dtype"]), Markup(", ").join(map(axis_html, one["dims"]))
+    )
 
 
 def axis_html(text: str) -> Markup:
     """One axis: a number as it is, one that did not resolve with a mark, any other to be pointed at."""
     if text.startswith("?"):
         return Markup('<b class="bare" title="this axis did not resolve">{}?</b>').format(text[1:])
-    return Markup("{}").format(text) if text == "*" or text.isdigit() else Markup("<i>{}</i>").format(text)
+    return (
+        Markup("{}").format(text)
+        if text == "*" or text.isdigit()
+        else Markup("<i>{}</i>").format(text)
+    )
 
 
 def bound_html(one: Json) -> Markup:
     """A submodule's class with what it binds the class's generics to."""
-    bound = Markup("&lt;{}&gt;").format(Markup(", ").join(map(axis_html, one["arguments"]))) if one["arguments"] else ""
-    return Markup("{}{}{}").format(f"{one['count']} × " if one.get("count") else "", one["class"], bound)
+    bound = (
+        Markup("&lt;{}&gt;").format(Markup(", ").join(map(axis_html, one["arguments"])))
+        if one["arguments"]
+        else ""
+    )
+    return Markup("{}{}{}").format(
+        f"{one['count']} × " if one.get("count") else "", one["class"], bound
+    )
 
 
 def generics(record: Record) -> Json:
     """The names that types are written in, with numbers: ``{rows, axes, variables}``; ``axes`` are made of several names."""
     found = record["signature"]
-    return {"rows": found["generics"], "axes": list(found["axes"].items()), "variables": list(found["variables"].items())}
+    return {
+        "rows": found["generics"],
+        "axes": list(found["axes"].items()),
+        "variables": list(found["variables"].items()),
+    }
 
 
 def entries(record: Record) -> list[Json]:
     """The calls a model takes, each with what it does to the cache, in words."""
-    kept = list(dict.fromkeys(tensor["name"] for row in record["signature"]["cache"] for tensor in row["tensors"]))
+    kept = list(
+        dict.fromkeys(
+            tensor["name"] for row in record["signature"]["cache"] for tensor in row["tensors"]
+        )
+    )
     names = f"the cache: {', '.join(kept)}" if kept else "the cache"
-    words = {(True, True): f"reads and writes {names}", (False, True): f"writes {names}", (False, False): "keeps nothing"}
-    return [_symbols({**entry, "cache": words[entry["reads"], entry["writes"]]}) for entry in record["signature"]["entries"]]
+    words = {
+        (True, True): f"reads and writes {names}",
+        (False, True): f"writes {names}",
+        (False, False): "keeps nothing",
+    }
+    return [
+        _symbols({**entry, "cache": words[entry["reads"], entry["writes"]]})
+        for entry in record["signature"]["entries"]
+    ]
 
 
 def cache_rows(record: Record, records: Sequence[Record], varying: Varying) -> list[Json]:
@@ -80,22 +115,33 @@ def cache_rows(record: Record, records: Sequence[Record], varying: Varying) -> l
 
     ``on`` are the blocks, as `varying` gives them over all of ``records``.
     """
+
     def blocks(at: int) -> Callable[[Record], str]:
         def on(one: Record) -> str:
             rows = one["signature"]["cache"]
             return _on(one, rows[at]["layers"]) if at < len(rows) else ""
+
         return on
 
-    return [{"where": row["module"] or "the block", "on": varying(records, blocks(at)),
-             "tensors": [_symbols({**tensor, "grows": _grows(tensor)}) for tensor in row["tensors"]]}
-            for at, row in enumerate(record["signature"]["cache"])]
+    return [
+        {
+            "where": row["module"] or "the block",
+            "on": varying(records, blocks(at)),
+            "tensors": [_symbols({**tensor, "grows": _grows(tensor)}) for tensor in row["tensors"]],
+        }
+        for at, row in enumerate(record["signature"]["cache"])
+    ]
 
 
 def _grows(tensor: Json) -> str:
     dims = tensor["after_prefill"]["dims"]
     if any(text.startswith("min(") and "S" in _NAME.findall(text) for text in dims):
         return "slides: no more than a window"
-    return "full: grows with every token" if any("S" in _NAME.findall(text) for text in dims) else "one size at every length"
+    return (
+        "full: grows with every token"
+        if any("S" in _NAME.findall(text) for text in dims)
+        else "one size at every length"
+    )
 
 
 def classes(records: Sequence[Record], signed: Sequence[Record], varying: Varying) -> list[Json]:
@@ -109,19 +155,27 @@ def classes(records: Sequence[Record], signed: Sequence[Record], varying: Varyin
     keys = list(dict.fromkeys(key for found in numbered for key in found))
     rows = []
     for key in keys:
-        there = {record["checkpoint"]: found[key] for record, found in zip(signed, numbered, strict=True) if key in found}
+        there = {
+            record["checkpoint"]: found[key]
+            for record, found in zip(signed, numbered, strict=True)
+            if key in found
+        }
         having = [record for record in signed if record["checkpoint"] in there]
 
         def of(record: Record, there: Mapping[str, Json] = there) -> Json:
             return there[record["checkpoint"]]
 
         first = next(iter(there.values()))
-        rows.append({
-            "name": key[0], "block": all(map(_BLOCK.match, first["paths"])),
-            "ids": "" if len(there) == len(records) else " ".join(there), "here": records[0]["checkpoint"] in there,
-            "on": varying(having, lambda record, of=of: _on(record, of(record)["layers"])),
-            "members": varying(having, lambda record, of=of: _members(record, of(record))),
-        })
+        rows.append(
+            {
+                "name": key[0],
+                "block": all(map(_BLOCK.match, first["paths"])),
+                "ids": "" if len(there) == len(records) else " ".join(there),
+                "here": records[0]["checkpoint"] in there,
+                "on": varying(having, lambda record, of=of: _on(record, of(record)["layers"])),
+                "members": varying(having, lambda record, of=of: _members(record, of(record))),
+            }
+        )
     return sorted(rows, key=lambda row: not row["block"])
 
 
@@ -139,19 +193,34 @@ def _on(record: Record, layers: Sequence[int]) -> str:
     count = record["sizes"]["num_layers"]
     if not layers:
         return ""
-    return f"all {count} blocks" if len(layers) == count else f"{len(layers)} of {count} blocks: {ranges(layers, most=6)}"
+    return (
+        f"all {count} blocks"
+        if len(layers) == count
+        else f"{len(layers)} of {count} blocks: {ranges(layers, most=6)}"
+    )
 
 
 def _members(record: Record, one: Json) -> Json:
     """What a class has, in symbols; the decoding step only where it is typed otherwise than a prompt."""
     forward, *later = one["functions"] or [None]
-    same = [step for step in later if forward and all(step[key] == forward[key] for key in ("arguments", "results"))]
-    values = [{key: row[key] for key in ("host", "name", "type")} for row in record["signature"]["values"]
-              if set(row["modules"]) & set(one["paths"])]
+    same = [
+        step
+        for step in later
+        if forward and all(step[key] == forward[key] for key in ("arguments", "results"))
+    ]
+    values = [
+        {key: row[key] for key in ("host", "name", "type")}
+        for row in record["signature"]["values"]
+        if set(row["modules"]) & set(one["paths"])
+    ]
     found = {
-        "generics": one["generics"], "submodules": one["submodules"], "parameters": one["parameters"], "buffers": one["buffers"],
+        "generics": one["generics"],
+        "submodules": one["submodules"],
+        "parameters": one["parameters"],
+        "buffers": one["buffers"],
         "state": [{"name": row["name"], "type": row["after_prefill"]} for row in one["state"]],
-        "functions": [step for step in one["functions"] if step not in same], "values": values,
+        "functions": [step for step in one["functions"] if step not in same],
+        "values": values,
     }
     return _symbols(found)
 

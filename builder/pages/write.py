@@ -39,7 +39,11 @@ class BuildError(Exception):
 
 
 def write_family(
-    records: Sequence[Record], notes_html: str | None = None, meta: Mapping[str, str] | None = None, *, site: Path = SITE,
+    records: Sequence[Record],
+    notes_html: str | None = None,
+    meta: Mapping[str, str] | None = None,
+    *,
+    site: Path = SITE,
 ) -> Path:
     """Write a family's page and return its path.
 
@@ -49,7 +53,9 @@ def write_family(
     folder = site / "families" / records[0]["family"]
     facts = "facts.json" if (folder / "facts.json").exists() else None
     meta = meta or {}
-    page = render.family_page(records, notes_html, title=meta.get("title"), summary=meta.get("summary"), facts_file=facts)
+    page = render.family_page(
+        records, notes_html, title=meta.get("title"), summary=meta.get("summary"), facts_file=facts
+    )
     written = _write(folder / "index.md", page)
     _mark(folder)
     return written
@@ -83,7 +89,10 @@ def remove_others(families: Collection[str], *, site: Path = SITE) -> None:
 
 
 def write_index(
-    families: Sequence[Sequence[Record]], notes: Mapping[str, Mapping[str, str]] | None = None, *, site: Path = SITE,
+    families: Sequence[Sequence[Record]],
+    notes: Mapping[str, Mapping[str, str]] | None = None,
+    *,
+    site: Path = SITE,
 ) -> Path:
     """Write the index of ``families`` (each its records, default first); ``notes``: their front matter by family."""
     return _write(site / "index.md", render.index_page(families, notes))
@@ -103,7 +112,11 @@ def remove_guide(name: str, *, site: Path = SITE) -> None:
 def guide_sources(site: Path = SITE) -> dict[str, Path]:
     """The authored guides by name, ``guides/<name>/notes.md``, in the order of the ``place`` in their front matter."""
     found = {path.parent.name: path for path in sorted((site / "guides").glob("*/notes.md"))}
-    return dict(sorted(found.items(), key=lambda item: int(read_notes(item[1]).meta.get("place", len(found)))))
+    return dict(
+        sorted(
+            found.items(), key=lambda item: int(read_notes(item[1]).meta.get("place", len(found)))
+        )
+    )
 
 
 def write_shared(*, site: Path = SITE) -> list[Path]:
@@ -112,7 +125,10 @@ def write_shared(*, site: Path = SITE) -> list[Path]:
         _write(site / "guides" / "layouts.md", render.layouts_page()),
         _write(site / "assets" / "palette.css", palette.css(SCHEMES)),
     ]
-    return written + [_write(site / "assets" / name, (ASSETS / name).read_text(encoding="utf-8")) for name in SHARED]
+    return written + [
+        _write(site / "assets" / name, (ASSETS / name).read_text(encoding="utf-8"))
+        for name in SHARED
+    ]
 
 
 def write_coverage(pages: Mapping[str, str], *, site: Path = SITE) -> Path | None:
@@ -127,7 +143,13 @@ def write_coverage(pages: Mapping[str, str], *, site: Path = SITE) -> Path | Non
     return _write(site / "coverage.md", coverage.page(kept, pages))
 
 
-def build_site(out: Path | str, *, families: Mapping[str, str] | None = None, config: Path = CONFIG, site: Path = SITE) -> Path:
+def build_site(
+    out: Path | str,
+    *,
+    families: Mapping[str, str] | None = None,
+    config: Path = CONFIG,
+    site: Path = SITE,
+) -> Path:
     """Run mkdocs over ``site`` into ``out`` and return it.
 
     ``families``: titles by model type, for the navigation, in order; without it mkdocs
@@ -158,8 +180,19 @@ def build_site(out: Path | str, *, families: Mapping[str, str] | None = None, co
 
 def navigation(families: Mapping[str, str], site: Path = SITE) -> list[dict[str, Any]]:
     """The pages in reading order: index, families by title, guides, how the parts fit."""
-    pages: list[dict[str, Any]] = [{"Families": ["index.md", *({title: f"families/{name}/index.md"} for name, title in families.items())]}]
-    guides = [f"guides/{name}.md" for name in guide_sources(site) if (site / "guides" / f"{name}.md").exists()]
+    pages: list[dict[str, Any]] = [
+        {
+            "Families": [
+                "index.md",
+                *({title: f"families/{name}/index.md"} for name, title in families.items()),
+            ]
+        }
+    ]
+    guides = [
+        f"guides/{name}.md"
+        for name in guide_sources(site)
+        if (site / "guides" / f"{name}.md").exists()
+    ]
     pages.append({"Guides": [*guides, "guides/layouts.md"]})
     if (site / "coverage.md").exists():
         pages.append({"Coverage": "coverage.md"})
@@ -201,15 +234,24 @@ def _writable(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not mark.exists() and any(folder.iterdir()):
-            raise BuildError(f"The page folder {folder} holds something other than a built site, which would be deleted; name another one.")
+            raise BuildError(
+                f"The page folder {folder} holds something other than a built site, which would be deleted; name another one."
+            )
         mark.write_text("")
     except OSError as error:
-        raise BuildError(f"The page folder {folder} cannot be written: {error.strerror or error}.") from error
+        raise BuildError(
+            f"The page folder {folder} cannot be written: {error.strerror or error}."
+        ) from error
 
 
 def clear(site: Path = SITE) -> None:
     """Remove everything this module generated in ``site``."""
-    generated = [site / "index.md", site / "coverage.md", site / "guides" / "layouts.md", site / "assets" / "palette.css"]
+    generated = [
+        site / "index.md",
+        site / "coverage.md",
+        site / "guides" / "layouts.md",
+        site / "assets" / "palette.css",
+    ]
     generated += [site / "assets" / name for name in SHARED]
     generated += [site / "guides" / f"{name}.md" for name in guide_sources(site)]
     for path in generated:

@@ -92,7 +92,10 @@ def _prune(kind: str, family: str) -> None:
     """Drop all but the results of one kind and family that were used last."""
     named = re.compile(rf"{re.escape(kind)}-{re.escape(family)}-[0-9a-f]+\.json")
     try:
-        found = sorted((path for path in folder().iterdir() if named.fullmatch(path.name)), key=lambda path: path.stat().st_mtime)
+        found = sorted(
+            (path for path in folder().iterdir() if named.fullmatch(path.name)),
+            key=lambda path: path.stat().st_mtime,
+        )
         for path in found[:-_SIDE_BY_SIDE]:
             path.unlink(missing_ok=True)
     except OSError:
@@ -117,13 +120,24 @@ def notes_key(path: Path, family: str) -> str:
     text = path.read_text(encoding="utf-8")
     named = sorted(set(_mentioned(text)) - {family})
     builder = _files(Path(__file__).parents[1] / "notes" / name for name in _OF_NOTES)
-    return _hash(text, _sources(_SHOWING), builder, _recipe(family), [_recipe(other) for other in named], _cards([family, *named]))
+    return _hash(
+        text,
+        _sources(_SHOWING),
+        builder,
+        _recipe(family),
+        [_recipe(other) for other in named],
+        _cards([family, *named]),
+    )
 
 
 @cache
 def _sources(without: tuple[str, ...]) -> str:
     """The library's code and what every model of it shares, parts of it left out, and the versions of what runs it."""
-    code = (path for path in sorted(_LIBRARY.rglob("*.py")) if not path.relative_to(_LIBRARY).as_posix().startswith(without))
+    code = (
+        path
+        for path in sorted(_LIBRARY.rglob("*.py"))
+        if not path.relative_to(_LIBRARY).as_posix().startswith(without)
+    )
     shared = _LIBRARY / "specimens" / "tokenizer.json"
     return _hash(_files([*code, shared]), {name: version(name) for name in _VERSIONS})
 
@@ -135,8 +149,12 @@ def _recipe(family: str) -> Any:
     from explorer.specimens.recipes import recipe
 
     made = recipe(family)
-    files = [path for path in (made.weights, made.measured_path) if path is not None and path.is_file()]
-    return _hash(asdict(made) | {"weights": None}, specimens.config_of(family).to_dict(), _files(files))
+    files = [
+        path for path in (made.weights, made.measured_path) if path is not None and path.is_file()
+    ]
+    return _hash(
+        asdict(made) | {"weights": None}, specimens.config_of(family).to_dict(), _files(files)
+    )
 
 
 def _default(family: str) -> Any:
@@ -148,7 +166,9 @@ def _default(family: str) -> Any:
 def _cards(families: Iterable[str]) -> list[Any]:
     from explorer.checkpoints import cards
 
-    return [asdict(card) for family in families for card in cards.all_cards() if card.family == family]
+    return [
+        asdict(card) for family in families for card in cards.all_cards() if card.family == family
+    ]
 
 
 def _mentioned(text: str) -> Iterable[str]:
@@ -156,7 +176,9 @@ def _mentioned(text: str) -> Iterable[str]:
     from explorer.checkpoints import cards
     from explorer.specimens.small import types
 
-    yield from (name for name in re.findall(r"(?:specimen|default):([\w-]+)", text) if name in types())
+    yield from (
+        name for name in re.findall(r"(?:specimen|default):([\w-]+)", text) if name in types()
+    )
     yield from (card.family for card in cards.all_cards() if card.id in text)
 
 

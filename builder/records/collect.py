@@ -68,19 +68,34 @@ def proven(site: Path) -> list[str] | None:
     kept = coverage.read(site / coverage.DATA.name)
     if kept is None or any(version(name) != of for name, of in kept["versions"].items()):
         return None
-    return [family for family, found in kept["families"].items() if found["verdict"] in ("proven", "in part")]
+    return [
+        family
+        for family, found in kept["families"].items()
+        if found["verdict"] in ("proven", "in part")
+    ]
 
 
-def proof(family: str, say: Say = lambda text: None, kept: Kept | None = None) -> tuple[Record, Record]:
+def proof(
+    family: str, say: Say = lambda text: None, kept: Kept | None = None
+) -> tuple[Record, Record]:
     """The contract's report on the family's specimen and what that specimen is; of earlier, while nothing it depends on has changed."""
+
     def prove() -> dict[str, Record]:
         say(f"proving {family} on its specimen")
         from explorer import load, specimens
         from explorer.contract import check
 
         built = specimens.build(family)
-        about = {"label": f"specimen:{family}", "weights": built.weights, "prompt": built.prompt, "measured": built.measured}
-        return {"report": check(load(f"specimen:{family}"), built.prompt).to_json(), "specimen": about}
+        about = {
+            "label": f"specimen:{family}",
+            "weights": built.weights,
+            "prompt": built.prompt,
+            "measured": built.measured,
+        }
+        return {
+            "report": check(load(f"specimen:{family}"), built.prompt).to_json(),
+            "specimen": about,
+        }
 
     found = (kept or Kept()).get("contract", family, proof_key(family), prove)
     return found["report"], found["specimen"]
@@ -101,7 +116,9 @@ def collect(family: str, fresh: bool = False, say: Say = lambda text: None) -> C
 
     kept = Kept(fresh)
     with one_thread():  # several families may be collected side by side
-        records = kept.get("records", family, records_key(family), lambda: _records(family, say, kept))
+        records = kept.get(
+            "records", family, records_key(family), lambda: _records(family, say, kept)
+        )
         blocks = None
         if has_notes(family):
             say(f"running the notes of {family}")
@@ -119,17 +136,25 @@ def again(family: str) -> Collected | None:
         blocks = kept.there("notes", family, notes_key(path, family)) if has_notes(family) else None
     except Exception:  # noqa: BLE001  no key of a family that cannot even be configured: collecting it says why
         return None
-    return None if records is None or (blocks is None and has_notes(family)) else _collected(family, records, blocks, kept)
+    return (
+        None
+        if records is None or (blocks is None and has_notes(family))
+        else _collected(family, records, blocks, kept)
+    )
 
 
-def _collected(family: str, records: list[Record], blocks: list[dict[str, Any]] | None, kept: Kept) -> Collected:
+def _collected(
+    family: str, records: list[Record], blocks: list[dict[str, Any]] | None, kept: Kept
+) -> Collected:
     from builder.pages.render import value_link
     from builder.notes.run import Block, notes_html, read_notes
 
     if blocks is None:
         return Collected(family, records, None, {}, tuple(kept.made))
     html = notes_html([Block(**block) for block in blocks], value_link(records[0]))
-    return Collected(family, records, html, read_notes(NOTES / family / "notes.md").meta, tuple(kept.made))
+    return Collected(
+        family, records, html, read_notes(NOTES / family / "notes.md").meta, tuple(kept.made)
+    )
 
 
 def _records(family: str, say: Say, kept: Kept) -> list[Record]:
@@ -176,7 +201,9 @@ def guide(path: Path, fresh: bool = False) -> tuple[str, dict[str, str]]:
 
     meta = read_notes(path).meta
     family = meta.get("family", "qwen3_next")
-    blocks = Kept(fresh).get("guide", path.parent.name, notes_key(path, family), lambda: _run(path, family))
+    blocks = Kept(fresh).get(
+        "guide", path.parent.name, notes_key(path, family), lambda: _run(path, family)
+    )
     return notes_html([Block(**block) for block in blocks]), meta
 
 
@@ -186,7 +213,9 @@ def write_facts(family: str, records: list[Record], folder: Path = NOTES) -> Pat
     before: dict[str, Record] = {}
     if path.is_file():
         try:
-            before = {old["checkpoint"]: old for old in json.loads(path.read_text(encoding="utf-8"))}
+            before = {
+                old["checkpoint"]: old for old in json.loads(path.read_text(encoding="utf-8"))
+            }
         except (ValueError, KeyError, TypeError):
             before = {}  # damaged: written anew
     kept = []

@@ -56,7 +56,9 @@ def types() -> tuple[str, ...]:
     return small.types()
 
 
-def sweep(families: Sequence[str], jobs: int = 1, limits: Limits = Limits()) -> Iterator[tuple[str, Outcome]]:
+def sweep(
+    families: Sequence[str], jobs: int = 1, limits: Limits = Limits()
+) -> Iterator[tuple[str, Outcome]]:
     """The outcome of each family, as they come in; ``jobs`` processes at a time."""
     for family, found in each(prove, families, jobs, limits, _PRELOAD):
         yield family, _bare("stopped", found.reason) if isinstance(found, Stopped) else found
@@ -79,14 +81,20 @@ def prove(family: str) -> Outcome:
         try:
             model = load(f"specimen:{family}")
         except LoadError as error:
-            refused = _bare("refused", error.reason if isinstance(error, NotFollowed) else str(error))
+            refused = _bare(
+                "refused", error.reason if isinstance(error, NotFollowed) else str(error)
+            )
             return named | refused | {"types": typed(built.model)}
         except Exception as error:  # a refusal is a sentence; anything else is a mistake of ours
-            return named | _bare("failed", f"it cannot be loaded: {type(error).__name__}: {brief(error)}")
+            return named | _bare(
+                "failed", f"it cannot be loaded: {type(error).__name__}: {brief(error)}"
+            )
         try:
             found = outcome(model, check(model, built.prompt))
         except Exception as error:  # the contract could not even be begun
-            return named | _bare("failed", f"the contract cannot be run: {type(error).__name__}: {brief(error)}")
+            return named | _bare(
+                "failed", f"the contract cannot be run: {type(error).__name__}: {brief(error)}"
+            )
         return named | found | {"types": typed(model)}
 
 
@@ -103,9 +111,15 @@ def typed(model: Any) -> dict[str, Any]:
             found = recorded(model)
     except OutOfTime as stopped:
         return {"unknown": str(stopped)}
-    except Exception as error:  # a reason is a sentence of its own; anything else is a mistake of ours, and said
+    except (
+        Exception
+    ) as error:  # a reason is a sentence of its own; anything else is a mistake of ours, and said
         return {"unknown": f"{type(error).__name__}: {brief(error)}"}
-    return found if "unknown" in found else {name: found["resolved"][name] for name in ("axes", "resolved")}
+    return (
+        found
+        if "unknown" in found
+        else {name: found["resolved"][name] for name in ("axes", "resolved")}
+    )
 
 
 def _bare(verdict: str, reason: str) -> Outcome:
@@ -125,11 +139,24 @@ def outcome(model: LanguageModel, report: Report) -> Outcome:
     held = verified(report.to_json()["checks"])
     unproven = [value for value in served if value not in held]
     lacking = [entry for row in rows for entry in lacks(f"{row.host}.{row.name}", row.reasons)]
-    failed = [{"law": check.name, "host": check.host, "values": list(check.values), "detail": check.detail}
-              for check in report.failures]
+    failed = [
+        {
+            "law": check.name,
+            "host": check.host,
+            "values": list(check.values),
+            "detail": check.detail,
+        }
+        for check in report.failures
+    ]
     verdict = "failed" if failed else "in part" if lacking or unproven else "proven"
-    found = {"verdict": verdict, "blocks": model.num_layers, "served": served, "lacking": lacking, "unproven": unproven,
-             "laws": {"passed": report.passed, "failed": report.failed}}
+    found = {
+        "verdict": verdict,
+        "blocks": model.num_layers,
+        "served": served,
+        "lacking": lacking,
+        "unproven": unproven,
+        "laws": {"passed": report.passed, "failed": report.failed},
+    }
     return found | ({"failed": failed} if failed else {})
 
 
@@ -140,8 +167,12 @@ def lacks(value: str, reasons: Mapping[int | None, Missing]) -> list[dict[str, s
     found = []
     for reason in dict.fromkeys(reasons.values()):
         if not reason.by_nature:
-            layers = {layer for layer, said in reasons.items() if said == reason and layer is not None}
-            found.append({"value": value, "blocks": blocks(layers) if layers else "", "reason": str(reason)})
+            layers = {
+                layer for layer, said in reasons.items() if said == reason and layer is not None
+            }
+            found.append(
+                {"value": value, "blocks": blocks(layers) if layers else "", "reason": str(reason)}
+            )
     return found
 
 
@@ -157,7 +188,10 @@ def data(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     for family in sorted(outcomes):
         found = dict(outcomes[family])
         if "failed" in found:
-            found["failed"] = [{key: value for key, value in check.items() if key != "detail"} for check in found["failed"]]
+            found["failed"] = [
+                {key: value for key, value in check.items() if key != "detail"}
+                for check in found["failed"]
+            ]
         kept[family] = found | {"file": own_lines(family)}
     return {"versions": {name: version(name) for name in _LIBRARIES}, "families": kept}
 
@@ -175,9 +209,16 @@ def write(outcomes: Mapping[str, Outcome], path: Path = DATA) -> Path:
     kept = data(outcomes)
     families = []
     for family, found in kept["families"].items():
-        lines = [f"   {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in found.items()]
+        lines = [
+            f"   {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}"
+            for key, value in found.items()
+        ]
         families.append(f"  {json.dumps(family)}: {{\n" + ",\n".join(lines) + "\n  }")
-    text = f'{{\n "versions": {json.dumps(kept["versions"])},\n "families": {{\n' + ",\n".join(families) + "\n }\n}\n"
+    text = (
+        f'{{\n "versions": {json.dumps(kept["versions"])},\n "families": {{\n'
+        + ",\n".join(families)
+        + "\n }\n}\n"
+    )
     part = path.with_suffix(".part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
@@ -233,7 +274,9 @@ def _broken(failed: Sequence[Mapping[str, Any]]) -> list[str]:
     """The laws that did not hold, those with one and the same detail together, the first few of each."""
     groups: dict[str, list[str]] = {}
     for check in failed:
-        groups.setdefault(check.get("detail", "did not hold"), []).append(f"{check['law']} on {check['host']}")
+        groups.setdefault(check.get("detail", "did not hold"), []).append(
+            f"{check['law']} on {check['host']}"
+        )
     lines = [f"{_some(laws)}: {detail}" for detail, laws in groups.items()]
     return lines[:_SHOWN] + ([f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])
 
@@ -261,9 +304,17 @@ def table(outcomes: Mapping[str, Outcome], width: int | None = None) -> str:
     verdicts = max(len(verdict) for verdict in order)
     indent = names + verdicts + 14
     lines = []
-    for family, found in sorted(outcomes.items(), key=lambda item: (order.index(item[1]["verdict"]), item[0])):
-        wrapped = [part for line in said(found) for part in textwrap.wrap(line, max(40, width - indent)) or [""]]
-        lines.append(f"{family:<{names}}  {found['verdict']:<{verdicts}}  {percent(found):>8}  {wrapped[0]}".rstrip())
+    for family, found in sorted(
+        outcomes.items(), key=lambda item: (order.index(item[1]["verdict"]), item[0])
+    ):
+        wrapped = [
+            part
+            for line in said(found)
+            for part in textwrap.wrap(line, max(40, width - indent)) or [""]
+        ]
+        lines.append(
+            f"{family:<{names}}  {found['verdict']:<{verdicts}}  {percent(found):>8}  {wrapped[0]}".rstrip()
+        )
         lines += [" " * indent + part for part in wrapped[1:]]
     counted = ", ".join(f"{count} {verdict}" for verdict, count in tally(outcomes.values()).items())
     types = textwrap.wrap(resolved(outcomes), width, subsequent_indent="  ")
@@ -290,16 +341,31 @@ def page(kept: Mapping[str, Any], pages: Mapping[str, str]) -> str:
     rows = [_row(family, found, pages) for family, found in families.items()]
     counts = tally(families.values())
     hosts = sorted({host for row in rows for host in row["hosts"]})
-    return environment().get_template("coverage.md.jinja").render(
-        rows=rows, counts=counts, verdicts=VERDICTS, hosts=[(host, sum(host in row["hosts"] for row in rows)) for host in hosts],
-        resolved=resolved(families), versions=kept["versions"], names=sorted({name.rpartition(".")[2] for row in rows for name in row["served"]}),
+    return (
+        environment()
+        .get_template("coverage.md.jinja")
+        .render(
+            rows=rows,
+            counts=counts,
+            verdicts=VERDICTS,
+            hosts=[(host, sum(host in row["hosts"] for row in rows)) for host in hosts],
+            resolved=resolved(families),
+            versions=kept["versions"],
+            names=sorted({name.rpartition(".")[2] for row in rows for name in row["served"]}),
+        )
     )
 
 
 def _row(family: str, found: Outcome, pages: Mapping[str, str]) -> dict[str, Any]:
     served = found.get("served", [])
     return {
-        "family": family, "class": found.get("class", ""), "verdict": found["verdict"], "served": served,
-        "hosts": {name.rpartition(".")[0] for name in served} - {"model", "layers"}, "said": said(found),
-        "page": f"families/{family}/index.html" if family in pages else "", "file": found["file"], "types": percent(found),
+        "family": family,
+        "class": found.get("class", ""),
+        "verdict": found["verdict"],
+        "served": served,
+        "hosts": {name.rpartition(".")[0] for name in served} - {"model", "layers"},
+        "said": said(found),
+        "page": f"families/{family}/index.html" if family in pages else "",
+        "file": found["file"],
+        "types": percent(found),
     }

@@ -46,6 +46,7 @@ class OutOfTime(BaseException):
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
     """Raise OutOfTime once the block has kept this process's processor busy for ``seconds``; for a main thread alone."""
+
     def ring(signum: int, frame: Any) -> None:
         raise OutOfTime(f"it took more than {seconds:g} seconds of processor time")
 
@@ -61,10 +62,14 @@ def within(seconds: float) -> Iterator[None]:
 class _Running:
     """One process at work, and the end of the pipe its result comes through."""
 
-    def __init__(self, context: Any, function: Callable[[str], Any], task: str, limits: Limits) -> None:
+    def __init__(
+        self, context: Any, function: Callable[[str], Any], task: str, limits: Limits
+    ) -> None:
         self.task, self.limits = task, limits
         self.results, sending = context.Pipe(duplex=False)
-        self.process = context.Process(target=_work, args=(function, task, sending, limits.seconds), daemon=True)
+        self.process = context.Process(
+            target=_work, args=(function, task, sending, limits.seconds), daemon=True
+        )
         self.process.start()  # returns when the process is there: the server's own start is not counted
         self.since = time.monotonic()
         sending.close()
@@ -80,7 +85,9 @@ class _Running:
         if time.monotonic() - self.since > self.limits.seconds:
             return Stopped(f"it took more than {self.limits.seconds:g} seconds")
         if _resident(self.process.pid) > self.limits.memory:
-            return Stopped(f"it needed more than {self.limits.memory / (1 << 30):.3g} GiB of memory")
+            return Stopped(
+                f"it needed more than {self.limits.memory / (1 << 30):.3g} GiB of memory"
+            )
         return self
 
     def end(self) -> None:
@@ -89,8 +96,13 @@ class _Running:
         self.results.close()
 
 
-def each(function: Callable[[str], Any], tasks: Sequence[str], jobs: int, limits: Limits = Limits(),
-         preload: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
+def each(
+    function: Callable[[str], Any],
+    tasks: Sequence[str],
+    jobs: int,
+    limits: Limits = Limits(),
+    preload: Sequence[str] = (),
+) -> Iterator[tuple[str, Any]]:
     """``(task, function(task))`` for every task, in the order they finish, ``jobs`` at a time.
 
     function: importable by name, its result picklable. preload: modules the server imports once.
@@ -143,7 +155,9 @@ def _work(function: Callable[[str], Any], task: str, sending: Any, seconds: floa
     try:
         found = function(task)
     except Exception as error:
-        found = Stopped(f"it raised {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}")
+        found = Stopped(
+            f"it raised {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
+        )
     sending.send(found)
     sending.close()
 

@@ -25,23 +25,37 @@ _HEAD_DIM = (("HeadDim", "head_dim"), ("HeadDim", "hidden_size ÷ num_attention_
 _LATENT = (("Latent", "kv_lora_rank + qk_rope_head_dim"),)
 _KEY_VALUE_DIM = (("KeyValueDim", "qk_head_dim + v_head_dim"),)
 _HEADS = (
-    ("ValueHeads", "linear_num_value_heads"), ("Heads", "linear_num_heads"), ("Heads", "num_heads"),
-    ("Heads", "mamba_num_heads"), ("Heads", "mamba_n_heads"),
+    ("ValueHeads", "linear_num_value_heads"),
+    ("Heads", "linear_num_heads"),
+    ("Heads", "num_heads"),
+    ("Heads", "mamba_num_heads"),
+    ("Heads", "mamba_n_heads"),
 )
 _STATE_ROWS = (
-    ("KeyDim", "linear_key_head_dim"), ("KeyDim", "linear_head_dim"), ("HeadDim", "mamba_head_dim"), ("HeadDim", "mamba_d_head"),
+    ("KeyDim", "linear_key_head_dim"),
+    ("KeyDim", "linear_head_dim"),
+    ("HeadDim", "mamba_head_dim"),
+    ("HeadDim", "mamba_d_head"),
     ("HeadDim", "head_dim"),
 )
 _STATE_COLUMNS = (
-    ("ValueDim", "linear_value_head_dim"), ("ValueDim", "linear_head_dim"), ("StateDim", "ssm_state_size"),
-    ("StateDim", "mamba_d_state"), ("StateDim", "state_size"),
+    ("ValueDim", "linear_value_head_dim"),
+    ("ValueDim", "linear_head_dim"),
+    ("StateDim", "ssm_state_size"),
+    ("StateDim", "mamba_d_state"),
+    ("StateDim", "state_size"),
 )
 _CHANNELS = (
-    ("Channels", "lru_width"), ("Channels", "mamba_expand × hidden_size"), ("Channels", "expand × hidden_size"),
+    ("Channels", "lru_width"),
+    ("Channels", "mamba_expand × hidden_size"),
+    ("Channels", "expand × hidden_size"),
     ("Channels", "intermediate_size"),
 )
 _CONVOLVED = (
-    ("Conv", "2 × linear_num_key_heads × linear_key_head_dim + linear_num_value_heads × linear_value_head_dim"),
+    (
+        "Conv",
+        "2 × linear_num_key_heads × linear_key_head_dim + linear_num_value_heads × linear_value_head_dim",
+    ),
     ("Conv", "3 × linear_num_heads × linear_head_dim"),
     ("Conv", "mamba_num_heads × mamba_head_dim + 2 × n_groups × ssm_state_size"),
     ("Conv", "mamba_d_ssm + 2 × mamba_n_groups × mamba_d_state"),
@@ -50,7 +64,10 @@ _CONVOLVED = (
     ("Conv", "hidden_size"),
 )
 _WIDTH = (
-    ("Width", "linear_conv_kernel_dim"), ("Width", "mamba_d_conv"), ("Width", "conv_L_cache"), ("Width", "conv_kernel"),
+    ("Width", "linear_conv_kernel_dim"),
+    ("Width", "mamba_d_conv"),
+    ("Width", "conv_L_cache"),
+    ("Width", "conv_kernel"),
     ("Width", "conv1d_width - 1"),
 )
 
@@ -88,7 +105,9 @@ def cache_rows(config: PreTrainedConfig, run: Kept, dtype: torch.dtype) -> list[
 class _Rows:
     """The rows of blocks that keep the same."""
 
-    def __init__(self, config: PreTrainedConfig, run: Kept, group: list[Keeper], dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: PreTrainedConfig, run: Kept, group: list[Keeper], dtype: torch.dtype
+    ) -> None:
         self.config, self.run, self.keeper, self.dtype = config, run, group[0], dtype
         self.layers = [keeper.layer for keeper in group]
         self.held: dict[str, list[Held]] = {}
@@ -99,56 +118,107 @@ class _Rows:
         """A state first, then what a convolution needs, then keys and values."""
         unknown = self.held.keys() - {"recurrent", "convolution", "keys", "values"}
         if unknown:
-            raise ValueError(f"what {self.config.model_type} keeps as {', '.join(sorted(unknown))} has no formula here")
+            raise ValueError(
+                f"what {self.config.model_type} keeps as {', '.join(sorted(unknown))} has no formula here"
+            )
         for one in self.held.get("recurrent", ()):
             yield self._state(one)
         for one in self.held.get("convolution", ()):
             yield self._convolution(one)
-        for keys, values in zip(self.held.get("keys", ()), self.held.get("values", ()), strict=True):
+        for keys, values in zip(
+            self.held.get("keys", ()), self.held.get("values", ()), strict=True
+        ):
             yield self._keys_and_values(keys, values)
 
     def _state(self, held: Held) -> dict[str, Any]:
         if len(held.shape) - 1 not in _STATES:
-            raise ValueError(f"a state of {len(held.shape)} axes ({self.config.model_type}) has no formula here")
+            raise ValueError(
+                f"a state of {len(held.shape)} axes ({self.config.model_type}) has no formula here"
+            )
         names, candidates = _STATES[len(held.shape) - 1]
-        factors = [self._axis(number, known) for number, known in zip(held.shape[1:], candidates, strict=True)]
-        names = ["head_dim" if factor.symbol == "HeadDim" else name for name, factor in zip(names, factors, strict=True)]
-        names = ["state_dim" if factor.symbol == "StateDim" else name for name, factor in zip(names, factors, strict=True)]
+        factors = [
+            self._axis(number, known)
+            for number, known in zip(held.shape[1:], candidates, strict=True)
+        ]
+        names = [
+            "head_dim" if factor.symbol == "HeadDim" else name
+            for name, factor in zip(names, factors, strict=True)
+        ]
+        names = [
+            "state_dim" if factor.symbol == "StateDim" else name
+            for name, factor in zip(names, factors, strict=True)
+        ]
         if held.dtype == self.run.dtype == torch.float32 != self.dtype:
-            raise ValueError(f"whether the state of {self.config.model_type} follows the model's dtype does not show in float32")
+            raise ValueError(
+                f"whether the state of {self.config.model_type} follows the model's dtype does not show in float32"
+            )
         fixed = held.dtype == torch.float32 != self.run.dtype
-        return self._row("recurrent state", "RecurrentLayers", factors, held, ["batch", *names],
-                         note="float32 whatever the model's dtype" if fixed else None)
+        return self._row(
+            "recurrent state",
+            "RecurrentLayers",
+            factors,
+            held,
+            ["batch", *names],
+            note="float32 whatever the model's dtype" if fixed else None,
+        )
 
     def _convolution(self, held: Held) -> dict[str, Any]:
         if len(held.shape) != 3:
-            raise ValueError(f"inputs of a convolution of {len(held.shape)} axes ({self.config.model_type}) have no formula here")
+            raise ValueError(
+                f"inputs of a convolution of {len(held.shape)} axes ({self.config.model_type}) have no formula here"
+            )
         channels, width = self._axis(held.shape[1], _CONVOLVED), self._axis(held.shape[2], _WIDTH)
         whole = " - " not in width.source
-        note = "transformers keeps Width columns; the next token needs the last Width - 1" if whole else None
+        note = (
+            "transformers keeps Width columns; the next token needs the last Width - 1"
+            if whole
+            else None
+        )
         count = "RecurrentLayers" if "recurrent" in self.held else "ConvolutionLayers"
-        return self._row("convolution inputs", count, [channels, width], held, ["batch", "channels", "width"], note=note)
+        return self._row(
+            "convolution inputs",
+            count,
+            [channels, width],
+            held,
+            ["batch", "channels", "width"],
+            note=note,
+        )
 
     def _keys_and_values(self, keys: Held, values: Held) -> dict[str, Any]:
         (_, heads, tokens, key_dim), value_dim = keys.shape, values.shape[-1]
         window = self.keeper.window
         # The token being read brings its own keys and values, so one fewer than the window is kept.
         if tokens != (self.run.tokens if window is None else min(self.run.tokens, window - 1)):
-            raise ValueError(f"{self.config.model_type} keeps keys of {tokens} places for {self.run.tokens} tokens")
+            raise ValueError(
+                f"{self.config.model_type} keeps keys of {tokens} places for {self.run.tokens} tokens"
+            )
         shape = ["batch", "kv_heads", "tokens", "head_dim"]
         name, note = "keys and values", None
         if key_dim == value_dim:
-            factors = [_Factor("2", 2, "keys and values"), self._axis(heads, _KV_HEADS), self._axis(key_dim, _HEAD_DIM)]
+            factors = [
+                _Factor("2", 2, "keys and values"),
+                self._axis(heads, _KV_HEADS),
+                self._axis(key_dim, _HEAD_DIM),
+            ]
         elif heads == 1:
             factors = [self._axis(key_dim + value_dim, _LATENT)]
-            name, shape, note = "latents", ["batch", "tokens", "latent"], "one latent and one rotary key for all heads"
+            name, shape, note = (
+                "latents",
+                ["batch", "tokens", "latent"],
+                "one latent and one rotary key for all heads",
+            )
         else:
-            factors = [self._axis(heads, _KV_HEADS), self._axis(key_dim + value_dim, _KEY_VALUE_DIM)]
+            factors = [
+                self._axis(heads, _KV_HEADS),
+                self._axis(key_dim + value_dim, _KEY_VALUE_DIM),
+            ]
         if window is None:
             return self._row(name, "AttentionLayers", factors, keys, shape, grows=True, note=note)
         row = self._row(f"{name} in the window", "SlidingLayers", factors, keys, shape, grows=True)
         row["tokens_at_most"] = window - 1
-        row["note"] = f"for at most the last {window - 1} tokens: the window of {window} less the newest"
+        row["note"] = (
+            f"for at most the last {window - 1} tokens: the window of {window} less the newest"
+        )
         return row
 
     def _axis(self, number: int, candidates: _Candidates) -> _Factor:
@@ -168,14 +238,22 @@ class _Rows:
         return f"{found.pop()} blocks" if len(found) == 1 else "blocks"
 
     def _row(
-        self, name: str, count: str, factors: list[_Factor], held: Held, shape: list[str], grows: bool = False,
+        self,
+        name: str,
+        count: str,
+        factors: list[_Factor],
+        held: Held,
+        shape: list[str],
+        grows: bool = False,
         note: str | None = None,
     ) -> dict[str, Any]:
         """One row; formula, numbers and bytes come from the same factors."""
         dtype = self.dtype if held.dtype == self.run.dtype else held.dtype
         written = str(dtype).removeprefix("torch.")
         factors = [
-            _Factor(count, len(self.layers), self._blocks()), *factors, _Factor("Bytes", dtype.itemsize, f"one {written} number"),
+            _Factor(count, len(self.layers), self._blocks()),
+            *factors,
+            _Factor("Bytes", dtype.itemsize, f"one {written} number"),
         ]
         size = math.prod(factor.number for factor in factors)
         return {
@@ -183,7 +261,9 @@ class _Rows:
             "formula": " × ".join(factor.symbol for factor in factors),
             "numbers": " × ".join(str(factor.number) for factor in factors),
             "generics": [
-                {"name": one.symbol, "number": one.number, "source": one.source} for one in factors if not one.symbol.isdigit()
+                {"name": one.symbol, "number": one.number, "source": one.source}
+                for one in factors
+                if not one.symbol.isdigit()
             ],
             "layers": self.layers,
             "shape": shape,
@@ -217,5 +297,5 @@ def _figure(config: PreTrainedConfig, name: str) -> Any:
     """One figure of a configuration; None where it has none, or one for each block."""
     try:
         return getattr(config, name, None)
-    except RuntimeError:    # transformers' word for a figure that differs between blocks
+    except RuntimeError:  # transformers' word for a figure that differs between blocks
         return None

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 #: What a tensor of the cache is, by the attribute it has there.
-_KINDS = {"keys": "keys", "values": "values", "conv_states": "convolution", "recurrent_states": "recurrent"}
+_KINDS = {
+    "keys": "keys",
+    "values": "values",
+    "conv_states": "convolution",
+    "recurrent_states": "recurrent",
+}
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def kept(model: PreTrainedModel, tokens: int = 3, batch: int = 2, whole: bool = 
         return _run(model, tokens, batch, {})
     try:
         return _run(model, tokens, batch, _repeats(model))
-    except Exception:   # a block may need what a block that was left out has made
+    except Exception:  # a block may need what a block that was left out has made
         return _run(model, tokens, batch, {})
 
 
@@ -98,31 +103,48 @@ def _run(model: PreTrainedModel, tokens: int, batch: int, repeats: dict[str, str
     class Watched(DynamicCache):
         """Notes which module is running when something is written."""
 
-        def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        def update(
+            self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any
+        ) -> Any:
             wrote[layer_idx, "keys"] = wrote[layer_idx, "values"] = calls[-1]
             return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
-        def update_conv_state(self, conv_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        def update_conv_state(
+            self, conv_states: Any, layer_idx: int, *args: Any, **kwargs: Any
+        ) -> Any:
             wrote[layer_idx, "convolution"] = calls[-1]
             return super().update_conv_state(conv_states, layer_idx, *args, **kwargs)
 
-        def update_recurrent_state(self, recurrent_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        def update_recurrent_state(
+            self, recurrent_states: Any, layer_idx: int, *args: Any, **kwargs: Any
+        ) -> Any:
             wrote[layer_idx, "recurrent"] = calls[-1]
             return super().update_recurrent_state(recurrent_states, layer_idx, *args, **kwargs)
 
     cache = Watched(config=model.config)
     ids = torch.zeros(batch, tokens, dtype=torch.long, device=model.device)
     with (
-        _watching(model, calls, (batch, tokens)) as slots, _remembering(model) as before, _without_padding(model.config),
-        _leaving_out(model, repeats), torch.no_grad(),
+        _watching(model, calls, (batch, tokens)) as slots,
+        _remembering(model) as before,
+        _without_padding(model.config),
+        _leaving_out(model, repeats),
+        torch.no_grad(),
     ):
         model(input_ids=ids, cache=cache, use_cache=True)
         found = [*_in_cache(cache.layers, wrote), *_in_modules(model, before, batch)]
     if repeats and len({keeper.path for keeper in found}) < len(found):
         raise RuntimeError("a block runs several times and keeps something each time")
     for block, first in repeats.items():
-        found += [_moved(keeper, first, block, cache.layers) for keeper in found if _within(keeper.path, first)]
-        slots |= {block + path.removeprefix(first): number for path, number in slots.items() if _within(path, first)}
+        found += [
+            _moved(keeper, first, block, cache.layers)
+            for keeper in found
+            if _within(keeper.path, first)
+        ]
+        slots |= {
+            block + path.removeprefix(first): number
+            for path, number in slots.items()
+            if _within(path, first)
+        }
     return Kept(tuple(_outermost(found)), slots, tokens, model.dtype)
 
 
@@ -143,16 +165,24 @@ def _repeats(model: nn.Module) -> dict[str, str]:
 
 def _build(block: nn.Module, index: int) -> tuple:
     """Everything about how a block is built but its own number."""
+
     def plain(module: nn.Module) -> tuple:
         return tuple(
-            (name, value) for name, value in vars(module).items()
-            if isinstance(value, int | float | str | None) and (value != index or isinstance(value, bool))
+            (name, value)
+            for name, value in vars(module).items()
+            if isinstance(value, int | float | str | None)
+            and (value != index or isinstance(value, bool))
         )
 
     def shapes(module: nn.Module) -> tuple:
-        return tuple((name, None if one is None else one.shape) for name, one in module._parameters.items())
+        return tuple(
+            (name, None if one is None else one.shape) for name, one in module._parameters.items()
+        )
 
-    return tuple((path, type(module), plain(module), shapes(module)) for path, module in block.named_modules())
+    return tuple(
+        (path, type(module), plain(module), shapes(module))
+        for path, module in block.named_modules()
+    )
 
 
 def _within(path: str, block: str) -> bool:
@@ -162,7 +192,11 @@ def _within(path: str, block: str) -> bool:
 def _moved(keeper: Keeper, first: str, block: str, layers: list[Any]) -> Keeper:
     """What a block keeps that is built like another, from what that one keeps."""
     layer = keeper.layer + int(block.rpartition(".")[2]) - int(first.rpartition(".")[2])
-    window = getattr(layers[layer], "sliding_window", None) if keeper.attends and layer < len(layers) else None
+    window = (
+        getattr(layers[layer], "sliding_window", None)
+        if keeper.attends and layer < len(layers)
+        else None
+    )
     return Keeper(block + keeper.path.removeprefix(first), layer, keeper.held, window)
 
 
@@ -182,7 +216,7 @@ def _leaving_out(model: nn.Module, repeats: dict[str, str]) -> Iterator[None]:
         for first in set(repeats.values()):
             handles.append(model.get_submodule(first).register_forward_hook(remember(first)))
         for block, first in repeats.items():
-            model.get_submodule(block).forward = repeat(first)      # `_remembering` takes it away again
+            model.get_submodule(block).forward = repeat(first)  # `_remembering` takes it away again
         yield
     finally:
         for handle in handles:
@@ -190,7 +224,9 @@ def _leaving_out(model: nn.Module, repeats: dict[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _watching(model: nn.Module, calls: list[str], size: tuple[int, int]) -> Iterator[dict[str, int]]:
+def _watching(
+    model: nn.Module, calls: list[str], size: tuple[int, int]
+) -> Iterator[dict[str, int]]:
     """Keeps ``calls`` the stack of running modules and gives `Kept.slots`."""
     slots: dict[str, int] = {}
 
@@ -201,6 +237,7 @@ def _watching(model: nn.Module, calls: list[str], size: tuple[int, int]) -> Iter
                 if isinstance(given, torch.Tensor) and given.dtype in (torch.int32, torch.int64):
                     if given.shape[:-1] in (size, (size[0] * size[1],)):
                         slots[path] = given.shape[-1]
+
         return hook
 
     def leave(module: nn.Module, args: tuple, output: Any) -> None:
@@ -220,7 +257,7 @@ def _watching(model: nn.Module, calls: list[str], size: tuple[int, int]) -> Iter
 @contextmanager
 def _without_padding(config: PreTrainedConfig) -> Iterator[None]:
     """A model with a padding token looks for it in the ids, which have no values on the meta device."""
-    figures = vars(config)      # set here, for some classes check what is set through them
+    figures = vars(config)  # set here, for some classes check what is set through them
     padding = figures.get("pad_token_id")
     if padding is None:
         yield
@@ -254,28 +291,51 @@ def _in_cache(layers: list[Any], wrote: dict[tuple[int, str], str]) -> Iterator[
         for name, value in vars(layer).items():
             kind = _KINDS.get(name, name)
             for tensor in value.values() if isinstance(value, dict) else (value,):
-                if isinstance(tensor, torch.Tensor) and tensor.dim():     # a bare number is bookkeeping
+                if (
+                    isinstance(tensor, torch.Tensor) and tensor.dim()
+                ):  # a bare number is bookkeeping
                     # What is written some other way goes with the block's keys or state.
-                    writer = wrote.get((index, kind)) or next((path for (at, _), path in wrote.items() if at == index), "")
-                    by_path.setdefault(writer, []).append(Held(kind, tuple(tensor.shape), tensor.dtype))
+                    writer = wrote.get((index, kind)) or next(
+                        (path for (at, _), path in wrote.items() if at == index), ""
+                    )
+                    by_path.setdefault(writer, []).append(
+                        Held(kind, tuple(tensor.shape), tensor.dtype)
+                    )
         for path, held in by_path.items():
             keys = any(one.kind == "keys" for one in held)
-            yield Keeper(path, index, tuple(held), getattr(layer, "sliding_window", None) if keys else None)
+            yield Keeper(
+                path, index, tuple(held), getattr(layer, "sliding_window", None) if keys else None
+            )
 
 
-def _in_modules(model: nn.Module, before: dict[str, dict[str, Any]], batch: int) -> Iterator[Keeper]:
+def _in_modules(
+    model: nn.Module, before: dict[str, dict[str, Any]], batch: int
+) -> Iterator[Keeper]:
     """Modules that hold on to tensors of the call themselves."""
     for path, module in model.named_modules():
         new = [
-            tensor for name, tensor in vars(module).items()
-            if isinstance(tensor, torch.Tensor) and tensor is not before[path].get(name)
-            and tensor.dim() > 1 and tensor.shape[0] == batch
+            tensor
+            for name, tensor in vars(module).items()
+            if isinstance(tensor, torch.Tensor)
+            and tensor is not before[path].get(name)
+            and tensor.dim() > 1
+            and tensor.shape[0] == batch
         ]
         if new:
-            widths = {child.kernel_size[-1] for child in module.modules() if isinstance(child, nn.Conv1d)}
-            kinds = ["convolution" if {one.shape[-1], one.shape[-1] + 1} & widths else "recurrent" for one in new]
-            held = tuple(Held(kind, tuple(one.shape), one.dtype) for kind, one in zip(kinds, new, strict=True))
-            yield Keeper(path, next((int(name) for name in path.split(".") if name.isdigit()), 0), held)
+            widths = {
+                child.kernel_size[-1] for child in module.modules() if isinstance(child, nn.Conv1d)
+            }
+            kinds = [
+                "convolution" if {one.shape[-1], one.shape[-1] + 1} & widths else "recurrent"
+                for one in new
+            ]
+            held = tuple(
+                Held(kind, tuple(one.shape), one.dtype)
+                for kind, one in zip(kinds, new, strict=True)
+            )
+            yield Keeper(
+                path, next((int(name) for name in path.split(".") if name.isdigit()), 0), held
+            )
 
 
 def _outermost(found: list[Keeper]) -> list[Keeper]:
@@ -283,7 +343,10 @@ def _outermost(found: list[Keeper]) -> list[Keeper]:
     whole: dict[str, Keeper] = {}
     for keeper in sorted(found, key=lambda one: one.path.count(".")):
         steps = keeper.path.split(".")
-        above = next((path for i in range(1, len(steps)) if (path := ".".join(steps[:i])) in whole), keeper.path)
+        above = next(
+            (path for i in range(1, len(steps)) if (path := ".".join(steps[:i])) in whole),
+            keeper.path,
+        )
         outer = whole.get(above, keeper)
         held = keeper.held if outer is keeper else (*outer.held, *keeper.held)
         whole[above] = Keeper(above, outer.layer, held, outer.window or keeper.window)

@@ -33,8 +33,11 @@ _RUNS: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
 
 
 def build_meta(
-    config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16, attn_implementation: str = "eager",
-    experts_implementation: str | None = None, model_class: type[PreTrainedModel] | None = None,
+    config: PreTrainedConfig,
+    dtype: torch.dtype = torch.bfloat16,
+    attn_implementation: str = "eager",
+    experts_implementation: str | None = None,
+    model_class: type[PreTrainedModel] | None = None,
 ) -> PreTrainedModel:
     """The causal language model of a configuration at its full size on the meta device, in eval mode.
 
@@ -69,7 +72,9 @@ def parameters(model: Any) -> dict[str, Any]:
     model = getattr(model, "_module", model)
     try:
         seen = run(model)
-    except Exception:   # whatever a foreign forward raises: counting goes without it, and parts become "other"
+    except (
+        Exception
+    ):  # whatever a foreign forward raises: counting goes without it, and parts become "other"
         seen = None
     parts = Parts(model, seen)
     count = dict.fromkeys(PARTS, 0)
@@ -81,18 +86,27 @@ def parameters(model: Any) -> dict[str, Any]:
         if part == "routed experts":
             experts, chosen = parts.routing(path)
             used = None if chosen is None else used * chosen / experts
-            notes[part] = f"{chosen} of {experts} for each token" if chosen else "how many a token chooses is not known"
+            notes[part] = (
+                f"{chosen} of {experts} for each token"
+                if chosen
+                else "how many a token chooses is not known"
+            )
         count[part] += parameter.numel()
         active[part] = None if used is None or active[part] is None else active[part] + used
     if parts.tied:
         alone = count["embedding"] == parts.embedding.numel()
-        notes["embedding"] = f"{'' if alone else 'its token matrix '}also the head: one matrix, counted once"
+        notes["embedding"] = (
+            f"{'' if alone else 'its token matrix '}also the head: one matrix, counted once"
+        )
     rows = [
         {
-            "part": part, "count": count[part], "active": None if active[part] is None else int(active[part]),
+            "part": part,
+            "count": count[part],
+            "active": None if active[part] is None else int(active[part]),
             **({"note": notes[part]} if part in notes else {}),
         }
-        for part in PARTS if count[part]
+        for part in PARTS
+        if count[part]
     ]
     uses = [row["active"] for row in rows]
     known = None not in uses and not parts.experts_missing
@@ -113,7 +127,7 @@ def run(model: PreTrainedModel) -> Kept:
         try:
             alike = model if shaped and model.dtype == torch.bfloat16 else build_meta(model.config)
             _RUNS[model] = kept(alike if type(alike) is type(model) else model)
-        except Exception:   # a foreign forward may raise anything
+        except Exception:  # a foreign forward may raise anything
             if shaped:
                 raise
             _RUNS[model] = kept(model)
@@ -141,11 +155,15 @@ def cache_sizes(model: Any, dtype: torch.dtype | None = None) -> list[dict[str, 
     config = config.get_text_config()
     try:
         seen = run(model) if isinstance(model, nn.Module) else kept(build_meta(model))
-    except Exception as error:   # a foreign forward may raise anything
+    except Exception as error:  # a foreign forward may raise anything
         said = str(error).partition("\n")[0]
-        raise ValueError(f"what {config.model_type} keeps is not known: running it failed with {said}") from error
+        raise ValueError(
+            f"what {config.model_type} keeps is not known: running it failed with {said}"
+        ) from error
     if not seen.keepers:
-        raise ValueError(f"what {config.model_type} keeps is not known: it writes nothing to transformers' cache")
+        raise ValueError(
+            f"what {config.model_type} keeps is not known: it writes nothing to transformers' cache"
+        )
     return cache_rows(config, seen, dtype or torch.bfloat16)
 
 
@@ -163,4 +181,8 @@ def cache_bytes(model: Any, tokens: int, batch: int = 1, dtype: torch.dtype | No
 
 def measured_cache_bytes(model: PreTrainedModel, tokens: int, batch: int = 1) -> int:
     """Bytes of the tensors really kept after a prompt of ``tokens`` tokens of ``batch`` sequences."""
-    return sum(held.bytes for keeper in kept(model, tokens, batch, whole=True).keepers for held in keeper.held)
+    return sum(
+        held.bytes
+        for keeper in kept(model, tokens, batch, whole=True).keepers
+        for held in keeper.held
+    )

@@ -12,7 +12,16 @@ from explorer.accounting.cache_probe import Kept
 #: The parts parameters are counted by, in the order shown. A mixer lets tokens see earlier
 #: ones by a state instead of keys: state-space, linear attention, gated recurrence, convolution.
 PARTS = (
-    "embedding", "head", "attention", "mixer", "router", "routed experts", "shared expert", "dense mlp", "norms", "other",
+    "embedding",
+    "head",
+    "attention",
+    "mixer",
+    "router",
+    "routed experts",
+    "shared expert",
+    "dense mlp",
+    "norms",
+    "other",
 )
 
 
@@ -27,7 +36,10 @@ class Parts:
         self.modules = dict(model.named_modules())
         self.config = model.config.get_text_config()
         self.run = run
-        self.mixers = {keeper.path: "attention" if keeper.attends else "mixer" for keeper in (run.keepers if run else ())}
+        self.mixers = {
+            keeper.path: "attention" if keeper.attends else "mixer"
+            for keeper in (run.keepers if run else ())
+        }
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         self.embedding = getattr(embedding, "weight", None)
         self.head = [] if head is None else list(head.parameters())
@@ -44,12 +56,12 @@ class Parts:
         if any(one in self.experts for one in above):
             return "routed experts"
         mixer = next((one for one in above if one in self.mixers), None)
-        if mixer is not None:   # its own norms and vectors are a part of it
+        if mixer is not None:  # its own norms and vectors are a part of it
             return self.mixers[mixer]
         for host, (router, block) in self.mixtures.items():
             if router is not None and router in above:
                 return "router"
-            if host in above and not block:     # without a router nothing says what else is there
+            if host in above and not block:  # without a router nothing says what else is there
                 return "shared expert" if router is not None else "other"
         if self._only_vectors(owner):
             return "norms"
@@ -57,13 +69,20 @@ class Parts:
         if block is None or owner == block or self.run is None or not self.mixers:
             return "other"
         # An output projection may stand beside the module that attends, within the same sublayer.
-        beside = next((one for one in self.mixers if one.startswith(above[above.index(block) + 1] + ".")), None)
+        beside = next(
+            (one for one in self.mixers if one.startswith(above[above.index(block) + 1] + ".")),
+            None,
+        )
         return "dense mlp" if beside is None else self.mixers[beside]
 
     def classes(self, part: str) -> list[str]:
         """The classes of the token mixers of a part, "attention" or "mixer", in the order of the blocks."""
         # A module shared between blocks goes by its first path alone.
-        found = (self.modules[path] for path, kind in self.mixers.items() if kind == part and path in self.modules)
+        found = (
+            self.modules[path]
+            for path, kind in self.mixers.items()
+            if kind == part and path in self.modules
+        )
         return list(dict.fromkeys(type(module).__name__ for module in found))
 
     def routing(self, path: str) -> tuple[int, int | None]:
@@ -72,7 +91,11 @@ class Parts:
         chosen = self.run.slots.get(experts) if self.run else None
         if chosen is None:
             around = (*(self.modules[one] for one in _paths_above(experts)), self.config)
-            asked = (getattr(one, name, None) for one in around for name in ("top_k", "num_experts_per_tok"))
+            asked = (
+                getattr(one, name, None)
+                for one in around
+                for name in ("top_k", "num_experts_per_tok")
+            )
             chosen = next((number for number in asked if isinstance(number, int)), None)
         return self.experts[experts], chosen
 
@@ -90,7 +113,11 @@ class Parts:
     @cached_property
     def experts(self) -> dict[str, int]:
         """Modules that hold the routed experts, with their number."""
-        stacks = {path: count for path in self.modules if (count := self._stacked(path) or self._listed(path))}
+        stacks = {
+            path: count
+            for path in self.modules
+            if (count := self._stacked(path) or self._listed(path))
+        }
         return {path: count for path, count in stacks.items() if self._are_experts(path, count)}
 
     @cached_property
@@ -114,7 +141,10 @@ class Parts:
         module = self.modules[path]
         if not isinstance(module, nn.ModuleList) or len(module) < 2:
             return None
-        built = {tuple((name, tuple(one.shape)) for name, one in child.named_parameters()) for child in module}
+        built = {
+            tuple((name, tuple(one.shape)) for name, one in child.named_parameters())
+            for child in module
+        }
         return len(module) if len(built) == 1 and built != {()} else None
 
     def _are_experts(self, path: str, count: int) -> bool:
@@ -133,17 +163,27 @@ class Parts:
         found = []
         for path, module in self.modules[host].named_modules():
             whole = f"{host}.{path}" if host else path
-            if not path or isinstance(module, nn.Embedding) or whole == experts or whole.startswith(f"{experts}."):
+            if (
+                not path
+                or isinstance(module, nn.Embedding)
+                or whole == experts
+                or whole.startswith(f"{experts}.")
+            ):
                 continue
             own = (one for one in module._parameters.values() if one is not None)
             sizes = [one.numel() for one in own if one.dim() == 2 and count in one.shape]
             if sizes and not self._mixes(whole):
-                found.append((path.count("."), min(sizes), whole.removesuffix(path) + path.split(".")[0]))
+                found.append(
+                    (path.count("."), min(sizes), whole.removesuffix(path) + path.split(".")[0])
+                )
         return min(found)[2] if found else None
 
     def _mixes(self, path: str) -> bool:
         """Whether a module is, is inside or contains a token mixer."""
-        return any(one == path or one.startswith(f"{path}.") or path.startswith(f"{one}.") for one in self.mixers)
+        return any(
+            one == path or one.startswith(f"{path}.") or path.startswith(f"{one}.")
+            for one in self.mixers
+        )
 
     def _only_vectors(self, path: str) -> bool:
         module = self.modules[path]
@@ -153,7 +193,14 @@ class Parts:
     def _block(self, path: str) -> str | None:
         """The block a path is in: the element of the outermost list of modules."""
         above = list(_paths_above(path))
-        return next((one for one in above if isinstance(self.modules[one.rpartition(".")[0]], nn.ModuleList)), None)
+        return next(
+            (
+                one
+                for one in above
+                if isinstance(self.modules[one.rpartition(".")[0]], nn.ModuleList)
+            ),
+            None,
+        )
 
 
 def _paths_above(path: str) -> list[str]:

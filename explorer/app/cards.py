@@ -24,7 +24,14 @@ from explorer.widgets.views import router as views_router
 from explorer.widgets.views import state as views_state
 from explorer.widgets.views import residual as views_stream
 from explorer.widgets.views.picture import (
-    Curves, Heatmap, Mosaic, MosaicPicture, Picture, Refusal, mosaic_picture, picture,
+    Curves,
+    Heatmap,
+    Mosaic,
+    MosaicPicture,
+    Picture,
+    Refusal,
+    mosaic_picture,
+    picture,
 )
 from explorer.widgets.views.downsample import Scale
 from explorer.widgets.views.selection import Selection
@@ -54,24 +61,135 @@ class Card:
 
 
 CARDS: tuple[Card, ...] = (
-    Card("router_grid", "router", MarkedFigure, views_router.token_by_expert, ("block", "router"), "row", snippets.router_grid),
-    Card("router_margin", "router", CurveFigure, views_router.margins, ("block",), "column", snippets.router_margin),
-    Card("router_load", "router", CellFigure, lambda run, chosen: views_router.layer_by_expert(run), (), "", snippets.router_load),
-    Card("attention_all", "attention", MosaicFigure, views_attention.all_heads, ("block", "pattern"), "", snippets.attention_all),
-    Card("attention_one", "attention", CellFigure, views_attention.one_head, ("block", "head", "pattern"), "both", snippets.attention_one),
-    Card("state_kept", "state", CellFigure, views_state.kept, ("block",), "column", snippets.state_kept),
-    Card("state_written", "state", CellFigure, views_state.written, ("block",), "column", snippets.state_written),
-    Card("state_norm", "state", CurveFigure,
-         lambda run, chosen: views_state.norm_over_time(run, chosen, run.norms.get(chosen.block)),
-         ("block", "head"), "column", snippets.state_norm),
-    Card("state_all", "state", MosaicFigure, views_state.all_implied, ("block",), "", snippets.state_all),
-    Card("state_one", "state", CellFigure, views_state.implied, ("block", "head"), "both", snippets.state_one),
-    Card("state_matrix", "state", CellFigure, views_state.matrix, ("block", "head", "token"), "", snippets.state_matrix),
-    Card("stream_addends", "stream", CellFigure, lambda run, chosen: views_stream.addend_norms(run), (), "column", snippets.stream_addends),
-    Card("stream_norms", "stream", CellFigure, lambda run, chosen: views_stream.stream_norms(run), (), "column", snippets.stream_norms),
-    Card("compare_kl", "compare", CurveFigure,
-         lambda run, chosen: views_next.divergence_by_position(run.baseline, None if run.before is None else run),
-         (), "column", snippets.compare, compares=True),
+    Card(
+        "router_grid",
+        "router",
+        MarkedFigure,
+        views_router.token_by_expert,
+        ("block", "router"),
+        "row",
+        snippets.router_grid,
+    ),
+    Card(
+        "router_margin",
+        "router",
+        CurveFigure,
+        views_router.margins,
+        ("block",),
+        "column",
+        snippets.router_margin,
+    ),
+    Card(
+        "router_load",
+        "router",
+        CellFigure,
+        lambda run, chosen: views_router.layer_by_expert(run),
+        (),
+        "",
+        snippets.router_load,
+    ),
+    Card(
+        "attention_all",
+        "attention",
+        MosaicFigure,
+        views_attention.all_heads,
+        ("block", "pattern"),
+        "",
+        snippets.attention_all,
+    ),
+    Card(
+        "attention_one",
+        "attention",
+        CellFigure,
+        views_attention.one_head,
+        ("block", "head", "pattern"),
+        "both",
+        snippets.attention_one,
+    ),
+    Card(
+        "state_kept",
+        "state",
+        CellFigure,
+        views_state.kept,
+        ("block",),
+        "column",
+        snippets.state_kept,
+    ),
+    Card(
+        "state_written",
+        "state",
+        CellFigure,
+        views_state.written,
+        ("block",),
+        "column",
+        snippets.state_written,
+    ),
+    Card(
+        "state_norm",
+        "state",
+        CurveFigure,
+        lambda run, chosen: views_state.norm_over_time(run, chosen, run.norms.get(chosen.block)),
+        ("block", "head"),
+        "column",
+        snippets.state_norm,
+    ),
+    Card(
+        "state_all",
+        "state",
+        MosaicFigure,
+        views_state.all_implied,
+        ("block",),
+        "",
+        snippets.state_all,
+    ),
+    Card(
+        "state_one",
+        "state",
+        CellFigure,
+        views_state.implied,
+        ("block", "head"),
+        "both",
+        snippets.state_one,
+    ),
+    Card(
+        "state_matrix",
+        "state",
+        CellFigure,
+        views_state.matrix,
+        ("block", "head", "token"),
+        "",
+        snippets.state_matrix,
+    ),
+    Card(
+        "stream_addends",
+        "stream",
+        CellFigure,
+        lambda run, chosen: views_stream.addend_norms(run),
+        (),
+        "column",
+        snippets.stream_addends,
+    ),
+    Card(
+        "stream_norms",
+        "stream",
+        CellFigure,
+        lambda run, chosen: views_stream.stream_norms(run),
+        (),
+        "column",
+        snippets.stream_norms,
+    ),
+    Card(
+        "compare_kl",
+        "compare",
+        CurveFigure,
+        lambda run, chosen: views_next.divergence_by_position(
+            run.baseline, None if run.before is None else run
+        ),
+        (),
+        "column",
+        snippets.compare,
+        compares=True,
+    ),
     Card("part", "tensor", CellFigure, views_part.part, ("block", "head", "token", "part"), "row"),
 )
 
@@ -130,7 +248,9 @@ class Board:
     _made: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.places = {card.name: Column(name=card.name, sizing_mode="stretch_both") for card in CARDS}
+        self.places = {
+            card.name: Column(name=card.name, sizing_mode="stretch_both") for card in CARDS
+        }
 
     def make(self, looked: Looked) -> None:
         """Have a figure ready for what was looked up, where it needs one and there is none."""
@@ -150,8 +270,10 @@ class Board:
     def stale(self, tab: str, run: Run, other: Run | None, chosen: Selection) -> list[Card]:
         """The cards in view whose picture is no longer the one asked for."""
         return [
-            card for card in CARDS
-            if card.tab == tab and self.on_them.get(card.name) != key_of(card, seen(card, run, other), chosen)
+            card
+            for card in CARDS
+            if card.tab == tab
+            and self.on_them.get(card.name) != key_of(card, seen(card, run, other), chosen)
             and (card.name != "part" or chosen.part)
         ]
 
@@ -188,8 +310,12 @@ class Board:
             elif isinstance(figure, CellFigure):
                 # A part's axes depend on the part: only one of tokens has a selected token to mark.
                 figure.select(
-                    row=chosen.token if card.token in ("row", "both") and figure.shows_tokens("y") else None,
-                    column=chosen.token if card.token in ("column", "both") and figure.shows_tokens("x") else None,
+                    row=chosen.token
+                    if card.token in ("row", "both") and figure.shows_tokens("y")
+                    else None,
+                    column=chosen.token
+                    if card.token in ("column", "both") and figure.shows_tokens("x")
+                    else None,
                 )
 
 
@@ -222,7 +348,15 @@ def _axis_words(axis: Any) -> dict[str, Any]:
 
 def scale_words(scale: Scale) -> dict[str, Any]:
     """The scale in words: its ends, marked where numbers beyond them are drawn as the ends."""
-    low, middle, high = (number(value) for value in (scale.low, (scale.low + scale.high) / 2, scale.high))
+    low, middle, high = (
+        number(value) for value in (scale.low, (scale.low + scale.high) / 2, scale.high)
+    )
     if scale.clipped:
         low, high = (f"≤ {low}" if scale.signed else low), f"≥ {high}"
-    return {"low": scale.low, "high": scale.high, "signed": scale.signed, "clipped": scale.clipped, "texts": [low, middle, high]}
+    return {
+        "low": scale.low,
+        "high": scale.high,
+        "signed": scale.signed,
+        "clipped": scale.clipped,
+        "texts": [low, middle, high],
+    }

@@ -15,8 +15,22 @@ from dataclasses import dataclass
 import numpy as np
 from bokeh.events import MouseLeave, MouseMove, RangesUpdate, Reset, Tap
 from bokeh.models import (
-    BasicTicker, BoxAnnotation, CDSView, ColumnDataSource, CustomJS, Glyph, GlyphRenderer, Image, InlineStyleSheet,
-    LinearColorMapper, MultiLine, NoOverlap, Range1d, Rect, Span, Text,
+    BasicTicker,
+    BoxAnnotation,
+    CDSView,
+    ColumnDataSource,
+    CustomJS,
+    Glyph,
+    GlyphRenderer,
+    Image,
+    InlineStyleSheet,
+    LinearColorMapper,
+    MultiLine,
+    NoOverlap,
+    Range1d,
+    Rect,
+    Span,
+    Text,
 )
 from bokeh.plotting import figure
 
@@ -55,7 +69,10 @@ def colours(theme: str) -> list[str]:
     """The one palette: 0 see-through, 1 to 127 sequential, 128 to 254 centred on zero, 255 spare."""
     ends = [
         [ramp[round(step * (len(ramp) - 1) / (last - first))] for step in range(last - first + 1)]
-        for (first, last), ramp in ((SEQUENTIAL, palette.sequential()), (DIVERGING, palette.diverging(theme)))
+        for (first, last), ramp in (
+            (SEQUENTIAL, palette.sequential()),
+            (DIVERGING, palette.diverging(theme)),
+        )
     ]
     return ["rgba(0, 0, 0, 0)", *ends[0], *ends[1], palette.ROLES["ink"].on(theme)]
 
@@ -98,8 +115,16 @@ class _Figure:
     def __init__(self, ink: Ink, name: str, tools: str, **options: object) -> None:
         self.ink, self.name = ink, name
         self.figure = figure(
-            name=f"figure_{name}", sizing_mode="stretch_both", tools=tools, toolbar_location="above" if tools else None,
-            toolbar_inner=True, output_backend="canvas", min_border=2, background_fill_alpha=0, border_fill_alpha=0, **options,
+            name=f"figure_{name}",
+            sizing_mode="stretch_both",
+            tools=tools,
+            toolbar_location="above" if tools else None,
+            toolbar_inner=True,
+            output_backend="canvas",
+            min_border=2,
+            background_fill_alpha=0,
+            border_fill_alpha=0,
+            **options,
         )
         self.figure.toolbar.logo = None
         self.figure.toolbar.autohide = True
@@ -122,10 +147,17 @@ class _Figure:
 
     def _glyph(self, glyph: Glyph, source: ColumnDataSource) -> None:
         """Add a glyph that looks the same selected or not (three fewer models than the default)."""
-        self.figure.renderers.append(GlyphRenderer(
-            data_source=source, glyph=glyph, view=CDSView(), selection_glyph=None, nonselection_glyph=None,
-            hover_glyph=None, muted_glyph=None,
-        ))
+        self.figure.renderers.append(
+            GlyphRenderer(
+                data_source=source,
+                glyph=glyph,
+                view=CDSView(),
+                selection_glyph=None,
+                nonselection_glyph=None,
+                hover_glyph=None,
+                muted_glyph=None,
+            )
+        )
 
     def _point_at(self, source: ColumnDataSource | None) -> None:
         code = CustomJS(args={"name": self.name, "source": source}, code=_POINT)
@@ -159,7 +191,12 @@ class Zoom:
         if self.shape != heatmap.values.shape:
             return None
         rows, columns = self.shape
-        if self.left <= -0.5 and self.top <= -0.5 and self.right >= columns - 0.5 and self.bottom >= rows - 0.5:
+        if (
+            self.left <= -0.5
+            and self.top <= -0.5
+            and self.right >= columns - 0.5
+            and self.bottom >= rows - 0.5
+        ):
             return None
         return Window(self.left + 0.5, self.top + 0.5, self.right + 0.5, self.bottom + 0.5)
 
@@ -173,16 +210,23 @@ class CellFigure(_Figure):
 
     def __init__(self, ink: Ink, name: str) -> None:
         super().__init__(
-            ink, name, "box_zoom,pan,wheel_zoom,reset,save", active_drag="box_zoom",
+            ink,
+            name,
+            "box_zoom,pan,wheel_zoom,reset,save",
+            active_drag="box_zoom",
             active_scroll=None,  # the wheel scrolls the page
-            x_range=Range1d(-0.5, 0.5), y_range=Range1d(0.5, -0.5),
+            x_range=Range1d(-0.5, 0.5),
+            y_range=Range1d(0.5, -0.5),
         )
         self.window_changed: Callable[[], None] = lambda: None
         self._shape: tuple[int, ...] = ()
         self._axes: dict[str, Axis] = {}
         self.source = ColumnDataSource(_nothing())
         self._glyph(_image(ink), self.source)
-        self._spans = {side: Span(dimension=side, visible=False, line_width=1, line_dash=[4, 3]) for side in ("width", "height")}
+        self._spans = {
+            side: Span(dimension=side, visible=False, line_width=1, line_dash=[4, 3])
+            for side in ("width", "height")
+        }
         self.figure.renderers.extend(self._spans.values())
         for axis in self.figure.axis:
             axis.update(ticker=ink.ticker, major_label_policy=ink.policy)
@@ -208,8 +252,11 @@ class CellFigure(_Figure):
         self._label("x", heatmap.x)
         self._label("y", heatmap.y)
         self.source.data = {
-            "image": [drawn.indexes], "x": [drawn.left - 0.5], "y": [drawn.top - 0.5],
-            "dw": [drawn.wide], "dh": [drawn.high],
+            "image": [drawn.indexes],
+            "x": [drawn.left - 0.5],
+            "y": [drawn.top - 0.5],
+            "dw": [drawn.wide],
+            "dh": [drawn.high],
         }
 
     def select(self, *, row: int | None = None, column: int | None = None) -> None:
@@ -253,7 +300,15 @@ class MarkedFigure(CellFigure):
         super().__init__(ink, name)
         self.marks = ColumnDataSource({"x": np.zeros(0), "y": np.zeros(0)})
         for width, colour in ((3, "#10141b"), (1.3, "#ffffff")):
-            outline = Rect(x="x", y="y", width=1, height=1, fill_color=None, line_width=width, line_color=colour)
+            outline = Rect(
+                x="x",
+                y="y",
+                width=1,
+                height=1,
+                fill_color=None,
+                line_width=width,
+                line_color=colour,
+            )
             self._glyph(outline, self.marks)
 
     def draw(self, heatmap: Heatmap, drawn: Picture) -> None:
@@ -273,10 +328,24 @@ class MosaicFigure(_Figure):
         self.drawn: MosaicPicture | None = None
         self._glyph(_image(ink), self.source)
         self._text = Text(
-            x="x", y="y", text="text", text_font={"value": FONT}, text_font_size={"value": "11px"}, text_baseline="bottom",
+            x="x",
+            y="y",
+            text="text",
+            text_font={"value": FONT},
+            text_font_size={"value": "11px"},
+            text_baseline="bottom",
         )
         self._glyph(self._text, self.labels)
-        self._frame = BoxAnnotation(left=0, right=0, top=0, bottom=0, fill_alpha=0, line_width=2.5, line_alpha=1, visible=False)
+        self._frame = BoxAnnotation(
+            left=0,
+            right=0,
+            top=0,
+            bottom=0,
+            fill_alpha=0,
+            line_width=2.5,
+            line_alpha=1,
+            visible=False,
+        )
         self.figure.add_layout(self._frame)
         self.figure.axis.visible = False
         self._point_at(None)
@@ -290,10 +359,17 @@ class MosaicFigure(_Figure):
     def draw(self, drawn: MosaicPicture, labels: list[str]) -> None:
         self.drawn = drawn
         rows, columns = drawn.indexes.shape
-        self.source.data = {"image": [drawn.indexes], "x": [0], "y": [0], "dw": [columns], "dh": [rows]}
+        self.source.data = {
+            "image": [drawn.indexes],
+            "x": [0],
+            "y": [0],
+            "dw": [columns],
+            "dh": [rows],
+        }
         self.labels.data = {
             "x": np.array([box.left for box in drawn.boxes], dtype=np.float32),
-            "y": np.array([box.top - 1 for box in drawn.boxes], dtype=np.float32), "text": labels,
+            "y": np.array([box.top - 1 for box in drawn.boxes], dtype=np.float32),
+            "text": labels,
         }
         self.figure.x_range.update(start=-2, end=columns + 2)
         self.figure.y_range.update(start=rows, end=-2)
@@ -302,7 +378,11 @@ class MosaicFigure(_Figure):
         """Frame one tile."""
         box = self.drawn.boxes[min(tile, len(self.drawn.boxes) - 1)]
         self._frame.update(
-            left=box.left - 1, right=box.right + 1, top=box.top - 1, bottom=box.bottom + 1, visible=True
+            left=box.left - 1,
+            right=box.right + 1,
+            top=box.top - 1,
+            bottom=box.bottom + 1,
+            visible=True,
         )
 
 
@@ -310,13 +390,24 @@ class CurveFigure(_Figure):
     """Lines over the tokens, with a dashed line at the selected one."""
 
     def __init__(self, ink: Ink, name: str) -> None:
-        super().__init__(ink, name, "box_zoom,pan,reset,save", active_drag="box_zoom", active_scroll=None,
-            x_range=Range1d(-0.5, 0.5), y_range=Range1d(0, 1))
+        super().__init__(
+            ink,
+            name,
+            "box_zoom,pan,reset,save",
+            active_drag="box_zoom",
+            active_scroll=None,
+            x_range=Range1d(-0.5, 0.5),
+            y_range=Range1d(0, 1),
+        )
         self.source = ColumnDataSource({"xs": [], "ys": [], "colour": [], "width": []})
-        self._glyph(MultiLine(xs="xs", ys="ys", line_color="colour", line_width="width"), self.source)
+        self._glyph(
+            MultiLine(xs="xs", ys="ys", line_color="colour", line_width="width"), self.source
+        )
         self._span = Span(dimension="height", visible=False, line_width=1, line_dash=[4, 3])
         self.figure.renderers.append(self._span)
-        self.figure.xaxis[0].update(ticker=ink.ticker, major_label_policy=ink.policy, major_label_orientation="vertical")
+        self.figure.xaxis[0].update(
+            ticker=ink.ticker, major_label_policy=ink.policy, major_label_orientation="vertical"
+        )
         self._shown: Curves | None = None
         self._point_at(None)
 
@@ -331,7 +422,8 @@ class CurveFigure(_Figure):
         self._shown = curves
         places = np.arange(curves.x.size, dtype=np.float32)
         self.source.data = {
-            "xs": [places for _ in curves.lines], "ys": [line.values.astype(np.float32) for line in curves.lines],
+            "xs": [places for _ in curves.lines],
+            "ys": [line.values.astype(np.float32) for line in curves.lines],
             "colour": [self.ink.role(line.role) for line in curves.lines],
             "width": [0.8 if line.role == "muted" else 2.0 for line in curves.lines],
         }

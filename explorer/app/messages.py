@@ -25,9 +25,14 @@ from explorer.vocabulary.formatting import ranges, size_in_bytes
 def run_words(model: Any, run: Run) -> dict[str, Any]:
     """What a finished run is: the model, its tokens, its blocks, its cost."""
     return {
-        "source": run.origin.source, "prompt": run.origin.prompt, "label": model.label, "family": model.family,
-        "weights": run.recording.weights, "tokens": [shown_token(token, 40) for token in run.tokens],
-        "mixers": [[HOSTS[mixer].attribute for mixer in mixers] for mixers in run.mixers], "experts": [expert_count(run, layer) for layer in range(run.num_layers)],
+        "source": run.origin.source,
+        "prompt": run.origin.prompt,
+        "label": model.label,
+        "family": model.family,
+        "weights": run.recording.weights,
+        "tokens": [shown_token(token, 40) for token in run.tokens],
+        "mixers": [[HOSTS[mixer].attribute for mixer in mixers] for mixers in run.mixers],
+        "experts": [expert_count(run, layer) for layer in range(run.num_layers)],
         "heads": [dict(heads) for heads in run.heads],
         "status": status_words(run),
     }
@@ -36,8 +41,10 @@ def run_words(model: Any, run: Run) -> dict[str, Any]:
 def status_words(run: Run) -> list[str]:
     """The status line: tokens, seconds, what the recording takes, what the process takes."""
     return [
-        f"{len(run.tokens)} tokens", f"{run.recording.seconds:.2g} s for the forward",
-        f"recording {size_in_bytes(run.bytes)}", f"process {size_in_bytes(process_bytes())}",
+        f"{len(run.tokens)} tokens",
+        f"{run.recording.seconds:.2g} s for the forward",
+        f"recording {size_in_bytes(run.bytes)}",
+        f"process {size_in_bytes(process_bytes())}",
     ]
 
 
@@ -60,7 +67,11 @@ def first_tab(run: Run) -> str:
     """The tab a page opens on: the first of router, state and attention that the model has something for."""
     if any(expert_count(run, layer) for layer in range(run.num_layers)):
         return "router"
-    return "state" if any(mixer in vocabulary.RECURRENT for mixers in run.mixers for mixer in mixers) else "attention"
+    return (
+        "state"
+        if any(mixer in vocabulary.RECURRENT for mixers in run.mixers for mixer in mixers)
+        else "attention"
+    )
 
 
 def expert_count(run: Run, layer: int) -> int:
@@ -79,8 +90,12 @@ def router_words(run: Run, chosen: Selection) -> dict[str, Any] | None:
         return None
     count = views_router.num_experts(run, chosen.block)
     return {
-        "slots": [{"expert": slot.expert, "weight": number(slot.weight)} for slot in views_router.slots_of(run, chosen)],
-        "unused": ranges(views_router.unused(run, chosen.block)), "count": count,
+        "slots": [
+            {"expert": slot.expert, "weight": number(slot.weight)}
+            for slot in views_router.slots_of(run, chosen)
+        ],
+        "unused": ranges(views_router.unused(run, chosen.block)),
+        "count": count,
         "unused_count": len(views_router.unused(run, chosen.block)),
     }
 
@@ -89,33 +104,46 @@ def attention_words(run: Run, chosen: Selection) -> dict[str, Any] | None:
     """What the chosen token reads most through the chosen head."""
     if views_attention.refusal(run, chosen) is not None:
         return None
-    return {"strongest": [
-        {"token": key, "number": number(value)} for key, value in views_attention.strongest(run, chosen)
-    ]}
+    return {
+        "strongest": [
+            {"token": key, "number": number(value)}
+            for key, value in views_attention.strongest(run, chosen)
+        ]
+    }
 
 
 def compare_words(
-    before: Run, after: Run | None, chosen: Selection, decode: Callable[[int], str], count: int = 10,
+    before: Run, after: Run | None, chosen: Selection, decode: Callable[[int], str], count: int = 10
 ) -> dict[str, Any]:
     """The next-token table at the chosen token: before, and after and difference where there are interventions."""
     rows = views_next.top_tokens(before, after, chosen, decode, count)
     said: dict[str, Any] = {
         "rows": [
             {
-                "token": shown_token(row.text, 24), "before": row.before, "before_text": share(row.before),
+                "token": shown_token(row.text, 24),
+                "before": row.before,
+                "before_text": share(row.before),
                 "logit": number(row.logit_before),
-                **({} if row.after is None else {
-                    "after": row.after, "after_text": share(row.after), "difference": row.difference,
-                    "difference_text": signed_share(row.difference), "logit_after": number(row.logit_after),
-                }),
+                **(
+                    {}
+                    if row.after is None
+                    else {
+                        "after": row.after,
+                        "after_text": share(row.after),
+                        "difference": row.difference,
+                        "difference_text": signed_share(row.difference),
+                        "logit_after": number(row.logit_after),
+                    }
+                ),
             }
             for row in rows
-        ],
+        ]
     }
     if after is not None:
         numbers = views_next.summary(before, after, chosen)
         said["kl"] = {
-            key: None if value is None else value if key == "where" else number(value) for key, value in numbers.items()
+            key: None if value is None else value if key == "where" else number(value)
+            for key, value in numbers.items()
         }
         said["changed"] = [one.words for one in after.origin.interventions]
     return said
@@ -136,7 +164,10 @@ def signed_share(value: float | None) -> str:
 
 def diagram_words(run: Run, chosen: Selection) -> dict[str, Any]:
     """Live marks of the diagram: each addend's weight in the stream, the chosen token's experts."""
-    marks: dict[str, Any] = {"block": chosen.block, "addends": views_stream.line_weights(run, chosen)}
+    marks: dict[str, Any] = {
+        "block": chosen.block,
+        "addends": views_stream.line_weights(run, chosen),
+    }
     if views_router.refusal(run, chosen.block) is None:
         marks["experts"] = [slot.expert for slot in views_router.slots_of(run, chosen)]
         marks["expert_count"] = views_router.num_experts(run, chosen.block)
@@ -152,7 +183,10 @@ def part_words(run: Run, chosen: Selection) -> dict[str, Any]:
     layer = None if value.host == "model" else chosen.block
     path = HOSTS[value.host].path.replace("[i]", f"[{chosen.block}]")
     said: dict[str, Any] = {
-        "name": value.name, "expression": f"{path}.{value.name}", "layout": value.typed, "meaning": value.meaning,
+        "name": value.name,
+        "expression": f"{path}.{value.name}",
+        "layout": value.typed,
+        "meaning": value.meaning,
         "refusal": None,
     }
     if (chosen.part, layer) not in run and run.askable(chosen.part, layer):
@@ -164,8 +198,14 @@ def part_words(run: Run, chosen: Selection) -> dict[str, Any]:
         return said | {"refusal": tensor.reason}
     said.setdefault("code", snippets.state_matrix(run, chosen) if value.name == "state" else None)
     facts = views_part.facts(tensor, value)
-    return said | {"facts": [
-        ["shape", " × ".join(map(str, facts.shape)) or "one number"], ["axes", " ".join(facts.axes)],
-        ["dtype", facts.dtype], ["minimum", number(facts.least)], ["mean", number(facts.mean)],
-        ["maximum", number(facts.most)], *([] if facts.finite else [["masked", "left out of the three"]]),
-    ]}
+    return said | {
+        "facts": [
+            ["shape", " × ".join(map(str, facts.shape)) or "one number"],
+            ["axes", " ".join(facts.axes)],
+            ["dtype", facts.dtype],
+            ["minimum", number(facts.least)],
+            ["mean", number(facts.mean)],
+            ["maximum", number(facts.most)],
+            *([] if facts.finite else [["masked", "left out of the three"]]),
+        ]
+    }

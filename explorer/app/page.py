@@ -89,6 +89,10 @@ def refused(sentence: str) -> pn.Template:
 
 def _variables() -> Mapping[str, object]:
     return {
-        "colours": theme_css(), "theme": _THEME, "tabs": TABS, "routers": dict(views_router.CHOICES),
-        "patterns": dict(views_attention.CHOICES), "title": "Bestiary explorer",
+        "colours": theme_css(),
+        "theme": _THEME,
+        "tabs": TABS,
+        "routers": dict(views_router.CHOICES),
+        "patterns": dict(views_attention.CHOICES),
+        "title": "Bestiary explorer",
     }

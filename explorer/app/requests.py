@@ -37,7 +37,10 @@ def looked_at(run: Run, chosen: Selection, tab: str) -> list[tuple[str, int | No
             return []
         return [(chosen.part, None if value.host == "model" else block)]
     if tab == "attention" and attends(run, block):
-        return [(name, block) for name in (f"attention_{chosen.pattern}", "attention_queries", "attention_keys")]
+        return [
+            (name, block)
+            for name in (f"attention_{chosen.pattern}", "attention_queries", "attention_keys")
+        ]
     host = recurrence_of(run, block) if tab == "state" else None
     return [(f"{host}.state_attention", block)] if host and views_state.by_head(host) else []
 

@@ -33,9 +33,16 @@ _ON_DEMAND = {"states", "expert_outputs", "lm_head_output", "ChannelPattern"}
 
 #: What the panels that show many blocks at once are made of, and replays of a state: without these no run.
 _NEEDED = {
-    "layers.layer_input", *(f"{mixer}.attention_output" for mixer in vocabulary.MIXERS), "mlp.mlp_output",
-    "mlp.router_logits", "mlp.router_scores", "mlp.router_margin", "mlp.expert_indices", "mlp.expert_weights",
-    "model.final_norm_output", *(f"{host}.{name}" for host, names in vocabulary.REPLAYS.items() for name in names),
+    "layers.layer_input",
+    *(f"{mixer}.attention_output" for mixer in vocabulary.MIXERS),
+    "mlp.mlp_output",
+    "mlp.router_logits",
+    "mlp.router_scores",
+    "mlp.router_margin",
+    "mlp.expert_indices",
+    "mlp.expert_weights",
+    "model.final_norm_output",
+    *(f"{host}.{name}" for host, names in vocabulary.REPLAYS.items() for name in names),
 }
 
 Key = tuple[str, int | None]
@@ -74,14 +81,24 @@ def wanted(model: Any, tokens: int) -> list[Wanted]:
         if not layers or row.name == "state" or _ON_DEMAND & {row.name, row.value.layout}:
             continue
         name = f"{row.host}.{row.name}"
-        needed = name in _NEEDED or name == "layers.layer_output" and logits_from(model)[0] == "layer_output"
-        found.append(Wanted(name, sum(size(model, row.value, layer, tokens) for layer in layers), needed))
+        needed = (
+            name in _NEEDED
+            or name == "layers.layer_output"
+            and logits_from(model)[0] == "layer_output"
+        )
+        found.append(
+            Wanted(name, sum(size(model, row.value, layer, tokens) for layer in layers), needed)
+        )
     return found
 
 
 def logits_from(model: Any) -> Key:
     """What the logits of single tokens are worked out from: what the head reads, where its output is the logits."""
-    plain = model.anatomy.norm is not None and model.anatomy.head_is_last and model.anatomy.head_reads_norm
+    plain = (
+        model.anatomy.norm is not None
+        and model.anatomy.head_is_last
+        and model.anatomy.head_reads_norm
+    )
     return ("final_norm_output", None) if plain else ("layer_output", model.num_layers - 1)
 
 
@@ -116,7 +133,11 @@ def plan(values: Iterable[Wanted], budget: int | None = None) -> Plan:
             f"This run would take {size_in_bytes(total)} at the least, above the {size_in_bytes(budget)} that one may hold: "
             "shorten the prompt."
         )
-    return Plan(tuple(row.name for row in rows if row not in later), tuple(row.name for row in rows if row in later), total)
+    return Plan(
+        tuple(row.name for row in rows if row not in later),
+        tuple(row.name for row in rows if row in later),
+        total,
+    )
 
 
 def heads_of(model: Any) -> tuple[dict[str, int], ...]:
@@ -124,7 +145,13 @@ def heads_of(model: Any) -> tuple[dict[str, int], ...]:
     found = []
     for layer, mixers in enumerate(model.mixers):
         hosts = model.anatomy.block(layer).hosts
-        found.append({vocabulary.HOSTS[mixer].attribute: hosts[mixer].sizes[count] for mixer in mixers if (count := _counted(mixer))})
+        found.append(
+            {
+                vocabulary.HOSTS[mixer].attribute: hosts[mixer].sizes[count]
+                for mixer in mixers
+                if (count := _counted(mixer))
+            }
+        )
     return tuple(found)
 
 
@@ -145,8 +172,13 @@ def left_out(model: Any, later: Iterable[str]) -> tuple[frozenset[Key], dict[Key
         layers = [None] * row.available if row.host == "model" else list(row.layers)
         for layer, reason in row.reasons.items():
             lacking.setdefault((row.value.key, layer), []).append(reason)
-        if row.name != "state" and (_ON_DEMAND & {row.name, row.value.layout} or f"{row.host}.{row.name}" in later):
-            asked |= {(key_of(row.value, () if layer is None else model.mixers[layer]), layer) for layer in layers}
+        if row.name != "state" and (
+            _ON_DEMAND & {row.name, row.value.layout} or f"{row.host}.{row.name}" in later
+        ):
+            asked |= {
+                (key_of(row.value, () if layer is None else model.mixers[layer]), layer)
+                for layer in layers
+            }
     return frozenset(asked), {key: telling(reasons) for key, reasons in lacking.items()}
 
 
@@ -197,7 +229,9 @@ class Run:
         return replace(self, extra=dict(extra), before=before)
 
     def __contains__(self, key: Any) -> bool:
-        return key in self.recording or not isinstance(self.extra.get(self.key(key), _MISSING), Refusal)
+        return key in self.recording or not isinstance(
+            self.extra.get(self.key(key), _MISSING), Refusal
+        )
 
     def __getitem__(self, key: Any) -> torch.Tensor:
         found = self.extra.get(self.key(key), _MISSING)

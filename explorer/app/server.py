@@ -102,8 +102,11 @@ def page(services: Services, desk: Desk) -> pn.Template:
     document = pn.state.curdoc
     template, board, bridge = build(document)
     session = Session(
-        services, board, send=bridge._send_msg,
-        post=functools.partial(_post, document), together=functools.partial(_together, document),
+        services,
+        board,
+        send=bridge._send_msg,
+        post=functools.partial(_post, document),
+        together=functools.partial(_together, document),
     )
 
     @functools.cache
@@ -173,11 +176,17 @@ def free_port(host: str, port: int) -> int:
         try:
             probe.bind((host, port))
         except PermissionError as error:
-            raise BusyPort(f"Port {port} is reserved for the system; choose one above 1023 with --port.") from error
+            raise BusyPort(
+                f"Port {port} is reserved for the system; choose one above 1023 with --port."
+            ) from error
         except OSError as error:
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-                raise BusyPort(f"{host} is not an address of this machine; leave --host out for {DEFAULT_HOST}.") from error
-            raise BusyPort(f"Port {port} of {host} is busy; stop what uses it, or choose another one with --port.") from error
+                raise BusyPort(
+                    f"{host} is not an address of this machine; leave --host out for {DEFAULT_HOST}."
+                ) from error
+            raise BusyPort(
+                f"Port {port} of {host} is busy; stop what uses it, or choose another one with --port."
+            ) from error
         return probe.getsockname()[1]
 
 
@@ -198,13 +207,22 @@ def serve(settings: Settings) -> None:
     shown = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     address = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/"
     server = pn.serve(
-        {"/": lambda: page(services, desk)}, address=settings.host, port=port,
-        websocket_origin=origins(settings.host, port), static_dirs={"assets": str(ASSETS)},
-        show=False, start=False, threaded=False, verbose=False, title="Bestiary explorer",
+        {"/": lambda: page(services, desk)},
+        address=settings.host,
+        port=port,
+        websocket_origin=origins(settings.host, port),
+        static_dirs={"assets": str(ASSETS)},
+        show=False,
+        start=False,
+        threaded=False,
+        verbose=False,
+        title="Bestiary explorer",
         # A page that is gone gives its place back; one whose websocket is slow to come keeps it.
-        check_unused_sessions_milliseconds=3000, unused_session_lifetime_milliseconds=30_000,
+        check_unused_sessions_milliseconds=3000,
+        unused_session_lifetime_milliseconds=30_000,
         # A large page of figures is one message; patches stay far below.
-        websocket_max_message_size=20_000_000, session_token_expiration=3600,
+        websocket_max_message_size=20_000_000,
+        session_token_expiration=3600,
     )
     print(f"The explorer is at {address}  (Ctrl-C stops it)", flush=True)
     if settings.browser:

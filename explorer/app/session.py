@@ -21,7 +21,13 @@ from explorer.app.cards import TABS, Board, Looked, look, seen
 from explorer.app.runs import Run
 from explorer.app.store import ANY_PROMPT, Store, default_prompt, shown_source, source_choices
 from explorer.app.messages import (
-    attention_words, compare_words, diagram_words, first_tab, part_words, router_words, run_words,
+    attention_words,
+    compare_words,
+    diagram_words,
+    first_tab,
+    part_words,
+    router_words,
+    run_words,
 )
 from explorer.app.requests import clamped, impossible, looked_at, sentence, whole
 from explorer.app.worker import Job, Worker
@@ -62,8 +68,12 @@ class Session:
     """The controller of one page."""
 
     def __init__(
-        self, services: Services, board: Board, send: Callable[[dict], None],
-        post: Callable[[Callable[[], None]], None], together: Callable[[], Any],
+        self,
+        services: Services,
+        board: Board,
+        send: Callable[[dict], None],
+        post: Callable[[Callable[[], None]], None],
+        together: Callable[[], Any],
     ) -> None:
         self.services, self.board = services, board
         self._send, self._post, self._together = send, post, together
@@ -84,7 +94,9 @@ class Session:
 
     def receive(self, message: dict[str, Any]) -> None:
         """Act on one message of the page; what it does not understand it ignores."""
-        handler = getattr(self, f"_do_{message.get('do')}", None) if isinstance(message, dict) else None
+        handler = (
+            getattr(self, f"_do_{message.get('do')}", None) if isinstance(message, dict) else None
+        )
         if handler is not None:
             handler(message)
 
@@ -93,20 +105,30 @@ class Session:
         wish = message.get("wish") if isinstance(message.get("wish"), dict) else {}
         self._asked = wish.get("tab") in TABS
         self.tab = wish["tab"] if self._asked else "router"
-        self.chosen = Selection(**{name: whole(wish.get(name), 0) for name in ("block", "token", "head")})
+        self.chosen = Selection(
+            **{name: whole(wish.get(name), 0) for name in ("block", "token", "head")}
+        )
         if "token" not in wish:
             self.chosen = self.chosen.moved(token=-1)
         if isinstance(wish.get("part"), str):
             self.chosen = self.chosen.moved(part=wish["part"])
         default = self.services.default_source
         source = str(wish.get("model") or default)
-        prompt = str(wish.get("prompt") or "") or (self.services.default_prompt if source == default else None)
+        prompt = str(wish.get("prompt") or "") or (
+            self.services.default_prompt if source == default else None
+        )
         if not self._opens_unasked(source):
             # A link is anybody's: what it names is opened, or fetched, once the person here says so.
-            self._tell({
-                "hello": {"models": source_choices(), "source": source, "prompt": prompt or ANY_PROMPT},
-                "notice": f"The address of this page names the model {source}: press Run to load it.",
-            })
+            self._tell(
+                {
+                    "hello": {
+                        "models": source_choices(),
+                        "source": source,
+                        "prompt": prompt or ANY_PROMPT,
+                    },
+                    "notice": f"The address of this page names the model {source}: press Run to load it.",
+                }
+            )
             return
         self._tell({"hello": {"models": source_choices(), "source": source, "prompt": prompt}})
         self._start(source, prompt)
@@ -114,7 +136,11 @@ class Session:
     def _opens_unasked(self, source: str) -> bool:
         """Whether a page may start with a model nobody here chose: the command line's, a shipped one, one already loaded."""
         shipped = {choice["source"] for choice in source_choices()}
-        return source == self.services.default_source or source in shipped or source in self.services.store.models
+        return (
+            source == self.services.default_source
+            or source in shipped
+            or source in self.services.store.models
+        )
 
     def _do_theme(self, message: dict[str, Any]) -> None:
         with self._together():
@@ -129,7 +155,9 @@ class Session:
 
     def _do_select(self, message: dict[str, Any]) -> None:
         changes: dict[str, Any] = {
-            name: whole(message[name], getattr(self.chosen, name)) for name in ("block", "token", "head") if name in message
+            name: whole(message[name], getattr(self.chosen, name))
+            for name in ("block", "token", "head")
+            if name in message
         }
         for name, allowed in (("pattern", _PATTERNS), ("router", _ROUTERS)):
             if message.get(name) in allowed:
@@ -147,10 +175,17 @@ class Session:
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             return
         if self._loading and self.run is not None and self._loading != self.run.origin.source:
-            return self._keep("Another model is being loaded: interventions can be made once it is here, or after Cancel.")
+            return self._keep(
+                "Another model is being loaded: interventions can be made once it is here, or after Cancel."
+            )
         listed = []
         for row in rows:
-            one = Intervention(str(row.get("kind")), whole(row.get("layer"), -1), whole(row.get("index"), -1), str(row.get("host") or ""))
+            one = Intervention(
+                str(row.get("kind")),
+                whole(row.get("layer"), -1),
+                whole(row.get("index"), -1),
+                str(row.get("host") or ""),
+            )
             if (problem := impossible(self.run, one)) is not None:
                 return self._keep(problem)
             listed.append((one, bool(row.get("on"))))
@@ -174,6 +209,7 @@ class Session:
 
     def _start(self, source: str, prompt: str | None) -> None:
         """Load and run; a missing prompt is the specimen's own."""
+
         def work(job: Job) -> Ran:
             store = self.services.store
             job.stage(f"Loading {shown_source(source)}")
@@ -194,10 +230,14 @@ class Session:
             self.tab = first_tab(ran.run)
         self.run, self.other, self._decode = ran.run, None, ran.decode
         self.board.on_them.clear()
-        self._tell({
-            "run": run_words(ran.model, ran.run), "diagram": ran.diagram, "notice": None,
-            "interventions": self._intervention_words(),
-        })
+        self._tell(
+            {
+                "run": run_words(ran.model, ran.run),
+                "diagram": ran.diagram,
+                "notice": None,
+                "interventions": self._intervention_words(),
+            }
+        )
         if any(on for _, on in self.interventions):
             self._intervene()
         self._show(None)
@@ -214,7 +254,8 @@ class Session:
         origin = base.origin
         self._submit(
             "Waiting for the worker",
-            lambda job: self.services.store.run(origin.source, origin.prompt, active, job), self._intervened,
+            lambda job: self.services.store.run(origin.source, origin.prompt, active, job),
+            self._intervened,
         )
 
     def _intervened(self, run: Run) -> None:
@@ -228,13 +269,21 @@ class Session:
         if self.job is not None:
             self.job.cancel()
         self._loading = ""
-        job = Job(title, work, lambda job: self._post(lambda: self._finished(job, then)), self._moved)
+        job = Job(
+            title, work, lambda job: self._post(lambda: self._finished(job, then)), self._moved
+        )
         self.job = job
         self._moved(job)
         self.services.worker.submit(job)
 
     def _moved(self, job: Job) -> None:
-        self._post(lambda: self._tell({"job": {"title": job.title, "share": job.share}}) if job is self.job else None)
+        self._post(
+            lambda: (
+                self._tell({"job": {"title": job.title, "share": job.share}})
+                if job is self.job
+                else None
+            )
+        )
 
     def _finished(self, job: Job, then: Callable[[Any], None]) -> None:
         if job is not self.job or self._closed:
@@ -263,7 +312,9 @@ class Session:
         # The diagram need not wait for pictures.
         self._tell({"marks": diagram_words(run, chosen), "marked": seq})
         # What is in view is read here: figures belong to this thread.
-        cards = [(card, self.board.zoom_of(card)) for card in self.board.stale(tab, run, other, chosen)]
+        cards = [
+            (card, self.board.zoom_of(card)) for card in self.board.stale(tab, run, other, chosen)
+        ]
 
         def prepare() -> None:
             if turn != self._newest:
@@ -277,7 +328,13 @@ class Session:
         self._aside(prepare)
 
     def _put(
-        self, turn: int, seq: int | None, runs: tuple[Run, Run | None], chosen: Selection, tab: str, looked: list[Looked],
+        self,
+        turn: int,
+        seq: int | None,
+        runs: tuple[Run, Run | None],
+        chosen: Selection,
+        tab: str,
+        looked: list[Looked],
         texts: dict[str, Any],
     ) -> None:
         """Back on the event loop: pictures, dashed lines and words in one go."""
@@ -286,11 +343,19 @@ class Session:
         with self._together():
             cards = {one.card.name: self.board.put(one, chosen) for one in looked}
             self.board.follow(tab, chosen)
-            self._send({
-                "seq": seq, "cards": cards, **texts, "tab": tab,
-                "status": [f"loop at most {1000 * self.services.lateness.worst:.0f} ms late"],
-                "selection": {name: getattr(chosen, name) for name in ("block", "token", "head", "pattern", "router", "part")},
-            })
+            self._send(
+                {
+                    "seq": seq,
+                    "cards": cards,
+                    **texts,
+                    "tab": tab,
+                    "status": [f"loop at most {1000 * self.services.lateness.worst:.0f} ms late"],
+                    "selection": {
+                        name: getattr(chosen, name)
+                        for name in ("block", "token", "head", "pattern", "router", "part")
+                    },
+                }
+            )
         self._fetch_missing(*runs, chosen)
 
     def _redraw(self, name: str) -> None:
@@ -319,10 +384,16 @@ class Session:
             return
         for one in filter(None, (run.baseline, other)):
             if one.lacks_logits(chosen.token):
-                return self._submit("Waiting for the worker", lambda job: store.logits(one, chosen.token, job), lambda _: self._show(None))
+                return self._submit(
+                    "Waiting for the worker",
+                    lambda job: store.logits(one, chosen.token, job),
+                    lambda _: self._show(None),
+                )
         missing = [place for place in looked_at(run, chosen, self.tab) if run.askable(*place)]
         if missing:
-            self._submit("Waiting for the worker", lambda job: store.part(run, missing, job), self._recorded)
+            self._submit(
+                "Waiting for the worker", lambda job: store.part(run, missing, job), self._recorded
+            )
 
     def _recorded(self, _: None) -> None:
         self.board.on_them.clear()
@@ -362,19 +433,20 @@ class Session:
         """A click on a cell selects its token (of the rows where both axes are tokens), and its block or head."""
         column, row = round(x), round(y)
         changes = {
-            "router_grid": {"token": row}, "attention_one": {"token": row}, "state_one": {"token": row},
-            "router_load": {"block": row}, "state_kept": {"token": column, "head": row},
-            "state_written": {"token": column, "head": row}, "stream_addends": {"token": column},
+            "router_grid": {"token": row},
+            "attention_one": {"token": row},
+            "state_one": {"token": row},
+            "router_load": {"block": row},
+            "state_kept": {"token": column, "head": row},
+            "state_written": {"token": column, "head": row},
+            "stream_addends": {"token": column},
             "stream_norms": {"token": column},
         }.get(name)
         if changes is not None:
             self._do_select(changes)
 
     def _intervention_words(self) -> list[dict[str, Any]]:
-        return [
-            {**asdict(one), "on": on, "words": one.words}
-            for one, on in self.interventions
-        ]
+        return [{**asdict(one), "on": on, "words": one.words} for one, on in self.interventions]
 
     def _tell(self, message: dict[str, Any]) -> None:
         if not self._closed:

@@ -86,7 +86,8 @@ def weight_bytes(model: Any) -> int:
     return sum(
         tensor.numel() * tensor.element_size()
         for tensors in (model._module.parameters(), model._module.buffers())
-        for tensor in tensors if tensor.device.type != "meta"
+        for tensor in tensors
+        if tensor.device.type != "meta"
     )
 
 
@@ -127,7 +128,9 @@ class Store:
 
         return decode
 
-    def run(self, source: str, prompt: str, interventions: tuple[Intervention, ...], job: Job) -> Run:
+    def run(
+        self, source: str, prompt: str, interventions: tuple[Intervention, ...], job: Job
+    ) -> Run:
         """The run of a prompt, recorded if need be, its baseline first where there are interventions.
 
         Raises PromptError for a prompt that cannot be run, Cancelled when the job is to stop.
@@ -142,10 +145,19 @@ class Store:
         job.stage(f"Running {tokens} tokens" + (" with interventions" if interventions else ""))
         recorded = plan(wanted(model, tokens))
         self._make_room(recorded.bytes)
-        recording = self._record(model, prompt, job, values=recorded.names, edits=[_edit(one) for one in interventions])
+        recording = self._record(
+            model, prompt, job, values=recorded.names, edits=[_edit(one) for one in interventions]
+        )
         job.stage("Replaying the recurrent state")
         norms = state_norms(recording, job)
-        run = Run(Origin(source, prompt, interventions), recording, heads_of(model), *left_out(model, recorded.later), norms, baseline)
+        run = Run(
+            Origin(source, prompt, interventions),
+            recording,
+            heads_of(model),
+            *left_out(model, recorded.later),
+            norms,
+            baseline,
+        )
         self.runs.put(key, run)
         self._live.add(run)
         return run
@@ -167,7 +179,10 @@ class Store:
         """
         model = self.model(run.origin.source)
         names, layer = [name for name, _ in places], places[0][1]
-        needed = sum(size(model, value_of(name, run.mixers[layer or 0]), layer, len(run.tokens)) for name in names)
+        needed = sum(
+            size(model, value_of(name, run.mixers[layer or 0]), layer, len(run.tokens))
+            for name in names
+        )
         if needed > self.extras.limit:
             reason = Refusal(
                 f"For {len(run.tokens)} tokens this would take {size_in_bytes(needed)}, above the "
@@ -176,7 +191,11 @@ class Store:
             return self._keep(run, dict.fromkeys(places, reason))
         job.stage(f"Recording {', '.join(names)}")
         recording = self._record(
-            model, run.origin.prompt, job, values=names, layers=None if layer is None else [layer],
+            model,
+            run.origin.prompt,
+            job,
+            values=names,
+            layers=None if layer is None else [layer],
             edits=[_edit(one) for one in run.origin.interventions],
         )
         self._keep(run, {place: recording[place] for place in places})
@@ -238,7 +257,9 @@ def default_prompt(model: Any) -> str:
 
 def shown_source(source: str) -> str:
     """A model's name for people: a path by its last part."""
-    return Path(source).name if ("/" in source or "\\" in source) and Path(source).exists() else source
+    return (
+        Path(source).name if ("/" in source or "\\" in source) and Path(source).exists() else source
+    )
 
 
 def source_choices() -> list[dict[str, str]]:

@@ -17,8 +17,11 @@ PICKLES = (".bin", ".pt", ".pth", ".th", ".ckpt", ".pkl", ".pickle", ".joblib")
 
 #: Files that hold weights in a form that is not read here.
 OTHERS = {
-    ".npy": "a NumPy array", ".npz": "an archive of NumPy arrays", ".h5": "an HDF5 file, as Keras writes",
-    ".msgpack": "a msgpack file, as Flax writes", ".onnx": "an ONNX graph",
+    ".npy": "a NumPy array",
+    ".npz": "an archive of NumPy arrays",
+    ".h5": "an HDF5 file, as Keras writes",
+    ".msgpack": "a msgpack file, as Flax writes",
+    ".onnx": "an ONNX graph",
 }
 
 #: What is read, or at least answered for, by the end of its name.
@@ -32,7 +35,9 @@ def refuse_kind(path: Path) -> None:
     if path.suffix.lower() in PICKLES:
         raise LoadError(f"{shown(path)} is a pickle, which can run code when read; {_WANTED}.")
     if path.suffix.lower() in OTHERS:
-        raise LoadError(f"{shown(path)} is {OTHERS[path.suffix.lower()]}, which is not read here; {_WANTED}.")
+        raise LoadError(
+            f"{shown(path)} is {OTHERS[path.suffix.lower()]}, which is not read here; {_WANTED}."
+        )
 
 
 def check_weights(path: Path) -> None:
@@ -50,7 +55,9 @@ def check_weights(path: Path) -> None:
             raise LoadError(f"{index} is not an index of weights; fetch it again.") from error
         missing = [name for name in named if not (path / name).is_file()]
         if missing:
-            raise LoadError(f"{path} lacks {', '.join(missing)}, which its index names; fetch what is missing.")
+            raise LoadError(
+                f"{path} lacks {', '.join(missing)}, which its index names; fetch what is missing."
+            )
         files = [path / name for name in named]
     if not files:
         raise LoadError(_without(path))
@@ -81,7 +88,11 @@ def _few(names: list[str], most: int = 4) -> str:
 
 def check_surplus(label: str, names: Iterable[str], module: Any) -> None:
     """Say which weights of a checkpoint its model has no place for: a warning, or LoadError where they are whole blocks."""
-    lists = {path: len(part) for path, part in module.named_modules() if type(part).__name__ == "ModuleList"}
+    lists = {
+        path: len(part)
+        for path, part in module.named_modules()
+        if type(part).__name__ == "ModuleList"
+    }
     beyond: dict[str, set[int]] = {}
     for name in names:
         for found in re.finditer(r"\.(\d+)\.", name):
@@ -90,7 +101,10 @@ def check_surplus(label: str, names: Iterable[str], module: Any) -> None:
     for path, numbers in beyond.items():
         raise LoadError(too_many(label, f"{path} ", numbers, lists[path]))
     if names := sorted(names):
-        warnings.warn(f"{label} holds weights that its model has no place for and that are left out: {_few(names, 1)}.", stacklevel=2)
+        warnings.warn(
+            f"{label} holds weights that its model has no place for and that are left out: {_few(names, 1)}.",
+            stacklevel=2,
+        )
 
 
 def too_many(label: str, of: str, numbers: Iterable[int], count: int) -> str:
@@ -101,7 +115,11 @@ def too_many(label: str, of: str, numbers: Iterable[int], count: int) -> str:
 def check_gguf_blocks(label: str, reader: Any) -> None:
     """Raise LoadError where a GGUF file holds weights of more blocks than it says it has, which would be left out without a word."""
     said = _said(reader, f"{_said(reader, 'general.architecture')}.block_count")
-    held = {int(found[1]) for tensor in reader.tensors if (found := re.match(r"blk\.(\d+)\.", tensor.name))}
+    held = {
+        int(found[1])
+        for tensor in reader.tensors
+        if (found := re.match(r"blk\.(\d+)\.", tensor.name))
+    }
     if isinstance(said, int) and (numbers := {number for number in held if number >= said}):
         raise LoadError(too_many(label, "blocks ", numbers, said))
 

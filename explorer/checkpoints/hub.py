@@ -22,7 +22,9 @@ class LoadError(ValueError):
 
 def brief(error: BaseException) -> str:
     """The first sentence of what a library says, without its further advice."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    text = next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
     sentence = re.split(r"(?<=[a-z)`'\"])\. ", text, maxsplit=1)[0].rstrip(".")
     return sentence if len(sentence) <= 200 else sentence[:199] + "…"
 
@@ -35,7 +37,11 @@ _HERE = Path(__file__).parents[1]
 def ours(error: BaseException) -> bool:
     """Whether an error is a mistake in this package's own code: raised there, and of a kind that nothing here raises on purpose."""
     frames = traceback.extract_tb(error.__traceback__)
-    return isinstance(error, _MISTAKES) and bool(frames) and Path(frames[-1].filename).is_relative_to(_HERE)
+    return (
+        isinstance(error, _MISTAKES)
+        and bool(frames)
+        and Path(frames[-1].filename).is_relative_to(_HERE)
+    )
 
 
 def shown(name: object, most: int = 120) -> str:
@@ -69,7 +75,9 @@ def read(source: str, fetch: Callable[[bool], T]) -> T:
         if ours(error):
             raise
         if "trust_remote_code" in str(error):
-            raise LoadError(f"{source} brings modeling code of its own; read it, then load with trust_remote_code=True.") from error
+            raise LoadError(
+                f"{source} brings modeling code of its own; read it, then load with trust_remote_code=True."
+            ) from error
         raise LoadError(f"{source} cannot be loaded ({brief(error)}).") from error
 
 
@@ -81,7 +89,9 @@ def _ask(source: str) -> None:
     try:
         HfApi().model_info(source, timeout=PATIENCE)
     except GatedRepoError as error:
-        raise LoadError(f"{source} is given out by its owners on request: ask for it there and log in to the hub.") from error
+        raise LoadError(
+            f"{source} is given out by its owners on request: ask for it there and log in to the hub."
+        ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise LoadError(f"The hub has no checkpoint {shown(source)!r}{_near(source)}") from error
     except Exception as error:  # offline, refused, too slow

@@ -40,9 +40,15 @@ _LONGEST = 500
 _SMALL = 50_000_000
 
 
-def load(source: str | os.PathLike, *, weights: bool = True, attn_implementation: str = "eager",
-         experts_implementation: str | None = None, dtype: torch.dtype | None = None,
-         trust_remote_code: bool = False) -> LanguageModel:
+def load(
+    source: str | os.PathLike,
+    *,
+    weights: bool = True,
+    attn_implementation: str = "eager",
+    experts_implementation: str | None = None,
+    dtype: torch.dtype | None = None,
+    trust_remote_code: bool = False,
+) -> LanguageModel:
     """Load a language model with standard names and values.
 
     source: ``"specimen:<family>"`` for a small model made here, the id of a
@@ -62,7 +68,9 @@ def load(source: str | os.PathLike, *, weights: bool = True, attn_implementation
     with _BUILDING:
         source = _named(source)
         if dtype is not None and not isinstance(dtype, torch.dtype):
-            raise LoadError(f"{dtype!r} is not a dtype; give one of torch's, such as torch.bfloat16.")
+            raise LoadError(
+                f"{dtype!r} is not a dtype; give one of torch's, such as torch.bfloat16."
+            )
         if source.startswith(SPECIMEN):
             found = _specimen(source.removeprefix(SPECIMEN), dtype, weights, attn_implementation)
         elif source.startswith(DEFAULT):
@@ -81,21 +89,33 @@ def load(source: str | os.PathLike, *, weights: bool = True, attn_implementation
         if experts_implementation is not None:
             with _broken(label):
                 module.set_experts_implementation(experts_implementation)
-        return LanguageModel(module.eval(), tokenizer, _anatomy(module, label, attn_implementation, experts_implementation), label, numbers)
+        return LanguageModel(
+            module.eval(),
+            tokenizer,
+            _anatomy(module, label, attn_implementation, experts_implementation),
+            label,
+            numbers,
+        )
 
 
 def _named(source: Any) -> str:
     """What to load, as text, or one sentence when it names nothing."""
     if not isinstance(source, (str, os.PathLike)) or not os.fspath(source).strip():
-        raise LoadError("Say what to load: 'specimen:<family>', the id of a checkpoint, a checkpoint folder or a .gguf file.")
+        raise LoadError(
+            "Say what to load: 'specimen:<family>', the id of a checkpoint, a checkpoint folder or a .gguf file."
+        )
     source = os.fspath(source)
     there = os.path.exists(_expanded(source))
     if len(source) > _LONGEST and not there:
-        raise LoadError(f"What to load has {len(source):,} characters, more than an id or a path that is there: it begins {source[:40]!r}.")
+        raise LoadError(
+            f"What to load has {len(source):,} characters, more than an id or a path that is there: it begins {source[:40]!r}."
+        )
     if source in specimens.FAMILIES and not there:
         ids = cards.family_checkpoints(source)
         other = f" or a checkpoint such as {ids[0]!r} with weights=False" if ids else ""
-        raise LoadError(f"{source!r} is a family: load its small model as 'specimen:{source}'{other}.")
+        raise LoadError(
+            f"{source!r} is a family: load its small model as 'specimen:{source}'{other}."
+        )
     return source
 
 
@@ -106,8 +126,16 @@ def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> An
     """
     itself = module.device.type == "meta" and module.dtype == torch.bfloat16 and experts is None
     try:
-        twin = module if itself else build_meta(module.config, attn_implementation=attention, experts_implementation=experts,
-                                               model_class=type(module))
+        twin = (
+            module
+            if itself
+            else build_meta(
+                module.config,
+                attn_implementation=attention,
+                experts_implementation=experts,
+                model_class=type(module),
+            )
+        )
         try:
             return discover(twin)
         except (NotImplementedError, RuntimeError):
@@ -116,7 +144,9 @@ def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> An
             return discover(copy.deepcopy(module).eval())
     except (CannotFollow, NotADecoder) as error:
         raise NotFollowed(label, module, brief(error)) from error
-    except Exception as error:  # whatever a forward of another kind trips over, this model is not one of ours
+    except (
+        Exception
+    ) as error:  # whatever a forward of another kind trips over, this model is not one of ours
         if ours(error):
             raise
         call = "called with token ids and asked to keep a cache"
@@ -127,7 +157,9 @@ class NotFollowed(LoadError):
     """A model whose forward goes a way that is not followed; ``reason`` says in what."""
 
     def __init__(self, label: str, module: Any, reason: str) -> None:
-        super().__init__(f"{label} is of the class {type(module).__name__}, whose forward does not go the way the standard values are found ({reason}).")
+        super().__init__(
+            f"{label} is of the class {type(module).__name__}, whose forward does not go the way the standard values are found ({reason})."
+        )
         self.reason = reason
 
 
@@ -144,14 +176,21 @@ def _expanded(source: str) -> str:
     path = os.path.expanduser(source)
     if path.startswith("~") and not os.path.exists(path):
         user = path[1:].split("/")[0]
-        raise LoadError(f"There is no user {user!r} on this machine, whose folder {shown(path)} names; write the path out.")
+        raise LoadError(
+            f"There is no user {user!r} on this machine, whose folder {shown(path)} names; write the path out."
+        )
     return path
 
 
 def _specimen(family: str, dtype: torch.dtype | None, weights: bool, attention: str) -> tuple:
     if not weights:
         config = specimens.config_of(family)
-        return build_meta(config, dtype or torch.bfloat16, attention), _specimen_tokenizer(), f"{SPECIMEN}{family}", "none: shapes only"
+        return (
+            build_meta(config, dtype or torch.bfloat16, attention),
+            _specimen_tokenizer(),
+            f"{SPECIMEN}{family}",
+            "none: shapes only",
+        )
     with _broken(f"{SPECIMEN}{family}"):
         specimen = specimens.build(family, dtype=dtype or torch.float32)
         specimen.model.set_attn_implementation(attention)
@@ -161,10 +200,17 @@ def _specimen(family: str, dtype: torch.dtype | None, weights: bool, attention: 
 def _default(family: str, dtype: torch.dtype | None, weights: bool, attention: str) -> tuple:
     recipe(family)  # says so where there is no such family
     if weights:
-        raise LoadError(f"The default configuration of {family} is no released checkpoint, so it has no weights: load it with "
-                        f"weights=False, or the family's small model as 'specimen:{family}'.")
+        raise LoadError(
+            f"The default configuration of {family} is no released checkpoint, so it has no weights: load it with "
+            f"weights=False, or the family's small model as 'specimen:{family}'."
+        )
     with _broken(f"{DEFAULT}{family}"):
-        return build_meta(default_config(family), dtype or torch.bfloat16, attention), _specimen_tokenizer(), f"{DEFAULT}{family}", "none: shapes only"
+        return (
+            build_meta(default_config(family), dtype or torch.bfloat16, attention),
+            _specimen_tokenizer(),
+            f"{DEFAULT}{family}",
+            "none: shapes only",
+        )
 
 
 def _specimen_tokenizer() -> Any:
@@ -175,66 +221,111 @@ def _specimen_tokenizer() -> Any:
 def _shapes(source: str, dtype: torch.dtype | None, attention: str, trust: bool) -> tuple:
     from transformers import AutoConfig
 
-    config = cards.config(source) if source in cards.IDS else hub.read(
-        source, lambda local: AutoConfig.from_pretrained(source, trust_remote_code=trust, local_files_only=local)
+    config = (
+        cards.config(source)
+        if source in cards.IDS
+        else hub.read(
+            source,
+            lambda local: AutoConfig.from_pretrained(
+                source, trust_remote_code=trust, local_files_only=local
+            ),
+        )
     )
     with _broken(source):
-        return build_meta(config, dtype or torch.bfloat16, attention), _specimen_tokenizer(), source, "none: shapes only"
+        return (
+            build_meta(config, dtype or torch.bfloat16, attention),
+            _specimen_tokenizer(),
+            source,
+            "none: shapes only",
+        )
 
 
 def _hub(source: str, dtype: torch.dtype | None, attention: str, trust: bool) -> tuple:
     from transformers import AutoTokenizer
 
     def read(local: bool) -> tuple:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust, local_files_only=local)
-        return _weighted(source, source, dtype, attention, trust_remote_code=trust, local_files_only=local), tokenizer
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, trust_remote_code=trust, local_files_only=local
+        )
+        return _weighted(
+            source, source, dtype, attention, trust_remote_code=trust, local_files_only=local
+        ), tokenizer
 
     model, tokenizer = hub.read(source, read)
     return model, tokenizer, source, "from the hub"
 
 
-def _weighted(source: Any, label: str, dtype: torch.dtype | None, attention: str, **options: Any) -> Any:
+def _weighted(
+    source: Any, label: str, dtype: torch.dtype | None, attention: str, **options: Any
+) -> Any:
     """A model with its weights, every one of them from the checkpoint; float32 unless told otherwise."""
     from transformers import AutoModelForCausalLM
 
     if not options.get("gguf_file"):
         options["use_safetensors"] = True
     model, report = AutoModelForCausalLM.from_pretrained(
-        source, dtype=dtype or torch.float32, attn_implementation=attention, output_loading_info=True, **options
+        source,
+        dtype=dtype or torch.float32,
+        attn_implementation=attention,
+        output_loading_info=True,
+        **options,
     )
     if missing := sorted(report["missing_keys"]):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise LoadError(f"{label} lacks the weights {missing[0]}{more}, which its configuration calls for; fetch it again.")
+        raise LoadError(
+            f"{label} lacks the weights {missing[0]}{more}, which its configuration calls for; fetch it again."
+        )
     files.check_surplus(label, report["unexpected_keys"], model)
     return model
 
 
-def _folder(path: Path, dtype: torch.dtype | None, weights: bool, attention: str, trust: bool) -> tuple:
+def _folder(
+    path: Path, dtype: torch.dtype | None, weights: bool, attention: str, trust: bool
+) -> tuple:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     if not os.path.isdir(path):
         files.refuse_kind(path)
     if not os.path.exists(path):
-        raise LoadError(f"There is nothing at {shown(path)}; give a checkpoint folder or a .gguf file.")
+        raise LoadError(
+            f"There is nothing at {shown(path)}; give a checkpoint folder or a .gguf file."
+        )
     if path.is_file():
-        raise LoadError(f"{path} is a single file; give the checkpoint folder it is in, with its config.json.")
+        raise LoadError(
+            f"{path} is a single file; give the checkpoint folder it is in, with its config.json."
+        )
     if not (path / "config.json").exists():
         raise LoadError(f"{path} has no config.json; give the folder of a transformers checkpoint.")
     if weights:
         files.check_weights(path)
     with _broken(path):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust, local_files_only=True)
-        if type(config) not in AutoModelForCausalLM._model_mapping and not hasattr(config, "auto_map"):
-            raise LoadError(f"{path} is a {config.model_type}, of which transformers has no causal language model.")
+        if type(config) not in AutoModelForCausalLM._model_mapping and not hasattr(
+            config, "auto_map"
+        ):
+            raise LoadError(
+                f"{path} is a {config.model_type}, of which transformers has no causal language model."
+            )
         try:
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(
+                path, trust_remote_code=trust, local_files_only=True
+            )
         except Exception as error:
-            raise LoadError(f"{path} has no tokenizer that transformers can read; add its tokenizer.json.") from error
+            raise LoadError(
+                f"{path} has no tokenizer that transformers can read; add its tokenizer.json."
+            ) from error
         if len(tokenizer) < 2:  # transformers makes up an empty one where there is none
             raise LoadError(f"{path} has no tokenizer; add its tokenizer.json.")
         if not weights:
-            return build_meta(config, dtype or torch.bfloat16, attention), tokenizer, str(path), "none: shapes only"
-        model = _weighted(path, str(path), dtype, attention, trust_remote_code=trust, local_files_only=True)
+            return (
+                build_meta(config, dtype or torch.bfloat16, attention),
+                tokenizer,
+                str(path),
+                "none: shapes only",
+            )
+        model = _weighted(
+            path, str(path), dtype, attention, trust_remote_code=trust, local_files_only=True
+        )
     return model, tokenizer, str(path), "as found in the folder"
 
 
@@ -249,9 +340,13 @@ def _broken(path: Path | str):
         if ours(error):
             raise
         if "trust_remote_code" in str(error):
-            raise LoadError(f"{path} brings modeling code of its own; read it, then load with trust_remote_code=True.") from error
+            raise LoadError(
+                f"{path} brings modeling code of its own; read it, then load with trust_remote_code=True."
+            ) from error
         if "ignore_mismatched_sizes" in str(error):
-            raise LoadError(f"The weights in {path} do not have the sizes its configuration says; fetch both again.") from error
+            raise LoadError(
+                f"The weights in {path} do not have the sizes its configuration says; fetch both again."
+            ) from error
         raise LoadError(f"{path} cannot be loaded ({brief(error)}).") from error
 
 
@@ -265,19 +360,28 @@ def _gguf(path: Path, dtype: torch.dtype | None, weights: bool, attention: str) 
         import accelerate  # noqa: F401
         from gguf import GGUFReader
     except ImportError as error:
-        raise LoadError("Reading a GGUF file needs two more packages: pip install gguf accelerate.") from error
+        raise LoadError(
+            "Reading a GGUF file needs two more packages: pip install gguf accelerate."
+        ) from error
     from transformers import AutoConfig, AutoTokenizer
 
     options = {"gguf_file": path.name, "local_files_only": True}
     try:
         reader = GGUFReader(path)
         files.check_gguf_blocks(path.name, reader)
-        with tempfile.TemporaryDirectory() as alone:  # what lies beside the file belongs to other models
+        with (
+            tempfile.TemporaryDirectory() as alone
+        ):  # what lies beside the file belongs to other models
             (Path(alone) / path.name).symlink_to(path.resolve())
             tokenizer = AutoTokenizer.from_pretrained(alone, **options)
             if not weights:
                 config = AutoConfig.from_pretrained(alone, **options)
-                return build_meta(config, dtype or torch.bfloat16, attention), tokenizer, path.name, "none: shapes only"
+                return (
+                    build_meta(config, dtype or torch.bfloat16, attention),
+                    tokenizer,
+                    path.name,
+                    "none: shapes only",
+                )
             model = _weighted(Path(alone), path.name, dtype, attention, **options)
     except LoadError:
         raise
@@ -286,5 +390,7 @@ def _gguf(path: Path, dtype: torch.dtype | None, weights: bool, attention: str) 
             raise
         if "not supported" in str(error):
             raise LoadError(f"{path} cannot be read as a model ({brief(error)}).") from error
-        raise LoadError(f"{path} cannot be read ({brief(error)}); if it is truncated or damaged, fetch it again.") from error
+        raise LoadError(
+            f"{path} cannot be read ({brief(error)}); if it is truncated or damaged, fetch it again."
+        ) from error
     return model, tokenizer, path.name, f"as found in the file, {files.gguf_precision(reader)}"

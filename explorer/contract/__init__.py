@@ -1,10 +1,10 @@
 """The contract: what is proven of a loaded model, law by law, on every block that hosts it.
 
-    from explorer import load
-    from explorer.contract import check
+from explorer import load
+from explorer.contract import check
 
-    report = check(load("specimen:qwen3_next"))
-    report.failed            # 0
+report = check(load("specimen:qwen3_next"))
+report.failed            # 0
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ if TYPE_CHECKING:
 __all__ = ["Check", "Report", "check", "verified"]
 
 
-def check(model: "LanguageModel", prompt: str | None = None, bfloat16: "LanguageModel | None" = None,
-          progress: Callable[[int, int], None] | None = None) -> Report:
+def check(
+    model: "LanguageModel",
+    prompt: str | None = None,
+    bfloat16: "LanguageModel | None" = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
     """Prove the contract on ``model`` and say what was measured.
 
     prompt: some text; its tokens are what the model is run on. bfloat16: the same model in
@@ -48,9 +52,17 @@ def check(model: "LanguageModel", prompt: str | None = None, bfloat16: "Language
         from explorer.checkpoints.load import load
 
         again, bfloat16 = None, load(model.label)
-    subjects = {"": Subject(model, prompt, bfloat16), **({" (bfloat16)": again} if again is not None else {})}
-    todo = [(law, host, mark) for law in laws() for mark in subjects for host in law.hosts
-            if _applies(law, host, subjects[mark], again=bool(mark))]
+    subjects = {
+        "": Subject(model, prompt, bfloat16),
+        **({" (bfloat16)": again} if again is not None else {}),
+    }
+    todo = [
+        (law, host, mark)
+        for law in laws()
+        for mark in subjects
+        for host in law.hosts
+        if _applies(law, host, subjects[mark], again=bool(mark))
+    ]
     checks = []
     for law, host, mark in todo:
         checks.append(_proven(law, host, subjects[mark], mark))
@@ -79,4 +91,12 @@ def _proven(law: Law, host: str, subject: Subject, mark: str) -> Check:
         passed, detail = False, f"{type(error).__name__}: {str(error).strip() or 'no message'}"
         values = tally.values | tally.looked
     # A failure is one whatever it looks at; a check of form alone verifies nothing it holds of.
-    return Check(f"{law.name}{mark}", vocabulary.HOSTS[host].path, law.about, passed, detail, tally.worst, named(() if law.form and passed else values))
+    return Check(
+        f"{law.name}{mark}",
+        vocabulary.HOSTS[host].path,
+        law.about,
+        passed,
+        detail,
+        tally.worst,
+        named(() if law.form and passed else values),
+    )

@@ -60,7 +60,9 @@ class Tally:
             self.holds(where, False, f"{_kind(got)} where {_kind(want)} belongs")
         else:
             other = (got != want) & ~((got != got) & (want != want))
-            self.holds(where, not other.any(), f"{int(other.sum())} of {other.numel()} numbers differ")
+            self.holds(
+                where, not other.any(), f"{int(other.sum())} of {other.numel()} numbers differ"
+            )
 
     def holds(self, where: Where, condition: Any, otherwise: str) -> None:
         """``condition`` is true; ``otherwise`` says in words what was found instead."""
@@ -76,8 +78,16 @@ class Tally:
             self.layers.add(layer)
 
     def _fail(self, where: Where, words: str) -> None:
-        layer, what = where if isinstance(where, tuple) else (where, "") if isinstance(where, int) else (None, where)
-        place = ", ".join(part for part in ("" if layer is None else f"block {layer}", what) if part)
+        layer, what = (
+            where
+            if isinstance(where, tuple)
+            else (where, "")
+            if isinstance(where, int)
+            else (None, where)
+        )
+        place = ", ".join(
+            part for part in ("" if layer is None else f"block {layer}", what) if part
+        )
         self.failures.append(f"{place}: {words}" if place else words)
         self.failing |= self.looked
 
@@ -121,7 +131,9 @@ def difference(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def _alike(got: Any, want: Any) -> bool:
-    return isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor) and got.shape == want.shape
+    return (
+        isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor) and got.shape == want.shape
+    )
 
 
 def _kind(value: Any) -> str:

@@ -34,7 +34,12 @@ class Subject:
     a layout cannot be right by accident. ``other`` is a second model in the same process, or None.
     """
 
-    def __init__(self, model: "LanguageModel", prompt: str | None = None, other: "LanguageModel | None" = None) -> None:
+    def __init__(
+        self,
+        model: "LanguageModel",
+        prompt: str | None = None,
+        other: "LanguageModel | None" = None,
+    ) -> None:
         self.model, self.other = model, other
         self.text = prompt or PROMPT
         self.hf = model.hf
@@ -44,14 +49,21 @@ class Subject:
         self.rows = list(model.support())
         self.batch, self.seq = self._lengths()
         self.ids = self._ids()
-        self.hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.hf.modules())
+        self.hooks = sum(
+            len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.hf.modules()
+        )
         #: Runs that several laws look at, by name.
         self.memo: dict[str, Any] = {}
         #: Values the law now run has looked at; the tally of that law holds the same set.
         self.looked: set[vocabulary.Value] = set()
 
     def _lengths(self) -> tuple[int, int]:
-        taken = {size for block in self.blocks for host in block.hosts.values() for size in host.sizes.values()}
+        taken = {
+            size
+            for block in self.blocks
+            for host in block.hosts.values()
+            for size in host.sizes.values()
+        }
         taken |= set(self.model.sizes.values())
         free = [n for n in (2, 3, 5, 7, 11, 13, 17, 19, 23) if n not in taken]
         batch = free[0]
@@ -60,7 +72,9 @@ class Subject:
     def _ids(self) -> torch.Tensor:
         tokens = self.model.tokenizer(self.text)["input_ids"]
         row = [tokens[i % len(tokens)] for i in range(self.seq)]
-        return torch.tensor([row[r:] + row[:r] for r in range(self.batch)], device=next(self.hf.parameters()).device)
+        return torch.tensor(
+            [row[r:] + row[:r] for r in range(self.batch)], device=next(self.hf.parameters()).device
+        )
 
     # -- what is there --------------------------------------------------------
 
@@ -93,7 +107,9 @@ class Subject:
 
     def first_read(self, host: str, layer: int) -> int:
         """When a block's forward comes to a host: the position of the host's first value among all it passes."""
-        return next(i for i, (name, _) in enumerate(self.model.anatomy.block(layer).order) if name == host)
+        return next(
+            i for i, (name, _) in enumerate(self.model.anatomy.block(layer).order) if name == host
+        )
 
     def part(self, host: str, layer: int) -> bool:
         """Whether a host is part of its block's forward, without a module."""
@@ -121,7 +137,10 @@ class Subject:
         value, layer = key
         call = {"batch": self.batch, "seq": self.seq, "query": self.seq, "key": self.seq}
         traits = self.model.top.traits if layer is None else self.traits(value.host, layer)
-        if axis == "hidden_size" and (width := traits.get("widths", {}).get(value.name)) is not None:
+        if (
+            axis == "hidden_size"
+            and (width := traits.get("widths", {}).get(value.name)) is not None
+        ):
             return width
         return call[axis] if axis in call else getattr(self.envoy(value.host, layer), axis)
 
@@ -159,7 +178,9 @@ class Subject:
     @cached_property
     def clean(self) -> "Recording":
         """Everything, recorded in one forward, per-token states included."""
-        names = [f"{row.host}.{row.name}" for row in self.rows if row.available and row.name != "state"]
+        names = [
+            f"{row.host}.{row.name}" for row in self.rows if row.available and row.name != "state"
+        ]
         return self.model.record(self.ids, names)
 
     def get(self, host: str, name: str, layer: int | None = None) -> Any:
@@ -170,7 +191,9 @@ class Subject:
     def recorded(self, key: Key) -> Any:
         """A value of the clean run, by its entry in the vocabulary."""
         value, layer = key
-        return self.clean[f"{value.host}.{value.name}" if value.host != "model" else value.name, layer]
+        return self.clean[
+            f"{value.host}.{value.name}" if value.host != "model" else value.name, layer
+        ]
 
     def looks(self, host: str, *names: str) -> None:
         """Note that the law now run looks at these values."""
@@ -200,12 +223,16 @@ class Subject:
         """Whether the transformers model itself reads no later token: some choose, from the whole text, what may be looked at."""
         ids = self.ids.clone()
         ids[:, -1] = (ids[:, -1] + 1) % self.model.vocab_size
-        return torch.allclose(self.forward(ids).logits[:, :-1], self.plain[:, :-1], rtol=1e-4, atol=1e-5)
+        return torch.allclose(
+            self.forward(ids).logits[:, :-1], self.plain[:, :-1], rtol=1e-4, atol=1e-5
+        )
 
     @cached_property
     def rows_apart(self) -> bool:
         """Whether the transformers model itself gives a row of a batch what it gives the row alone."""
-        return torch.allclose(self.forward(self.ids[:1]).logits, self.plain[:1], rtol=1e-3, atol=1e-4)
+        return torch.allclose(
+            self.forward(self.ids[:1]).logits, self.plain[:1], rtol=1e-3, atol=1e-4
+        )
 
     @cached_property
     def differentiable(self) -> bool:
@@ -255,30 +282,51 @@ class Subject:
         if not self.continues:
             return False
         try:
-            found = self.forward(**self.continued(start, stop), cache=self.prefilled(start), use_cache=True).logits.float()
+            found = self.forward(
+                **self.continued(start, stop), cache=self.prefilled(start), use_cache=True
+            ).logits.float()
         except (RuntimeError, ValueError):
             return False
-        return torch.allclose(found, self.plain[:, start:stop].float(), rtol=1e-3, atol=1e-3 * float(self.plain.abs().max()))
+        return torch.allclose(
+            found,
+            self.plain[:, start:stop].float(),
+            rtol=1e-3,
+            atol=1e-3 * float(self.plain.abs().max()),
+        )
 
     def indifferent(self, key: Key) -> bool:
         """Whether a router's value goes into no weight: it decides the choice alone, or the only chosen one's weight is made one."""
         value, layer = key
-        if value.host != "mlp" or value.name not in ("router_scores", "router_logits") or "scoring" not in self.traits("mlp", layer):
+        if (
+            value.host != "mlp"
+            or value.name not in ("router_scores", "router_logits")
+            or "scoring" not in self.traits("mlp", layer)
+        ):
             return False
         scoring = self.traits("mlp", layer)["scoring"]
-        alone = scoring.renormalised and self.model.anatomy.block(layer).hosts["mlp"].sizes["top_k"] == 1
+        alone = (
+            scoring.renormalised
+            and self.model.anatomy.block(layer).hosts["mlp"].sizes["top_k"] == 1
+        )
         return alone or value.name == "router_scores" and scoring.choice_only
 
     def stepped(self, key: Key) -> bool:
         """Whether a router's value may change a little with nothing moved: slots chosen one after another weigh the same but next to a tie."""
         value, layer = key
-        if value.host != "mlp" or value.name not in ("router_scores", "router_logits") or "scoring" not in self.traits("mlp", layer):
+        if (
+            value.host != "mlp"
+            or value.name not in ("router_scores", "router_logits")
+            or "scoring" not in self.traits("mlp", layer)
+        ):
             return False
         return self.traits("mlp", layer)["scoring"].repeated
 
     def prompt_only(self, key: Key) -> bool:
         value, layer = key
-        return layer is not None and value.name in self.model.anatomy.block(layer).hosts[value.host].prompt_only
+        return (
+            layer is not None
+            and value.name in self.model.anatomy.block(layer).hosts[value.host].prompt_only
+        )
 
     def prefilled(self, length: int) -> Any:
         """A cache that holds the first ``length`` tokens, a fresh copy each time."""
@@ -290,8 +338,24 @@ class Subject:
     def continued(self, start: int, stop: int | None = None) -> dict[str, torch.Tensor]:
         """The inputs of tokens ``start`` to ``stop`` (one, where not said), their mask as long as the text so far."""
         stop = start + 1 if stop is None else stop
-        mask = {"attention_mask": torch.ones(self.batch, stop, dtype=torch.long, device=self.ids.device)} if self._masked else {}
-        positions = {"position_ids": torch.arange(start, stop, device=self.ids.device).expand(self.batch, -1)} if self._placed else {}
+        mask = (
+            {
+                "attention_mask": torch.ones(
+                    self.batch, stop, dtype=torch.long, device=self.ids.device
+                )
+            }
+            if self._masked
+            else {}
+        )
+        positions = (
+            {
+                "position_ids": torch.arange(start, stop, device=self.ids.device).expand(
+                    self.batch, -1
+                )
+            }
+            if self._placed
+            else {}
+        )
         return {"input_ids": self.ids[:, start:stop], **mask, **positions}
 
     @cached_property

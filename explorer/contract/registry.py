@@ -48,13 +48,25 @@ class Law:
 _LAWS: list[Law] = []
 
 
-def law(name: str, about: str, *hosts: str, needs: tuple[str, ...] = (), float32: float = 0.0,
-        bfloat16: float | None = None, shapes: bool = False, pair: bool = False, last: bool = False, form: bool = False,
-        when: Callable[["Subject"], bool] | None = None) -> Callable:
+def law(
+    name: str,
+    about: str,
+    *hosts: str,
+    needs: tuple[str, ...] = (),
+    float32: float = 0.0,
+    bfloat16: float | None = None,
+    shapes: bool = False,
+    pair: bool = False,
+    last: bool = False,
+    form: bool = False,
+    when: Callable[["Subject"], bool] | None = None,
+) -> Callable:
     """Register a function ``(subject, host, tally)`` that makes a law's comparisons."""
 
     def register(run: Callable[["Subject", str, Tally], None]) -> Callable:
-        _LAWS.append(Law(name, about, hosts, run, needs, float32, bfloat16, shapes, pair, last, form, when))
+        _LAWS.append(
+            Law(name, about, hosts, run, needs, float32, bfloat16, shapes, pair, last, form, when)
+        )
         return run
 
     return register
@@ -64,7 +76,19 @@ def laws() -> Iterator[Law]:
     """Every law, in the order they are read and run; those that look at the model afterwards come last."""
     # Importing a module registers its laws.
     from explorer.contract.checks import (  # noqa: F401
-        names, reading, order, residual, acting, inputs, attention, recurrent, mixture, dense, writes, gradients, isolation,
+        names,
+        reading,
+        order,
+        residual,
+        acting,
+        inputs,
+        attention,
+        recurrent,
+        mixture,
+        dense,
+        writes,
+        gradients,
+        isolation,
     )
 
     yield from (each for each in _LAWS if not each.last)

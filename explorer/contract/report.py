@@ -47,7 +47,10 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """``{checks: [{name, host, about, passed, detail, worst, values}], passed, failed}``."""
-        return {**asdict(self), "checks": [{**asdict(check), "values": list(check.values)} for check in self.checks]}
+        return {
+            **asdict(self),
+            "checks": [{**asdict(check), "values": list(check.values)} for check in self.checks],
+        }
 
 
 def named(values: Iterable[vocabulary.Value]) -> tuple[str, ...]:

@@ -6,14 +6,22 @@ import torch
 from transformers.cache_utils import Cache
 
 from explorer.discovery.trace_graph import PASSING, Call, Flow, tensors
-from explorer.discovery.candidates import Finds, Spot, argument, around, children, innermost, is_norm, maker_spot, result
+from explorer.discovery.candidates import (
+    Finds,
+    Spot,
+    argument,
+    around,
+    children,
+    innermost,
+    is_norm,
+    maker_spot,
+    result,
+)
 from explorer.discovery.residual import Part, leads, weighted
 from explorer.vocabulary.availability import absent, setting, unfollowed
 from explorer.vocabulary import BY_HOST
 
-NO_PATTERN = (
-    "the {name} attention never holds the pattern as a tensor; load the model with attn_implementation=\"eager\""
-)
+NO_PATTERN = 'the {name} attention never holds the pattern as a tensor; load the model with attn_implementation="eager"'
 _SOFTMAX = ("_softmax", "softmax")
 _PRODUCTS = ("bmm", "matmul", "mm", "baddbmm")
 
@@ -33,8 +41,11 @@ def interface(flow: Flow, module: Call) -> Call | None:
 
 def _interfaces(flow: Flow, module: Call) -> list[Call]:
     return [
-        call for call in flow.inside(module)
-        if call.module == module.module and len(call.labels) == 1 and call.fn is not None
+        call
+        for call in flow.inside(module)
+        if call.module == module.module
+        and len(call.labels) == 1
+        and call.fn is not None
         and any(a is module.fn for a in call.args)
         and sum(isinstance(a, torch.Tensor) and a.dim() == 4 for a in call.args) >= 3
     ]
@@ -42,7 +53,12 @@ def _interfaces(flow: Flow, module: Call) -> list[Call]:
 
 def patterns(flow: Flow, module: Call) -> list[int]:
     """The softmaxes whose result is multiplied with values, and whose input is made of a product."""
-    return [i for name in _SOFTMAX for i in flow.indices(module, name) if _mixing(flow, module, i) and _product(flow, module, i) is not None]
+    return [
+        i
+        for name in _SOFTMAX
+        for i in flow.indices(module, name)
+        if _mixing(flow, module, i) and _product(flow, module, i) is not None
+    ]
 
 
 def is_attention(flow: Flow, module: Call) -> bool:
@@ -52,7 +68,12 @@ def is_attention(flow: Flow, module: Call) -> bool:
 def _mixing(flow: Flow, module: Call, softmax: int) -> list[int]:
     """The products that take a softmax's result."""
     leaving = _kept(flow, flow.ops[softmax].makes[0])
-    return [i for name in _PRODUCTS for i in flow.indices(module, name) if i > softmax and leaving & set(flow.ops[i].reads)]
+    return [
+        i
+        for name in _PRODUCTS
+        for i in flow.indices(module, name)
+        if i > softmax and leaving & set(flow.ops[i].reads)
+    ]
 
 
 def _kept(flow: Flow, key: int) -> set[int]:
@@ -61,8 +82,13 @@ def _kept(flow: Flow, key: int) -> set[int]:
     while todo:
         for new in flow.onward(todo.pop()) - found:
             found.add(new)
-            todo += [made for i in flow.readers.get(new, ()) if flow.ops[i].name in ("mul", "where", "masked_fill", "native_dropout")
-                     for made in flow.ops[i].makes if flow.tensors[made].shape[-2:] == flow.tensors[new].shape[-2:]]
+            todo += [
+                made
+                for i in flow.readers.get(new, ())
+                if flow.ops[i].name in ("mul", "where", "masked_fill", "native_dropout")
+                for made in flow.ops[i].makes
+                if flow.tensors[made].shape[-2:] == flow.tensors[new].shape[-2:]
+            ]
     return found
 
 
@@ -89,14 +115,31 @@ def find_attention(flow: Flow, module: Call, part: Part) -> Finds:
     if call is not None:
         if len(_interfaces(flow, module)) > 1:
             return _several(flow, module, part, "calls")
-        heads = [Spot(a, call, "input", i) for i, a in enumerate(call.args) if isinstance(a, torch.Tensor) and a.dim() == 4][:3]
+        heads = [
+            Spot(a, call, "input", i)
+            for i, a in enumerate(call.args)
+            if isinstance(a, torch.Tensor) and a.dim() == 4
+        ][:3]
         returned = call.output[0] if isinstance(call.output, (tuple, list)) else call.output
         mixed = result(call, {id(returned)})
         softmax = [i for name in _SOFTMAX for i in flow.indices(call, name)]
-        if len(softmax) == 1 and (products := _mixing(flow, call, softmax[-1])) and id(returned) not in flow.onward(flow.ops[products[-1]].makes[0]):
+        if (
+            len(softmax) == 1
+            and (products := _mixing(flow, call, softmax[-1]))
+            and id(returned) not in flow.onward(flow.ops[products[-1]].makes[0])
+        ):
             # Something is done to them before they are returned.
-            onward = sorted(flow.onward(flow.ops[products[-1]].makes[0]), key=lambda k: flow.maker(k))
-            mixed = _split(flow, [c for c in flow.inside(call) if c.fn is not None], onward, heads[0].tensor.shape[2], heads[0].tensor.shape[0], False)
+            onward = sorted(
+                flow.onward(flow.ops[products[-1]].makes[0]), key=lambda k: flow.maker(k)
+            )
+            mixed = _split(
+                flow,
+                [c for c in flow.inside(call) if c.fn is not None],
+                onward,
+                heads[0].tensor.shape[2],
+                heads[0].tensor.shape[0],
+                False,
+            )
         lengths = (heads[0].tensor.shape[2], heads[1].tensor.shape[2])
     else:
         softmax = patterns(flow, module)
@@ -121,8 +164,14 @@ def find_attention(flow: Flow, module: Call, part: Part) -> Finds:
 def _several(flow: Flow, module: Call, part: Part, what: str) -> Finds:
     """An attention that is made of several: what it adds is known, and nothing inside is the whole."""
     finds = Finds(module.module)
-    reason = unfollowed(f"{module.module.rpartition('.')[2]} computes its attention in several {what}, of which none is the whole")
-    names = [name for name in BY_HOST["self_attn"] if name not in ("attention_output", "attention_premix")]
+    reason = unfollowed(
+        f"{module.module.rpartition('.')[2]} computes its attention in several {what}, of which none is the whole"
+    )
+    names = [
+        name
+        for name in BY_HOST["self_attn"]
+        if name not in ("attention_output", "attention_premix")
+    ]
     finds.missing = dict.fromkeys(names, reason)
     _projection(finds, flow, module, part)
     finds.spots.pop("attention_premix", None)
@@ -135,7 +184,11 @@ def _heads(finds: Finds, heads: list[Spot | None], lengths: tuple[int, int], bat
     query, key = lengths
     finds.sizes |= {"query": query, "key": key}
     for name, spot, length, count, width in zip(
-        HEADS, heads, (query, key, key), ("num_heads", "num_kv_heads", "num_kv_heads"), ("qk_head_dim", "qk_head_dim", "head_dim")
+        HEADS,
+        heads,
+        (query, key, key),
+        ("num_heads", "num_kv_heads", "num_kv_heads"),
+        ("qk_head_dim", "qk_head_dim", "head_dim"),
     ):
         shape = None if spot is None else _by_head(tuple(spot.tensor.shape), length, batch)
         if shape is None:
@@ -150,7 +203,13 @@ def _by_head(shape: tuple[int, ...], length: int, batch: int) -> tuple[int, int]
     if len(shape) == 4 and shape[0] == batch:
         if shape[2] == length:
             return shape[1], shape[3]
-        return (shape[2], shape[3]) if shape[1] == length else (shape[1], shape[2]) if shape[3] == length else None
+        return (
+            (shape[2], shape[3])
+            if shape[1] == length
+            else (shape[1], shape[2])
+            if shape[3] == length
+            else None
+        )
     if len(shape) == 3 and shape[0] % batch == 0 and shape[0] > batch and length in shape[1:]:
         return shape[0] // batch, shape[2] if shape[1] == length else shape[1]
     return None
@@ -166,14 +225,22 @@ def _in_place(flow: Flow, module: Call, softmax: int) -> tuple[list[Spot | None]
     inside = [c for c in flow.inside(module) if c.fn is not None]
     # A call without a cache does not come to the cache's own.
     lasting = [c for c in inside if not isinstance(getattr(c.fn, "__self__", None), Cache)]
-    found = [_split(flow, lasting, flow.back(k, at), length, batch, far) or _split(flow, inside, flow.back(k, at), length, batch, far)
-             for k, at, length, far in ((flow.ops[product].reads[-2], product, query, False),
-                                        (flow.ops[product].reads[-1], product, key, True), (values, mixing, key, True))]
+    found = [
+        _split(flow, lasting, flow.back(k, at), length, batch, far)
+        or _split(flow, inside, flow.back(k, at), length, batch, far)
+        for k, at, length, far in (
+            (flow.ops[product].reads[-2], product, query, False),
+            (flow.ops[product].reads[-1], product, key, True),
+            (values, mixing, key, True),
+        )
+    ]
     onward = sorted(flow.onward(flow.ops[mixing].makes[0]), key=lambda k: flow.maker(k))
     return found, _split(flow, inside, onward, query, batch, False)
 
 
-def _split(flow: Flow, inside: list[Call], chain: list[int], length: int, batch: int, far: bool) -> Spot | None:
+def _split(
+    flow: Flow, inside: list[Call], chain: list[int], length: int, batch: int, far: bool
+) -> Spot | None:
     """Of the tensors in ``chain`` one with an axis of heads and one of tokens, where a call takes or returns it.
 
     The first of them, or the last: what keys and values were before they were repeated.
@@ -202,23 +269,50 @@ def _pattern(finds: Finds, flow: Flow, call: Call, softmax: list[int], start: in
     inside, index = flow.inside(call), softmax[-1]
     entering, at, sinks = _before_sinks(flow, index, finds.sizes["key"])
     chain = flow.back(entering, at)
-    scores = next((s for c in innermost(inside, at) if (s := argument(c, chain))), None) or maker_spot(inside, entering)
+    scores = next(
+        (s for c in innermost(inside, at) if (s := argument(c, chain))), None
+    ) or maker_spot(inside, entering)
     leaving = _kept(flow, flow.ops[index].makes[0])
-    products = [i for name in _PRODUCTS for i in flow.indices(call, name) if leaving & set(flow.ops[i].reads)]
-    weights = next((s for i in products for c in innermost(inside, i)
-                    if (s := argument(c, flow.back(next(k for k in flow.ops[i].reads if k in leaving), i)))), None)
+    products = [
+        i
+        for name in _PRODUCTS
+        for i in flow.indices(call, name)
+        if leaving & set(flow.ops[i].reads)
+    ]
+    weights = next(
+        (
+            s
+            for i in products
+            for c in innermost(inside, i)
+            if (s := argument(c, flow.back(next(k for k in flow.ops[i].reads if k in leaving), i)))
+        ),
+        None,
+    )
     for name, spot in zip(names, (scores, weights)):
         if spot is None:
-            finds.missing[name] = unfollowed("the modeling code passes this tensor to no call of its own")
+            finds.missing[name] = unfollowed(
+                "the modeling code passes this tensor to no call of its own"
+            )
         else:
             finds.spots[name] = spot
     finds.traits |= _score_traits(flow, call, index, start)
     if sinks is None:
         finds.missing["attention_sinks"] = absent("this attention has no sink logits")
-    elif (spot := next((s for k in reversed(flow.back(sinks, at)) if (s := maker_spot([c for c in inside if c.fn], k))), None)) is not None:
+    elif (
+        spot := next(
+            (
+                s
+                for k in reversed(flow.back(sinks, at))
+                if (s := maker_spot([c for c in inside if c.fn], k))
+            ),
+            None,
+        )
+    ) is not None:
         finds.spots["attention_sinks"] = spot
     else:
-        finds.missing["attention_sinks"] = unfollowed("its softmax has a column that is no key's, and no call returns what stands in it")
+        finds.missing["attention_sinks"] = unfollowed(
+            "its softmax has a column that is no key's, and no call returns what stands in it"
+        )
 
 
 def _before_sinks(flow: Flow, softmax: int, keys: int) -> tuple[int, int, int | None]:
@@ -227,7 +321,10 @@ def _before_sinks(flow: Flow, softmax: int, keys: int) -> tuple[int, int, int | 
     if flow.tensors[entering].shape[-1] != keys + 1:
         return entering, at, None
     key, before = entering, softmax
-    while (index := flow.maker(key, before)) is not None and flow.ops[index].name in PASSING | {"sub", "cat"}:
+    while (index := flow.maker(key, before)) is not None and flow.ops[index].name in PASSING | {
+        "sub",
+        "cat",
+    }:
         if flow.ops[index].name == "cat":
             scores, sinks = flow.ops[index].reads[:2]
             return scores, index, sinks
@@ -239,7 +336,12 @@ def _unshifted(flow: Flow, key: int, before: int) -> tuple[int, int]:
     """The scores before the largest of each row is taken off them, which changes no softmax."""
     chain = flow.back(key, before)
     index = flow.maker(chain[-1], before)
-    if index is not None and flow.ops[index].name == "sub" and len(flow.ops[index].reads) == 2 and flow.tensors[flow.ops[index].reads[1]].shape[-1] == 1:
+    if (
+        index is not None
+        and flow.ops[index].name == "sub"
+        and len(flow.ops[index].reads) == 2
+        and flow.tensors[flow.ops[index].reads[1]].shape[-1] == 1
+    ):
         return flow.ops[index].reads[0], index
     return key, before
 
@@ -251,21 +353,37 @@ def _score_traits(flow: Flow, call: Call, softmax: int, start: int) -> dict:
     while todo:
         key, before = todo.pop()
         index = flow.maker(key, before)
-        if index is None or index < call.start or index in seen or flow.ops[index].name not in _BETWEEN:
+        if (
+            index is None
+            or index < call.start
+            or index in seen
+            or flow.ops[index].name not in _BETWEEN
+        ):
             continue
         seen.add(index)
         todo += [(k, index) for k in flow.ops[index].reads]
     capped = max((i for i in seen if flow.ops[i].name == "tanh"), default=None)
     cap = None
     if capped is not None:
-        scaled = [i for i in flow.readers.get(flow.ops[capped].makes[0], ()) if flow.ops[i].name in ("mul", "mul_")]
+        scaled = [
+            i
+            for i in flow.readers.get(flow.ops[capped].makes[0], ())
+            if flow.ops[i].name in ("mul", "mul_")
+        ]
         cap = next((number for i in scaled for number in flow.ops[i].numbers), 1.0)
     adds = [i for i in seen if flow.ops[i].name in ("add", "add_", "baddbmm")]
-    both = any(len(flow.ops[i].reads) == 2 and all(_made_of_product(flow, key, i) for key in flow.ops[i].reads) for i in adds)
+    both = any(
+        len(flow.ops[i].reads) == 2
+        and all(_made_of_product(flow, key, i) for key in flow.ops[i].reads)
+        for i in adds
+    )
     biased = [i for i in adds if _heads_differ(flow, i)]
     # A bias made in the attention is made of what the text says, not of its positions alone.
-    own = any(_made_after(flow, key, i, start) and not _made_of_product(flow, key, i) for i in adds
-              for key in (flow.ops[i].reads[:1] if flow.ops[i].name == "baddbmm" else flow.ops[i].reads))
+    own = any(
+        _made_after(flow, key, i, start) and not _made_of_product(flow, key, i)
+        for i in adds
+        for key in (flow.ops[i].reads[:1] if flow.ops[i].name == "baddbmm" else flow.ops[i].reads)
+    )
     return {"cap": cap, "biased": bool(biased), "summed": both or own}
 
 
@@ -273,7 +391,11 @@ def _made_after(flow: Flow, key: int, before: int, start: int) -> bool:
     """Whether a tensor, whatever it is a view of, was made after an operation."""
     chain = flow.back(key, before)
     index = flow.maker(chain[-1], before)
-    return index is not None and index >= start and flow.ops[index].name not in ("zeros", "empty", "full", "new_zeros")
+    return (
+        index is not None
+        and index >= start
+        and flow.ops[index].name not in ("zeros", "empty", "full", "new_zeros")
+    )
 
 
 def _heads_differ(flow: Flow, add: int) -> bool:
@@ -281,8 +403,14 @@ def _heads_differ(flow: Flow, add: int) -> bool:
     out = flow.tensors[flow.ops[add].makes[0]]
     if flow.ops[add].name == "baddbmm":
         return flow.tensors[flow.ops[add].reads[0]].dim() == 3
-    return any(tensor.dim() >= 3 and out.dim() == 4 and tensor.shape[-3] == out.shape[1] > 1 and not _made_of_product(flow, key, add)
-               for key in flow.ops[add].reads if (tensor := flow.tensors[key]) is not None)
+    return any(
+        tensor.dim() >= 3
+        and out.dim() == 4
+        and tensor.shape[-3] == out.shape[1] > 1
+        and not _made_of_product(flow, key, add)
+        for key in flow.ops[add].reads
+        if (tensor := flow.tensors[key]) is not None
+    )
 
 
 def _made_of_product(flow: Flow, key: int, before: int) -> bool:
@@ -308,7 +436,13 @@ def _gate(finds: Finds, flow: Flow, module: Call) -> None:
         finds.missing |= dict.fromkeys(names, unfollowed("the heads' outputs are not followed"))
         return
     onward = flow.onward(id(mixed.tensor))
-    after = [i for i in flow.indices(module, "mul") if i >= mixed.call.stop and onward & set(flow.ops[i].reads) and not is_norm(flow, flow.owners[i])]
+    after = [
+        i
+        for i in flow.indices(module, "mul")
+        if i >= mixed.call.stop
+        and onward & set(flow.ops[i].reads)
+        and not is_norm(flow, flow.owners[i])
+    ]
     gate = next((key for i in after[:1] for key in flow.ops[i].reads if key not in onward), None)
     finds.missing |= dict.fromkeys(names, absent("this attention does not gate its heads"))
     if gate is None:
@@ -317,10 +451,14 @@ def _gate(finds: Finds, flow: Flow, module: Call) -> None:
     own = [c for c in flow.inside(module) if c.module == module.module and c.labels]
     spot = maker_spot([c for c in own if len(c.labels) == 1], gate) or maker_spot(own, gate)
     if spot is None:
-        finds.missing[names[whole]] = unfollowed("the gate is no result of a call in the attention's forward")
+        finds.missing[names[whole]] = unfollowed(
+            "the gate is no result of a call in the attention's forward"
+        )
     else:
         finds.spots[names[whole]] = spot
-        finds.missing[names[not whole]] = absent(f"this attention gates its heads {'as a whole' if whole else 'number by number'}")
+        finds.missing[names[not whole]] = absent(
+            f"this attention gates its heads {'as a whole' if whole else 'number by number'}"
+        )
         del finds.missing[names[whole]]
 
 
@@ -336,8 +474,12 @@ def _sorted(flow: Flow, owner: Call, mixed: Spot) -> bool:
     if not isinstance(given, torch.Tensor):
         return False
     index = flow.maker(flow.back(id(given), owner.start)[-1], owner.start)
-    return (index is not None and flow.ops[index].name == "index" and flow.tensors[flow.ops[index].reads[0]].numel() == given.numel()
-            and id(mixed.tensor) in flow.back(flow.ops[index].reads[0], index))
+    return (
+        index is not None
+        and flow.ops[index].name == "index"
+        and flow.tensors[flow.ops[index].reads[0]].numel() == given.numel()
+        and id(mixed.tensor) in flow.back(flow.ops[index].reads[0], index)
+    )
 
 
 def _projection(finds: Finds, flow: Flow, module: Call, part: Part) -> None:
@@ -348,11 +490,25 @@ def _projection(finds: Finds, flow: Flow, module: Call, part: Part) -> None:
     owner = flow.owners[after[0 if mixed is not None else -1]] if after else None
     if owner is not None and mixed is not None and _sorted(flow, owner, mixed):
         finds.spots["attention_premix"] = mixed
-    elif owner is not None and owner.module != module.module and any(isinstance(a, torch.Tensor) for a in owner.args[:1]):
+    elif (
+        owner is not None
+        and owner.module != module.module
+        and any(isinstance(a, torch.Tensor) for a in owner.args[:1])
+    ):
         finds.spots["attention_premix"] = Spot(owner.args[0], owner, "input", 0)
         if len(after) == 1 or mixed is None:
             finds.traits["projection"] = owner.module
-        finds.traits["normed"] = () if mixed is None else tuple(
-            c.module for c in children(flow, module) if mixed.call.ended < c.began and c.ended < owner.began and is_norm(flow, c) and c.start in part.ops)
+        finds.traits["normed"] = (
+            ()
+            if mixed is None
+            else tuple(
+                c.module
+                for c in children(flow, module)
+                if mixed.call.ended < c.began
+                and c.ended < owner.began
+                and is_norm(flow, c)
+                and c.start in part.ops
+            )
+        )
     else:
         finds.missing["attention_premix"] = unfollowed("no module makes the attention's output")

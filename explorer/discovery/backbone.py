@@ -27,7 +27,10 @@ def path_of(root: torch.nn.Module, wanted: torch.nn.Module | None) -> str | None
     return next((name for name, module in root.named_modules() if module is wanted), None)
 
 
-def frame(root: torch.nn.Module, ran: Callable[[torch.nn.Module, Sequence[str]], list[str]] = lambda root, paths: list(paths)) -> Frame:
+def frame(
+    root: torch.nn.Module,
+    ran: Callable[[torch.nn.Module, Sequence[str]], list[str]] = lambda root, paths: list(paths),
+) -> Frame:
     """Find the frame of ``root``, a transformers causal language model.
 
     The block list is the module list with the most parameters whose entries hold further modules; of several
@@ -37,9 +40,14 @@ def frame(root: torch.nn.Module, ran: Callable[[torch.nn.Module, Sequence[str]],
     lists = [
         (sum(p.numel() for p in module.parameters()), name)
         for name, module in root.named_modules()
-        if isinstance(module, torch.nn.ModuleList) and len(module) and any(True for _ in module[0].children())
+        if isinstance(module, torch.nn.ModuleList)
+        and len(module)
+        and any(True for _ in module[0].children())
     ]
-    embedding, head = path_of(root, root.get_input_embeddings()), path_of(root, root.get_output_embeddings())
+    embedding, head = (
+        path_of(root, root.get_input_embeddings()),
+        path_of(root, root.get_output_embeddings()),
+    )
     if not lists or embedding is None or head is None:
         raise NotADecoder(
             f"{type(root).__name__} has no list of blocks between an embedding and a head, "
@@ -47,7 +55,9 @@ def frame(root: torch.nn.Module, ran: Callable[[torch.nn.Module, Sequence[str]],
         )
     # The outermost of equally large lists: a list nested in a block never outweighs the block's.
     lists.sort(key=lambda entry: (-entry[0], entry[1].count(".")))
-    outer = [name for _, name in lists if not any(name.startswith(f"{other}.") for _, other in lists)]
+    outer = [
+        name for _, name in lists if not any(name.startswith(f"{other}.") for _, other in lists)
+    ]
     if len(outer) > 1:
         running = ran(root, [f"{name}.0" for name in outer])
         outer = [name for name in outer if f"{name}.0" in running] or outer
@@ -69,7 +79,9 @@ class Handing(torch.nn.Module):
         return self.__dict__["handed"]
 
 
-def after_blocks(root: torch.nn.Module, path: str, returns: int | None, hidden: torch.Tensor, **options: object) -> torch.Tensor:
+def after_blocks(
+    root: torch.nn.Module, path: str, returns: int | None, hidden: torch.Tensor, **options: object
+) -> torch.Tensor:
     """The logits [… vocab_size] of a stream [… hidden_size] by the model's own forward, its blocks at ``path`` put aside.
 
     returns: how many things a block returns, None where it is the stream alone. options: the forward's own.
@@ -77,7 +89,9 @@ def after_blocks(root: torch.nn.Module, path: str, returns: int | None, hidden: 
     owner, _, name = path.rpartition(".")
     holder, blocks = root.get_submodule(owner), root.get_submodule(path)
     stream = hidden.reshape(1, -1, hidden.shape[-1])
-    setattr(holder, name, torch.nn.ModuleList([Handing(block, stream, returns) for block in blocks]))
+    setattr(
+        holder, name, torch.nn.ModuleList([Handing(block, stream, returns) for block in blocks])
+    )
     try:
         ids = torch.ones(1, stream.shape[1], dtype=torch.long, device=hidden.device)
         return root(input_ids=ids, **options).logits.reshape(*hidden.shape[:-1], -1)

@@ -10,10 +10,28 @@ from explorer.discovery.moe_tables import find_apart
 from explorer.discovery.attention import find_attention, is_attention
 from explorer.discovery.trace_graph import PASSING, Call, Flow, tensors
 from explorer.discovery.mlp import DENSE, ROUTED, experts_call, find_dense, find_mixture
-from explorer.discovery.recurrent import find_convolution, find_recurrent, gates_a_convolution, kernel
+from explorer.discovery.recurrent import (
+    find_convolution,
+    find_recurrent,
+    gates_a_convolution,
+    kernel,
+)
 from explorer.discovery.candidates import Finds, Spot, argument, is_norm, result
 from explorer.discovery.moe_all_experts import find_spread
-from explorer.discovery.residual import SCALES, CannotFollow, Part, Step, addend_spot, contracts, halves, home, parts, several_mixers, steps, stream
+from explorer.discovery.residual import (
+    SCALES,
+    CannotFollow,
+    Part,
+    Step,
+    addend_spot,
+    contracts,
+    halves,
+    home,
+    parts,
+    several_mixers,
+    steps,
+    stream,
+)
 from explorer.discovery.residual import tail, weighted
 from explorer.vocabulary.availability import absent, elsewhere, unfollowed
 from explorer.vocabulary import HOSTS
@@ -105,9 +123,15 @@ def find_block(flow: Flow, path: str) -> BlockFinds:
     followed = any(HOSTS[host].mixer and host != "mixer" for *_, host in found)
     for piece, call, turn, host in found:
         # Beside a mixer that is followed, what mixes positions otherwise is a part of another kind.
-        _sublayer(finds, flow, block, piece, call, turn, "extra" if host == "mixer" and followed else host)
+        _sublayer(
+            finds, flow, block, piece, call, turn, "extra" if host == "mixer" and followed else host
+        )
     _between(finds, flow, block)
-    finds.visited = {(call.module, call.labels) for call in flow.calls if block.start <= call.start and call.stop <= block.stop}
+    finds.visited = {
+        (call.module, call.labels)
+        for call in flow.calls
+        if block.start <= call.start and call.stop <= block.stop
+    }
     return finds
 
 
@@ -131,11 +155,15 @@ def _host(flow: Flow, block: Call, call: Call, part: Part) -> str:
         return "short_conv"
     # A convolution of what a module returns makes it no other module.
     names = {flow.ops[i].name for i in part.ops if call.part_of is not None or i < call.stop}
-    mixing = names & _MIXING and not names & _CHOOSING or "convolution" in names or contracts(flow, part)
+    mixing = (
+        names & _MIXING and not names & _CHOOSING or "convolution" in names or contracts(flow, part)
+    )
     return "mixer" if mixing else "mlp"
 
 
-def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call, turn: int, host: str) -> None:
+def _sublayer(
+    finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call, turn: int, host: str
+) -> None:
     taken = {HOSTS[other].attribute for other in finds.hosts}
     if host in ("mlp", "mixer") and HOSTS[host].attribute in taken:
         host = "extra"
@@ -159,11 +187,17 @@ def _sublayer(finds: BlockFinds, flow: Flow, block: Call, part: Part, call: Call
         role, values = "experts", other
     elif chosen := [flow.ops[i].name for i in part.ops if flow.ops[i].name in _CHOOSING]:
         role, values = "experts", Finds(call.module)
-        values.missing = dict.fromkeys((*DENSE, *ROUTED), unfollowed(
-            f"{_told(call)} chooses (by {chosen[0]}) what it runs, and is called with no expert numbers and weights"))
+        values.missing = dict.fromkeys(
+            (*DENSE, *ROUTED),
+            unfollowed(
+                f"{_told(call)} chooses (by {chosen[0]}) what it runs, and is called with no expert numbers and weights"
+            ),
+        )
     else:
         role, values = "mlp", find_dense(flow, call, products)
-    values.traits["tail"] = tail(flow, block, part, values.made if values.made is not None else products[-1])
+    values.traits["tail"] = tail(
+        flow, block, part, values.made if values.made is not None else products[-1]
+    )
     if any(flow.ops[i].name == "convolution" and i > products[-1] for i in part.ops):
         values.traits["convolved"] = True
     values.sizes["hidden_size"] = addend.tensor.shape[-1]
@@ -193,9 +227,18 @@ def _norm_before(flow: Flow, block: Call, call: Call, scaled: bool = False) -> s
     scaled: also where what it is called with is that result times numbers.
     """
     entering = flow.back(id(next(tensors((call.args, call.kwargs)))), call.start)
-    while scaled and (index := flow.maker(entering[-1], call.start)) is not None and flow.ops[index].name in SCALES and len(flow.ops[index].reads) == 1:
+    while (
+        scaled
+        and (index := flow.maker(entering[-1], call.start)) is not None
+        and flow.ops[index].name in SCALES
+        and len(flow.ops[index].reads) == 1
+    ):
         entering += flow.back(flow.ops[index].reads[0], index)
-    makers = [c for c in flow.inside(block) if is_norm(flow, c) and result(c, entering) is not None and c.ended <= call.began]
+    makers = [
+        c
+        for c in flow.inside(block)
+        if is_norm(flow, c) and result(c, entering) is not None and c.ended <= call.began
+    ]
     return makers[-1].module if makers else None
 
 
@@ -208,7 +251,9 @@ def _between(finds: BlockFinds, flow: Flow, block: Call) -> None:
         if sublayer is None:
             own.missing[name] = absent("this block has one sublayer")
         elif sublayer.norm is None and sublayer.behind:
-            own.missing[name] = unfollowed(f"what the norm in front of {sublayer.host} hands on is scaled before that reads it")
+            own.missing[name] = unfollowed(
+                f"what the norm in front of {sublayer.host} hands on is scaled before that reads it"
+            )
         elif sublayer.norm is None:
             own.missing[name] = absent(f"this block has no norm in front of {sublayer.host}")
         else:
@@ -217,18 +262,27 @@ def _between(finds: BlockFinds, flow: Flow, block: Call) -> None:
     if mlp is None:
         own.missing["mlp_input"] = elsewhere("this block has no MLP")
     else:
-        entering, neurons = _entering(flow, block, finds.calls[mlp.host]), finds.hosts[mlp.host].spots.get("mlp_neurons")
+        entering, neurons = (
+            _entering(flow, block, finds.calls[mlp.host]),
+            finds.hosts[mlp.host].spots.get("mlp_neurons"),
+        )
         # A module that does the MLP's last product alone is called with its neurons.
         if entering is None or neurons is not None and entering.tensor is neurons.tensor:
-            own.missing["mlp_input"] = unfollowed("what the MLP reads is handed over by no call of its own")
+            own.missing["mlp_input"] = unfollowed(
+                "what the MLP reads is handed over by no call of its own"
+            )
         else:
             own.spots["mlp_input"] = entering
     if second is None:
         own.missing["layer_mid"] = absent("this block has one sublayer")
     elif second.stage is None or first.stage is None:
-        own.missing["layer_mid"] = unfollowed("the second sublayer of this block does not read the stream at one point")
+        own.missing["layer_mid"] = unfollowed(
+            "the second sublayer of this block does not read the stream at one point"
+        )
     elif second.stage == first.stage:
-        own.missing["layer_mid"] = absent("this block is parallel: its sublayers read the same stream")
+        own.missing["layer_mid"] = absent(
+            "this block is parallel: its sublayers read the same stream"
+        )
     else:
         _mid(finds, flow, block, second)
 
@@ -238,13 +292,33 @@ def _entering(flow: Flow, block: Call, call: Call) -> Spot | None:
     entering = next(tensors((call.args, call.kwargs)))
     if call.part_of is None:
         return argument(call, {id(entering)})
-    reading = {i for key in flow.onward(id(entering)) for i in flow.readers.get(key, ()) if block.start <= i < block.stop and flow.ops[i].name not in PASSING}
+    reading = {
+        i
+        for key in flow.onward(id(entering))
+        for i in flow.readers.get(key, ())
+        if block.start <= i < block.stop and flow.ops[i].name not in PASSING
+    }
     if any(not call.start <= i < call.stop for i in reading):
         # The block goes on with it too, so that an edit where it is made would not be the part's alone.
-        takes = [c for c in flow.inside(call) if not c.labels and argument(c, {id(entering)}) is not None]
-        alone = next((c for c in takes if all(c.start <= i < c.stop for i in reading if call.start <= i < call.stop)), None)
+        takes = [
+            c for c in flow.inside(call) if not c.labels and argument(c, {id(entering)}) is not None
+        ]
+        alone = next(
+            (
+                c
+                for c in takes
+                if all(c.start <= i < c.stop for i in reading if call.start <= i < call.stop)
+            ),
+            None,
+        )
         return argument(alone, {id(entering)}) if alone is not None else None
-    made = [spot for c in flow.inside(block) if c.fn is not None and c.ended <= call.began and (spot := result(c, {id(entering)})) is not None]
+    made = [
+        spot
+        for c in flow.inside(block)
+        if c.fn is not None
+        and c.ended <= call.began
+        and (spot := result(c, {id(entering)})) is not None
+    ]
     return made[0] if made else None
 
 
@@ -254,12 +328,20 @@ def _mid(finds: BlockFinds, flow: Flow, block: Call, second: Sublayer) -> None:
     step = finds.steps[second.stage - 1]
     keys = flow.onward(step.made)
     # Where it is made and not where it is first taken: what the block adds to goes past its parts.
-    made = [spot for c in flow.inside(block) if c.start <= step.ops[-1] < c.stop and (spot := result(c, keys)) is not None and c.fn is not None]
+    made = [
+        spot
+        for c in flow.inside(block)
+        if c.start <= step.ops[-1] < c.stop
+        and (spot := result(c, keys)) is not None
+        and c.fn is not None
+    ]
     if made:
         own.spots["layer_mid"] = made[0]
         finds.mid = second.stage
     else:
-        own.missing["layer_mid"] = unfollowed("no call makes the stream between this block's sublayers")
+        own.missing["layer_mid"] = unfollowed(
+            "no call makes the stream between this block's sublayers"
+        )
 
 
 __all__ = ["BlockFinds", "CannotFollow", "Sublayer", "find_block"]

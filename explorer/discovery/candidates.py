@@ -46,9 +46,15 @@ class Spot:
             return f"{self._what} of {owner}"
         owner = self.call.parent
         where = "the block" if module.isdigit() else module
-        within = f"in {owner.name}" if owner is not None and owner.labels else f"in the forward of {where}"
+        within = (
+            f"in {owner.name}"
+            if owner is not None and owner.labels
+            else f"in the forward of {where}"
+        )
         if self.call.fn in OPERATORS:
-            side = "" if self.side == "output" else f"the {('left', 'right')[self.element]} side of "
+            side = (
+                "" if self.side == "output" else f"the {('left', 'right')[self.element]} side of "
+            )
             return f"{side}a {OPERATORS[self.call.fn]}, {within}"
         if self.call.fn is None:
             variable = self.call.labels[-1].rsplit("_", 1)[0]
@@ -61,7 +67,9 @@ class Spot:
         if self.side == "output":
             return "the output" if self.element is None else f"output {self.element}"
         name = self.element
-        fn = getattr(self.call.fn, "forward", self.call.fn) if not self.call.labels else self.call.fn
+        fn = (
+            getattr(self.call.fn, "forward", self.call.fn) if not self.call.labels else self.call.fn
+        )
         if isinstance(name, int) and (parameters := _parameters(fn)) and name < len(parameters):
             name = parameters[name]
         return f"argument {name}"
@@ -69,7 +77,11 @@ class Spot:
     def place(self, axes: tuple[str, ...], sizes: dict[str, int]) -> Place | None:
         """This spot as a place, or None when its tensor does not have the layout's axes."""
         axes = axes if self.chosen is None else self.chosen.axes(axes)
-        shape = tuple(self.tensor.shape) if self.tensor is not None else tuple(sizes[a] for a in self.axes or axes)
+        shape = (
+            tuple(self.tensor.shape)
+            if self.tensor is not None
+            else tuple(sizes[a] for a in self.axes or axes)
+        )
         if self.repeat is not None:
             axis, times = self.repeat
             sizes = {**sizes, axis: sizes[axis] // times}
@@ -80,8 +92,22 @@ class Spot:
         if self.repeat is not None:
             says += f", each of its heads repeated {self.repeat[1]} times as it does next"
         if self.chosen is not None:
-            says += f", of which the slots are the entries that {self.chosen.by} names" if self.chosen.by else ", the first of it"
-        return Place(self.call.module, self.side, self.element, arrangement, says, self.call.labels, self.repeat, self.written_over, chosen=self.chosen)
+            says += (
+                f", of which the slots are the entries that {self.chosen.by} names"
+                if self.chosen.by
+                else ", the first of it"
+            )
+        return Place(
+            self.call.module,
+            self.side,
+            self.element,
+            arrangement,
+            says,
+            self.call.labels,
+            self.repeat,
+            self.written_over,
+            chosen=self.chosen,
+        )
 
 
 def _parameters(fn: Any) -> list[str]:
@@ -153,23 +179,37 @@ def maker_spot(within: list[Call], key: int) -> Spot | None:
 
 def children(flow: Flow, module: Call) -> list[Call]:
     """The direct child modules a module called, in order."""
-    return [c for c in flow.inside(module) if not c.labels and c.module.rpartition(".")[0] == module.module]
+    return [
+        c
+        for c in flow.inside(module)
+        if not c.labels and c.module.rpartition(".")[0] == module.module
+    ]
 
 
 #: Operations that norm what they are given, or take the size of it to norm by.
-_NORMING = frozenset("native_layer_norm _fused_rms_norm rms_norm rsqrt linalg_vector_norm native_group_norm".split())
+_NORMING = frozenset(
+    "native_layer_norm _fused_rms_norm rms_norm rsqrt linalg_vector_norm native_group_norm".split()
+)
 _NOT_IN_A_NORM = frozenset("_softmax softmax bmm topk convolution _grouped_mm".split())
 
 
 def is_norm(flow: Flow, call: Call) -> bool:
     """Whether a call is of a module that norms what it is called with: by an operation of its own, and returns as much."""
     entered = next(tensors((call.args, call.kwargs)), None)
-    if call.labels or entered is None or not isinstance(call.output, torch.Tensor) or call.output.shape != entered.shape:
+    if (
+        call.labels
+        or entered is None
+        or not isinstance(call.output, torch.Tensor)
+        or call.output.shape != entered.shape
+    ):
         return False
     if any(p.dim() > 1 for p in call.fn.parameters(recurse=False)):
         return False
     names = {flow.ops[i].name for i in range(call.start, call.stop)}
-    return not names & _NOT_IN_A_NORM and any(flow.ops[i].name in _NORMING and flow.owners[i] is call for i in range(call.start, call.stop))
+    return not names & _NOT_IN_A_NORM and any(
+        flow.ops[i].name in _NORMING and flow.owners[i] is call
+        for i in range(call.start, call.stop)
+    )
 
 
 def around(flow: Flow, module: Call, anchor: Call) -> dict[str, list[str]]:

@@ -10,7 +10,13 @@ from functools import partial
 import torch
 
 from explorer import vocabulary
-from explorer.discovery.block import BlockFinds, CannotFollow, Sublayer, find_block, first_and_second
+from explorer.discovery.block import (
+    BlockFinds,
+    CannotFollow,
+    Sublayer,
+    find_block,
+    first_and_second,
+)
 from explorer.discovery.final_norm import watched
 from explorer.discovery.trace_graph import recorded
 from explorer.discovery.mlp import Scoring
@@ -47,7 +53,9 @@ def without(host: str, there: Collection[str]) -> Missing:
     mixers = [name for name in there if vocabulary.HOSTS[name].mixer]
     if not mixers:
         return elsewhere("this block has no mixer: nothing in it reads another position")
-    return elsewhere(f"this block's mixer is {' and '.join(mixers)}: {' and '.join(vocabulary.HOSTS[name].short for name in mixers)}")
+    return elsewhere(
+        f"this block's mixer is {' and '.join(mixers)}: {' and '.join(vocabulary.HOSTS[name].short for name in mixers)}"
+    )
 
 
 @dataclass(frozen=True)
@@ -126,7 +134,11 @@ class Anatomy:
     @property
     def names(self) -> dict[str, str]:
         """The standard names of what is around the blocks, and of the blocks, with their paths."""
-        found = {"embed_tokens": self.frame.embedding, "layers": self.frame.blocks, "lm_head": self.frame.head}
+        found = {
+            "embed_tokens": self.frame.embedding,
+            "layers": self.frame.blocks,
+            "lm_head": self.frame.head,
+        }
         return found if self.norm is None else {**found, "norm": self.norm}
 
     @property
@@ -171,12 +183,21 @@ def _discover(twin: torch.nn.Module, alike: bool, masked: bool) -> Anatomy:
     paths = [f"{base.blocks}.{group[0]}" for group in groups]
     batch, seq = probe_lengths(twin)
     named = twin.config.get_text_config().to_dict().get("num_hidden_layers", len(blocks))
-    if named != len(blocks) or twin.num_parameters() < _SMALL:  # some go through their blocks more than once
+    if (
+        named != len(blocks) or twin.num_parameters() < _SMALL
+    ):  # some go through their blocks more than once
         every = [f"{base.blocks}.{layer}" for layer in range(len(blocks))]
         for path, count in _runs(twin, every, masked).items():
             if count != 1:
-                raise CannotFollow(f"{path} runs {count} times in a forward" if count else f"{path} does not run in a forward over token ids alone")
-    ids = torch.arange(batch * seq, device=twin.device).view(batch, seq) % twin.config.get_text_config().vocab_size
+                raise CannotFollow(
+                    f"{path} runs {count} times in a forward"
+                    if count
+                    else f"{path} does not run in a forward over token ids alone"
+                )
+    ids = (
+        torch.arange(batch * seq, device=twin.device).view(batch, seq)
+        % twin.config.get_text_config().vocab_size
+    )
     with torch.no_grad(), unpadded(twin), shortened(twin, base.blocks, depth):
         with recorded(twin, paths) as prompt, watched(twin, base) as ending:
             out = twin(ids, use_cache=True, **mask(ids, masked))
@@ -185,37 +206,77 @@ def _discover(twin: torch.nn.Module, alike: bool, masked: bool) -> Anatomy:
         for path in paths:
             shape = tuple(stream(prompt.module(path)).shape)
             if len(shape) != 3 or shape[:2] != (batch, seq):
-                raise CannotFollow(f"the stream entering {path} is {list(shape)}, not one vector for each of {batch} x {seq} tokens")
+                raise CannotFollow(
+                    f"the stream entering {path} is {list(shape)}, not one vector for each of {batch} x {seq} tokens"
+                )
         second: list[BlockFinds | None] = [None] * len(paths)
-        if "cache" in out and any(vocabulary.HOSTS[host].mixer and host != "self_attn" for finds in first for host in finds.hosts):
+        if "cache" in out and any(
+            vocabulary.HOSTS[host].mixer and host != "self_attn"
+            for finds in first
+            for host in finds.hosts
+        ):
             with recorded(twin, paths) as step:
                 twin(ids[:, :1], cache=out.cache, use_cache=True)
             second = [find_block(step, path) for path in paths]
-    if alike and any(step.kind == "scale" and not isinstance(step.by, str) for finds in first for step in finds.steps):
+    if alike and any(
+        step.kind == "scale" and not isinstance(step.by, str)
+        for finds in first
+        for step in finds.steps
+    ):
         return _discover(twin, False, masked)
     sizes = {"batch": batch, "seq": seq, "step": 1}
     shared = _shared(twin)
-    found = [_block(group, path, a, b, sizes, shared) for group, path, a, b in zip(groups, paths, first, second)]
+    found = [
+        _block(group, path, a, b, sizes, shared)
+        for group, path, a, b in zip(groups, paths, first, second)
+    ]
     width = first[0].hosts["layers"].sizes["hidden_size"]
     fits = twin.get_input_embeddings().weight.shape[1] == width
-    reason = None if norm is not None else absent("this model has no norm between the last block and the head")
-    anatomy = Anatomy(base, norm, found, ending.head is out.logits, ending.head_reads(norm), fits, reason, turn, masked=masked)
+    reason = (
+        None
+        if norm is not None
+        else absent("this model has no norm between the last block and the head")
+    )
+    anatomy = Anatomy(
+        base,
+        norm,
+        found,
+        ending.head is out.logits,
+        ending.head_reads(norm),
+        fits,
+        reason,
+        turn,
+        masked=masked,
+    )
     anatomy.passable = _passable(twin, base, found, masked)
     return anatomy
 
 
 def _passable(twin: torch.nn.Module, base: Frame, found: list[Block], masked: bool) -> bool:
     """Whether the forward goes on where blocks hand on the stream alone, and nothing of what else they return or keep for others."""
-    holder, blocks = twin.get_submodule(base.blocks.rpartition(".")[0]), twin.get_submodule(base.blocks)
+    holder, blocks = (
+        twin.get_submodule(base.blocks.rpartition(".")[0]),
+        twin.get_submodule(base.blocks),
+    )
     ids = torch.zeros(1, 3, dtype=torch.long, device=twin.device)
-    stream = torch.zeros(1, 3, found[0].hosts["layers"].sizes["hidden_size"], dtype=twin.dtype, device=twin.device)
+    stream = torch.zeros(
+        1, 3, found[0].hosts["layers"].sizes["hidden_size"], dtype=twin.dtype, device=twin.device
+    )
     name = base.blocks.rpartition(".")[2]
-    handing = [Handing(block, stream, kind.hosts["layers"].traits["returns"]) for layer, block in enumerate(blocks)
-               for kind in found if layer in kind.layers]
+    handing = [
+        Handing(block, stream, kind.hosts["layers"].traits["returns"])
+        for layer, block in enumerate(blocks)
+        for kind in found
+        if layer in kind.layers
+    ]
     try:
         with torch.no_grad(), unpadded(twin):
             for left in (layer for kind in found for layer in kind.layers[:2]):
-                setattr(holder, name, torch.nn.ModuleList([*handing[:left], blocks[left], *handing[left + 1 :]]))
+                setattr(
+                    holder,
+                    name,
+                    torch.nn.ModuleList([*handing[:left], blocks[left], *handing[left + 1 :]]),
+                )
                 twin(ids, **mask(ids, masked))
     except (TypeError, AttributeError, LookupError, ValueError, RuntimeError):  # whatever it misses
         return False
@@ -262,7 +323,12 @@ def _ran(twin: torch.nn.Module, paths: Sequence[str], masked: bool = False) -> l
 def _runs(twin: torch.nn.Module, paths: Sequence[str], masked: bool) -> dict[str, int]:
     """How often a forward over token ids runs each of the modules at ``paths``."""
     counts = dict.fromkeys(paths, 0)
-    hooks = [twin.get_submodule(path).register_forward_hook(lambda *_, path=path: counts.update({path: counts[path] + 1})) for path in paths]
+    hooks = [
+        twin.get_submodule(path).register_forward_hook(
+            lambda *_, path=path: counts.update({path: counts[path] + 1})
+        )
+        for path in paths
+    ]
     ids = torch.zeros(1, 3, dtype=torch.long, device=twin.device)
     try:
         with torch.no_grad(), unpadded(twin):
@@ -280,14 +346,26 @@ def _choose_no_expert(twin: torch.nn.Module) -> None:
     shape of its input and adds each chosen expert's tokens; with none chosen it returns the zeros.
     They are made of the routing's tensors too, as what the loop returns is.
     """
-    def forward(self: torch.nn.Module, hidden_states: torch.Tensor, *routing: torch.Tensor, **options: object) -> torch.Tensor:
-        chosen = sum(tensor.sum() for tensor in (*routing, *options.values()) if isinstance(tensor, torch.Tensor))
+
+    def forward(
+        self: torch.nn.Module,
+        hidden_states: torch.Tensor,
+        *routing: torch.Tensor,
+        **options: object,
+    ) -> torch.Tensor:
+        chosen = sum(
+            tensor.sum()
+            for tensor in (*routing, *options.values())
+            if isinstance(tensor, torch.Tensor)
+        )
         return torch.zeros_like(hidden_states) + (chosen * 0).to(hidden_states)
 
     for module in twin.modules():
         if hasattr(module, "_is_expert_parallel"):  # what transformers' own experts classes set
             kind = type(module)
-            module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+            module.__class__ = type(
+                kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__}
+            )
 
 
 def probe_lengths(model: torch.nn.Module) -> tuple[int, int]:
@@ -307,7 +385,14 @@ def _shared(twin: torch.nn.Module) -> set[str]:
     return {name for names in paths.values() if len(names) > 1 for name in names}
 
 
-def _block(layers: tuple[int, ...], path: str, prompt: BlockFinds, step: BlockFinds | None, call: dict[str, int], shared: set[str]) -> Block:
+def _block(
+    layers: tuple[int, ...],
+    path: str,
+    prompt: BlockFinds,
+    step: BlockFinds | None,
+    call: dict[str, int],
+    shared: set[str],
+) -> Block:
     hosts = {}
     for name, finds in prompt.hosts.items():
         again = step.hosts.get(name) if step is not None else None
@@ -318,14 +403,24 @@ def _block(layers: tuple[int, ...], path: str, prompt: BlockFinds, step: BlockFi
     for name in vocabulary.HOSTS:
         if name != "model" and name not in hosts:
             missing = dict.fromkeys(vocabulary.BY_HOST[name], without(name, prompt.hosts))
-            if name == "shared_experts" and "mlp" in prompt.hosts and "shared_expert_output" in prompt.hosts["mlp"].spots:
-                missing = dict.fromkeys(missing, absent("this block's shared expert is a part of its MLP, no module of its own"))
+            if (
+                name == "shared_experts"
+                and "mlp" in prompt.hosts
+                and "shared_expert_output" in prompt.hosts["mlp"].spots
+            ):
+                missing = dict.fromkeys(
+                    missing,
+                    absent("this block's shared expert is a part of its MLP, no module of its own"),
+                )
             hosts[name] = Host(name, "", {}, {}, missing, {})
-    return Block(layers, hosts, tuple(prompt.sublayers), order, tuple(prompt.steps), prompt.mid, stepped)
+    return Block(
+        layers, hosts, tuple(prompt.sublayers), order, tuple(prompt.steps), prompt.mid, stepped
+    )
 
 
 def _apart(finds: Finds, shared: set[str]) -> None:
     """Where a value passes in a module that other blocks have too: read it at this block's own call of that module, or not at all."""
+
     def within(path: str) -> bool:
         return any(path == other or path.startswith(f"{other}.") for other in shared)
 
@@ -334,20 +429,30 @@ def _apart(finds: Finds, shared: set[str]) -> None:
         if not within(call.module):
             continue
         if call.made_in is not None and not call.labels and not within(call.made_in[0]):
-            finds.spots[value] = replace(spot, call=replace(call, module=call.made_in[0], labels=call.made_in[1]))
+            finds.spots[value] = replace(
+                spot, call=replace(call, module=call.made_in[0], labels=call.made_in[1])
+            )
         else:
-            finds.missing[value] = unfollowed("it is handed over in a module that other blocks share")
+            finds.missing[value] = unfollowed(
+                "it is handed over in a module that other blocks share"
+            )
             del finds.spots[value]
 
 
 def _order(finds: BlockFinds, hosts: dict[str, Host]) -> tuple[tuple[str, str], ...]:
     """Host and name of every value that has a place, in the order they are passed."""
-    passed = [(spot.when, list(vocabulary.BY_HOST[name]).index(value), name, value) for name, found in finds.hosts.items()
-              for value, spot in found.spots.items() if name in hosts and value in hosts[name].places]
+    passed = [
+        (spot.when, list(vocabulary.BY_HOST[name]).index(value), name, value)
+        for name, found in finds.hosts.items()
+        for value, spot in found.spots.items()
+        if name in hosts and value in hosts[name].places
+    ]
     return tuple((name, value) for _, _, name, value in sorted(passed))
 
 
-def _host(name: str, path: str, finds: Finds, again: Finds | None, call: dict[str, int], visited: set) -> Host:
+def _host(
+    name: str, path: str, finds: Finds, again: Finds | None, call: dict[str, int], visited: set
+) -> Host:
     sizes = {**call, **finds.sizes}
     places: dict[str, tuple[Place, ...]] = {}
     missing, traits = dict(finds.missing), dict(finds.traits)
@@ -363,13 +468,21 @@ def _host(name: str, path: str, finds: Finds, again: Finds | None, call: dict[st
             place = spot.place(value.axes, own)
             traits["widths"] = {**traits.get("widths", {}), value.name: width}
         if place is None:
-            missing.setdefault(value.name, unfollowed("it was found, but its axes are not the layout's") if spot else NOTHING)
+            missing.setdefault(
+                value.name,
+                unfollowed("it was found, but its axes are not the layout's") if spot else NOTHING,
+            )
             continue
         found = [place]
         if again is not None:
             other = again.spots.get(value.name)
             long = again.sizes.get("key", 0) if value.layout in ("Keys", "Values") else call["step"]
-            extents = {**sizes, **again.sizes, "hidden_size": own.get("hidden_size", 0), "seq": long}
+            extents = {
+                **sizes,
+                **again.sizes,
+                "hidden_size": own.get("hidden_size", 0),
+                "seq": long,
+            }
             place = other.place(value.axes, extents) if other is not None else None
             if place is not None and place.point != found[0].point and place.point[:2] in visited:
                 place = None  # a prompt comes there too, with something else
@@ -381,19 +494,34 @@ def _host(name: str, path: str, finds: Finds, again: Finds | None, call: dict[st
         places[value.name] = tuple(unique.values())
     for value in vocabulary.BY_HOST[name].values():
         if value.derived and value.source not in places:
-            missing[value.name] = missing.get(value.source) or unfollowed("what it is computed from was not found")
+            missing[value.name] = missing.get(value.source) or unfollowed(
+                "what it is computed from was not found"
+            )
         elif value.fixed and value.name not in traits:
             missing[value.name] = NOTHING
         elif value.derived and prompt_only & set(vocabulary.REPLAYS.get(name, ())):
             prompt_only.add(value.name)
     lengths = ("query", "key")
     own = {axis: extent for axis, extent in finds.sizes.items() if axis not in lengths}
-    return Host(name, finds.module.removeprefix(path).lstrip("."), own, places, missing, _relative_traits(traits, path), frozenset(prompt_only))
+    return Host(
+        name,
+        finds.module.removeprefix(path).lstrip("."),
+        own,
+        places,
+        missing,
+        _relative_traits(traits, path),
+        frozenset(prompt_only),
+    )
 
 
 def _own_width(value: vocabulary.Value, spot: Spot | None) -> int | None:
     """The width of a value that is not on the stream, where what was found has one axis for it."""
-    if value.name not in vocabulary.OFF_STREAM or spot is None or spot.tensor is None or spot.tensor.dim() < 2:
+    if (
+        value.name not in vocabulary.OFF_STREAM
+        or spot is None
+        or spot.tensor is None
+        or spot.tensor.dim() < 2
+    ):
         return None
     return spot.tensor.shape[-1]
 
@@ -405,6 +533,7 @@ def _relative(place: Place, path: str) -> Place:
 
 def _relative_traits(traits: dict, path: str) -> dict:
     """The traits with paths named from the block."""
+
     def named(value: object) -> object:
         if isinstance(value, Scoring):
             return replace(value, bias=named(value.bias), factor=named(value.factor))

@@ -44,7 +44,13 @@ class Ending:
     def head_reads(self, norm: str | None) -> bool:
         """Whether the head was called with what a norm (or, without one, the last block) returned, itself or a view of it."""
         made = self.made.get(norm) if norm is not None else self.left if not self.after else None
-        return isinstance(made, torch.Tensor) and self.read is not None and (self.read is made or self.read._base is (made if made._base is None else made._base))
+        return (
+            isinstance(made, torch.Tensor)
+            and self.read is not None
+            and (
+                self.read is made or self.read._base is (made if made._base is None else made._base)
+            )
+        )
 
 
 @contextmanager
@@ -60,8 +66,17 @@ def watched(twin: torch.nn.Module, base: Frame) -> Iterator[Ending]:
     hooks = [last.register_forward_hook(lambda own, args, out: ending.block_done(out))]
     hooks.append(twin.get_submodule(base.head).register_forward_hook(headed))
     for path, module in twin.named_modules():
-        if path and not path.startswith(inside) and path != base.head and not any(True for _ in module.children()):
-            hooks.append(module.register_forward_hook(lambda own, args, out, path=path: ending.ran(path, own, out)))
+        if (
+            path
+            and not path.startswith(inside)
+            and path != base.head
+            and not any(True for _ in module.children())
+        ):
+            hooks.append(
+                module.register_forward_hook(
+                    lambda own, args, out, path=path: ending.ran(path, own, out)
+                )
+            )
     try:
         yield ending
     finally:

@@ -26,22 +26,41 @@ class Fading:
 def fading(flow: Flow, module: Call) -> Fading | None:
     """What a module's forward does to the state that it hands to a cache, None where it hands on none that fades by a constant."""
     for call in flow.inside(module):
-        if call.module != module.module or len(call.labels) != 1 or not isinstance(getattr(call.fn, "__self__", None), Cache):
+        if (
+            call.module != module.module
+            or len(call.labels) != 1
+            or not isinstance(getattr(call.fn, "__self__", None), Cache)
+        ):
             continue
         for position, item in call.arguments():
-            if isinstance(item, torch.Tensor) and item.dim() == 4 and (found := _step(flow, module, id(item), call.start)) is not None:
+            if (
+                isinstance(item, torch.Tensor)
+                and item.dim() == 4
+                and (found := _step(flow, module, id(item), call.start)) is not None
+            ):
                 return Fading(Spot(item, call, "input", position), *found)
     return None
 
 
-def _step(flow: Flow, module: Call, state: int, before: int) -> tuple[int, tuple[str, float]] | None:
+def _step(
+    flow: Flow, module: Call, state: int, before: int
+) -> tuple[int, tuple[str, float]] | None:
     """Of a state that is one before it times the exponential of a constant, plus a product: the product's operation, and the constant."""
     added = flow.maker(flow.back(state, before)[-1], before)
-    if added is None or flow.ops[added].name not in ("add", "add_") or len(flow.ops[added].reads) != 2:
+    if (
+        added is None
+        or flow.ops[added].name not in ("add", "add_")
+        or len(flow.ops[added].reads) != 2
+    ):
         return None
     for kept, new in (flow.ops[added].reads, flow.ops[added].reads[::-1]):
         scaled, product = (flow.maker(flow.back(key, added)[-1], added) for key in (kept, new))
-        if scaled is None or product is None or flow.ops[scaled].name != "mul" or flow.ops[product].name not in _PRODUCTS:
+        if (
+            scaled is None
+            or product is None
+            or flow.ops[scaled].name != "mul"
+            or flow.ops[product].name not in _PRODUCTS
+        ):
             continue
         for key in flow.ops[scaled].reads:
             if (decays := _logarithm(flow, module, key, scaled)) is not None:
@@ -54,7 +73,11 @@ def _logarithm(flow: Flow, module: Call, key: int, before: int) -> tuple[str, fl
     index = flow.maker(flow.back(key, before)[-1], before)
     if index is None or flow.ops[index].name != "exp":
         return None
-    seq, sign, constants = next(tensors((module.args, module.kwargs))).shape[1], 1.0, constants_of(module)
+    seq, sign, constants = (
+        next(tensors((module.args, module.kwargs))).shape[1],
+        1.0,
+        constants_of(module),
+    )
     while True:
         chain = flow.back(flow.ops[index].reads[0], index)
         if (path := next((constants[k] for k in chain if k in constants), None)) is not None:
@@ -78,7 +101,12 @@ def _outputs(flow: Flow, module: Call, found: Fading) -> Spot | None:
     batch, heads, _, width = found.handed.tensor.shape
     seq = next(tensors((module.args, module.kwargs))).shape[1]
     inside = [c for c in flow.inside(module) if c.fn is not None]
-    made = [key for i in flow.indices(module, "cat") for key in flow.ops[i].makes if tuple(flow.tensors[key].shape) == (batch, heads, seq, width)]
+    made = [
+        key
+        for i in flow.indices(module, "cat")
+        for key in flow.ops[i].makes
+        if tuple(flow.tensors[key].shape) == (batch, heads, seq, width)
+    ]
     return maker_spot(inside, made[-1]) if made else None
 
 
@@ -88,9 +116,19 @@ def find_fading(finds: Finds, flow: Flow, module: Call) -> None:
     batch, heads, key_dim, value_dim = found.handed.tensor.shape
     finds.sizes = {"heads": heads, "key_heads": heads, "key_dim": key_dim, "value_dim": value_dim}
     keys, values = flow.ops[found.product].reads[:2]
-    reading = next((i for name in _PRODUCTS for i in flow.indices(module, name) if _reads_state(flow, i, key_dim, value_dim)), None)
+    reading = next(
+        (
+            i
+            for name in _PRODUCTS
+            for i in flow.indices(module, name)
+            if _reads_state(flow, i, key_dim, value_dim)
+        ),
+        None,
+    )
     finds.spots = {
-        "attention_queries": None if reading is None else _source(flow, module, flow.ops[reading].reads[0], reading, heads),
+        "attention_queries": None
+        if reading is None
+        else _source(flow, module, flow.ops[reading].reads[0], reading, heads),
         "attention_keys": _source(flow, module, keys, found.product, heads),
         "attention_values": _source(flow, module, values, found.product, heads),
         "state_input": _entering(flow, module, found),
@@ -103,28 +141,64 @@ def find_fading(finds: Finds, flow: Flow, module: Call) -> None:
 def _reads_state(flow: Flow, index: int, key_dim: int, value_dim: int) -> bool:
     """Whether a product is one with a state."""
     first, second = (flow.tensors[key].shape for key in flow.ops[index].reads[:2])
-    return tuple(second[-2:]) == (key_dim, value_dim) and first[-1] == key_dim and first[-2] != key_dim
+    return (
+        tuple(second[-2:]) == (key_dim, value_dim) and first[-1] == key_dim and first[-2] != key_dim
+    )
 
 
 def _source(flow: Flow, module: Call, key: int, before: int, heads: int) -> Spot | None:
     """What an operand was before it was cut into stretches of tokens and scaled by constants, where a call of the forward returns or takes it."""
     seq = next(tensors((module.args, module.kwargs))).shape[1]
-    own = [c for c in flow.inside(module) if c.module == module.module and len(c.labels) == 1 and c.fn is not None]
+    own = [
+        c
+        for c in flow.inside(module)
+        if c.module == module.module and len(c.labels) == 1 and c.fn is not None
+    ]
     constants, chain = constants_of(module), flow.back(key, before)
-    while (index := flow.maker(chain[-1], before)) is not None and flow.ops[index].name == "mul" and len(flow.ops[index].reads) == 2:
-        main = [k for k in flow.ops[index].reads if not any(c in constants for c in flow.back(k, index))]
+    while (
+        (index := flow.maker(chain[-1], before)) is not None
+        and flow.ops[index].name == "mul"
+        and len(flow.ops[index].reads) == 2
+    ):
+        main = [
+            k for k in flow.ops[index].reads if not any(c in constants for c in flow.back(k, index))
+        ]
         if len(main) != 1:
             return None
         chain, before = chain + flow.back(main[0], index), index
-    whole = [k for k in chain if flow.tensors[k].dim() == 4 and sorted(flow.tensors[k].shape[1:3]) == sorted((heads, seq))]
-    return next((spot for k in whole[::-1] for call in own if (spot := result(call, {k}) or argument(call, {k})) is not None), None)
+    whole = [
+        k
+        for k in chain
+        if flow.tensors[k].dim() == 4 and sorted(flow.tensors[k].shape[1:3]) == sorted((heads, seq))
+    ]
+    return next(
+        (
+            spot
+            for k in whole[::-1]
+            for call in own
+            if (spot := result(call, {k}) or argument(call, {k})) is not None
+        ),
+        None,
+    )
 
 
 def _entering(flow: Flow, module: Call, found: Fading) -> Spot | None:
     """The state as the cache hands it out: nothing on a fresh prompt."""
-    calls = [c for c in flow.inside(module) if c.module == module.module and len(c.labels) == 1 and c is not found.handed.call
-             and isinstance(getattr(c.fn, "__self__", None), Cache)]
-    given = [c for c in calls if c.output is None or isinstance(c.output, torch.Tensor) and c.output.shape == found.handed.tensor.shape]
+    calls = [
+        c
+        for c in flow.inside(module)
+        if c.module == module.module
+        and len(c.labels) == 1
+        and c is not found.handed.call
+        and isinstance(getattr(c.fn, "__self__", None), Cache)
+    ]
+    given = [
+        c
+        for c in calls
+        if c.output is None
+        or isinstance(c.output, torch.Tensor)
+        and c.output.shape == found.handed.tensor.shape
+    ]
     if len(given) != 1:
         return None
     tensor = given[0].output

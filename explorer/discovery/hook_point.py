@@ -72,8 +72,12 @@ class Place:
         return (self.module, self.operation, self.side)
 
 
-def arrange(shape: tuple[int, ...], axes: tuple[str, ...], sizes: dict[str, int],
-            order: tuple[str, ...] | None = None) -> Arrangement | None:
+def arrange(
+    shape: tuple[int, ...],
+    axes: tuple[str, ...],
+    sizes: dict[str, int],
+    order: tuple[str, ...] | None = None,
+) -> Arrangement | None:
     """How ``axes`` lie in a tensor of ``shape``, or None when they do not; ``order`` is theirs where it is known.
 
     Each native dimension is one axis, several neighbouring ones merged, or, where
@@ -83,10 +87,14 @@ def arrange(shape: tuple[int, ...], axes: tuple[str, ...], sizes: dict[str, int]
     if any(axis not in sizes for axis in axes) or prod(shape) != prod(sizes[a] for a in axes):
         return None
     orders = permutations(axes) if order is None else [order]
-    return next((found for order in orders if (found := _split(shape, order, sizes)) is not None), None)
+    return next(
+        (found for order in orders if (found := _split(shape, order, sizes)) is not None), None
+    )
 
 
-def _split(shape: tuple[int, ...], order: tuple[str, ...], sizes: dict[str, int]) -> Arrangement | None:
+def _split(
+    shape: tuple[int, ...], order: tuple[str, ...], sizes: dict[str, int]
+) -> Arrangement | None:
     """The axes in ``order`` over the dimensions of ``shape``, as few to each as will do."""
     if not shape:
         return None if order else ()
@@ -103,26 +111,38 @@ def plain(arrangement: Arrangement, axes: tuple[str, ...]) -> bool:
     return arrangement == tuple((axis,) for axis in axes)
 
 
-def to_layout(tensor: torch.Tensor, arrangement: Arrangement, axes: tuple[str, ...], sizes: dict[str, int]) -> torch.Tensor:
+def to_layout(
+    tensor: torch.Tensor, arrangement: Arrangement, axes: tuple[str, ...], sizes: dict[str, int]
+) -> torch.Tensor:
     """The native ``tensor`` with the layout's ``axes``; a view wherever one exists."""
     if plain(arrangement, axes):
         return tensor
     flat = [axis for group in arrangement for axis in group]
     sizes = extents(tensor.shape, arrangement, sizes)
-    return tensor.reshape([sizes[axis] for axis in flat]).permute([flat.index(axis) for axis in axes])
+    return tensor.reshape([sizes[axis] for axis in flat]).permute(
+        [flat.index(axis) for axis in axes]
+    )
 
 
-def extents(shape: tuple[int, ...], arrangement: Arrangement, sizes: dict[str, int]) -> dict[str, int]:
+def extents(
+    shape: tuple[int, ...], arrangement: Arrangement, sizes: dict[str, int]
+) -> dict[str, int]:
     """``sizes`` with the lengths that the tensor itself tells: keys may be more than the call's tokens, or fewer, and a part may work on another width."""
     found = dict(sizes)
     for extent, group in zip(shape, arrangement, strict=True):
-        lengths = [axis for axis in group if axis in ("seq", "query", "key") or axis == "hidden_size" and len(group) == 1]
+        lengths = [
+            axis
+            for axis in group
+            if axis in ("seq", "query", "key") or axis == "hidden_size" and len(group) == 1
+        ]
         if lengths:
             found[lengths[0]] = extent // prod(found[axis] for axis in group if axis not in lengths)
     return found
 
 
-def from_layout(tensor: torch.Tensor, arrangement: Arrangement, axes: tuple[str, ...]) -> torch.Tensor:
+def from_layout(
+    tensor: torch.Tensor, arrangement: Arrangement, axes: tuple[str, ...]
+) -> torch.Tensor:
     """Undo `to_layout`: the tensor in the layout's axes, arranged as the model has it."""
     if plain(arrangement, axes):
         return tensor
@@ -132,12 +152,22 @@ def from_layout(tensor: torch.Tensor, arrangement: Arrangement, axes: tuple[str,
     return spread.reshape([prod(sizes[axis] for axis in group) for group in arrangement])
 
 
-def serve(tensor: torch.Tensor, place: Place, axes: tuple[str, ...], sizes: dict[str, int], numbers: torch.Tensor | None = None) -> torch.Tensor:
+def serve(
+    tensor: torch.Tensor,
+    place: Place,
+    axes: tuple[str, ...],
+    sizes: dict[str, int],
+    numbers: torch.Tensor | None = None,
+) -> torch.Tensor:
     """The tensor found at ``place`` as the value: in the layout's axes, with repeats made, the entries ``numbers`` alone where some are chosen."""
     if place.chosen is not None:
         whole = to_layout(tensor, place.arrangement, place.chosen.axes(axes), sizes)
         dim = axes.index(place.chosen.axis)
-        return whole.gather(dim, _spread(numbers, whole, dim)) if place.chosen.by else whole.narrow(dim, 0, sizes[place.chosen.axis])
+        return (
+            whole.gather(dim, _spread(numbers, whole, dim))
+            if place.chosen.by
+            else whole.narrow(dim, 0, sizes[place.chosen.axis])
+        )
     if place.repeat is None:
         return to_layout(tensor, place.arrangement, axes, sizes)
     axis, times = place.repeat
@@ -145,17 +175,29 @@ def serve(tensor: torch.Tensor, place: Place, axes: tuple[str, ...], sizes: dict
     return narrow.repeat_interleave(times, dim=axes.index(axis))
 
 
-def restore(value: torch.Tensor, place: Place, axes: tuple[str, ...], sizes: dict[str, int], native: torch.Tensor,
-            numbers: torch.Tensor | None = None) -> torch.Tensor:
+def restore(
+    value: torch.Tensor,
+    place: Place,
+    axes: tuple[str, ...],
+    sizes: dict[str, int],
+    native: torch.Tensor,
+    numbers: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Undo `serve`: what goes to ``place`` where ``native`` was, the entries that were not chosen as they are in it."""
     if place.chosen is None:
         return from_layout(value, place.arrangement, axes)
     among = place.chosen.axes(axes)
     whole, dim = to_layout(native, place.arrangement, among, sizes), axes.index(place.chosen.axis)
     if place.chosen.by:
-        return from_layout(whole.scatter(dim, _spread(numbers, whole, dim), value), place.arrangement, among)
+        return from_layout(
+            whole.scatter(dim, _spread(numbers, whole, dim), value), place.arrangement, among
+        )
     first = value.shape[dim]
-    return from_layout(torch.cat([value, whole.narrow(dim, first, whole.shape[dim] - first)], dim), place.arrangement, among)
+    return from_layout(
+        torch.cat([value, whole.narrow(dim, first, whole.shape[dim] - first)], dim),
+        place.arrangement,
+        among,
+    )
 
 
 def _spread(numbers: torch.Tensor, whole: torch.Tensor, dim: int) -> torch.Tensor:
@@ -174,7 +216,9 @@ def take(container: Any, place: Place) -> Any:
     if place.element is None:
         return container
     if isinstance(place.element, int) and not isinstance(container, (tuple, list)):
-        return container if place.element == 0 else None  # what returns a tuple elsewhere returns its first alone here
+        return (
+            container if place.element == 0 else None
+        )  # what returns a tuple elsewhere returns its first alone here
     return container[place.element]
 
 

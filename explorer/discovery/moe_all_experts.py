@@ -31,30 +31,53 @@ def find_spread(flow: Flow, module: Call) -> Finds | None:
 def _all_at_once(experts: Call, count: int, tokens: int) -> bool:
     """Whether a module has a matrix for each expert and is called with as many rows as there are tokens and experts."""
     given = next(iter(experts.args), None)
-    return (isinstance(given, torch.Tensor) and isinstance(experts.output, torch.Tensor) and experts.output.shape == given.shape
-            and given.numel() == count * tokens * given.shape[-1] and any(p.dim() == 3 and p.shape[0] == count for p in experts.fn.parameters()))
+    return (
+        isinstance(given, torch.Tensor)
+        and isinstance(experts.output, torch.Tensor)
+        and experts.output.shape == given.shape
+        and given.numel() == count * tokens * given.shape[-1]
+        and any(p.dim() == 3 and p.shape[0] == count for p in experts.fn.parameters())
+    )
 
 
 def _find(flow: Flow, module: Call, choice: int, experts: Call, count: int) -> Finds | None:
     inside = [c for c in flow.inside(module) if c.fn is not None]
-    numbers = next(key for key in flow.ops[choice].makes if not flow.tensors[key].is_floating_point())
-    indices, weights, summed = maker_spot(inside, numbers), _weights(flow, module, experts, count), _sum(flow, module, experts, count)
+    numbers = next(
+        key for key in flow.ops[choice].makes if not flow.tensors[key].is_floating_point()
+    )
+    indices, weights, summed = (
+        maker_spot(inside, numbers),
+        _weights(flow, module, experts, count),
+        _sum(flow, module, experts, count),
+    )
     if indices is None or weights is None or summed is None:
         return None
     finds = Finds(module.module)
-    finds.missing = dict.fromkeys(DENSE, absent("this MLP is a mixture: every expert has neurons of its own"))
+    finds.missing = dict.fromkeys(
+        DENSE, absent("this MLP is a mixture: every expert has neurons of its own")
+    )
     finds.sizes = {"top_k": indices.tensor.shape[-1]}
     finds.traits |= {"experts": experts.module, "spread": True}
     slots, routed = flow.ops[summed].reads[0], flow.ops[summed].makes[0]
     finds.spots = {
-        "expert_indices": indices, "expert_weights": weights,
-        "expert_outputs": _with_all(maker_spot([c for c in inside if c.stop <= summed], slots), ("num_experts", "batch", "seq", "hidden_size")),
+        "expert_indices": indices,
+        "expert_weights": weights,
+        "expert_outputs": _with_all(
+            maker_spot([c for c in inside if c.stop <= summed], slots),
+            ("num_experts", "batch", "seq", "hidden_size"),
+        ),
         "routed_output": maker_spot(inside, routed),
     }
-    finds.missing |= {name: unfollowed("it is the result of no call") for name, spot in finds.spots.items() if spot is None}
+    finds.missing |= {
+        name: unfollowed("it is the result of no call")
+        for name, spot in finds.spots.items()
+        if spot is None
+    }
     finds.spots = {name: spot for name, spot in finds.spots.items() if spot is not None}
     if (down := getattr(experts.fn, "down_proj", None)) is not None and down.dim() == 3:
-        finds.sizes["intermediate_size"] = down.shape[1] if down.shape[2] == experts.output.shape[-1] else down.shape[2]
+        finds.sizes["intermediate_size"] = (
+            down.shape[1] if down.shape[2] == experts.output.shape[-1] else down.shape[2]
+        )
     find_router(finds, flow, module, numbers)
     finds.made = summed
     find_shared(finds, flow, module, experts, flow.tensors[routed], summed + 1)
@@ -62,7 +85,11 @@ def _find(flow: Flow, module: Call, choice: int, experts: Call, count: int) -> F
 
 
 def _with_all(spot: Spot | None, axes: tuple[str, ...]) -> Spot | None:
-    return None if spot is None else Spot(spot.tensor, spot.call, spot.side, spot.element, axes=axes, chosen=_SLOTS)
+    return (
+        None
+        if spot is None
+        else Spot(spot.tensor, spot.call, spot.side, spot.element, axes=axes, chosen=_SLOTS)
+    )
 
 
 def _weights(flow: Flow, module: Call, experts: Call, count: int) -> Spot | None:
@@ -73,15 +100,35 @@ def _weights(flow: Flow, module: Call, experts: Call, count: int) -> Spot | None
         return None
     for key in flow.ops[index].reads:
         if flow.tensors[key].shape[-1] == 1:
-            found = [k for k in flow.back(key, index) if flow.tensors[k].shape[-1] == count and flow.tensors[k].dim() < 4]
-            makers = (maker_spot([c for c in calls if c.stop <= index], found[-1]) if found else None
-                      for calls in (children(flow, module), [c for c in flow.inside(module) if c.fn is not None]))
-            return _with_all(next((spot for spot in makers if spot is not None), None), ("batch", "seq", "num_experts"))
+            found = [
+                k
+                for k in flow.back(key, index)
+                if flow.tensors[k].shape[-1] == count and flow.tensors[k].dim() < 4
+            ]
+            makers = (
+                maker_spot([c for c in calls if c.stop <= index], found[-1]) if found else None
+                for calls in (
+                    children(flow, module),
+                    [c for c in flow.inside(module) if c.fn is not None],
+                )
+            )
+            return _with_all(
+                next((spot for spot in makers if spot is not None), None),
+                ("batch", "seq", "num_experts"),
+            )
     return None
 
 
 def _sum(flow: Flow, module: Call, experts: Call, count: int) -> int | None:
     """The operation that adds up what all experts made of a token."""
     made = flow.onward(id(experts.output))
-    return next((i for i in flow.indices(module, "sum") if set(flow.ops[i].reads) & made
-                 and flow.tensors[flow.ops[i].reads[0]].shape[0] == count and flow.tensors[flow.ops[i].makes[0]].dim() == 2), None)
+    return next(
+        (
+            i
+            for i in flow.indices(module, "sum")
+            if set(flow.ops[i].reads) & made
+            and flow.tensors[flow.ops[i].reads[0]].shape[0] == count
+            and flow.tensors[flow.ops[i].makes[0]].dim() == 2
+        ),
+        None,
+    )

@@ -19,29 +19,57 @@ def find_apart(flow: Flow, module: Call) -> Finds | None:
     inside = [c for c in flow.inside(module) if c.fn is not None]
     for choice in reversed(choices):
         numbers = _numbers(flow, module, choice)
-        weights = _last_alike(flow, module, next(k for k in flow.ops[choice].makes if flow.tensors[k].is_floating_point()))
+        weights = _last_alike(
+            flow,
+            module,
+            next(k for k in flow.ops[choice].makes if flow.tensors[k].is_floating_point()),
+        )
         routed = _first_whole(flow, module, weights)
         held = _holding(flow, module, choice, routed)
-        spots = {"expert_indices": maker_spot(inside, numbers), "expert_weights": maker_spot(inside, weights),
-                 "routed_output": None if routed is None else _handed(flow, inside, routed)}
+        spots = {
+            "expert_indices": maker_spot(inside, numbers),
+            "expert_weights": maker_spot(inside, weights),
+            "routed_output": None if routed is None else _handed(flow, inside, routed),
+        }
         # The activation, which may run elsewhere too.
-        between = [c for c in flow.calls if len(held) == 2 and not c.labels and c.module.rpartition(".")[0] == module.module
-                   and held[0].ended < c.began and c.stop < flow.maker(routed) and not any(True for _ in c.fn.parameters())]
+        between = [
+            c
+            for c in flow.calls
+            if len(held) == 2
+            and not c.labels
+            and c.module.rpartition(".")[0] == module.module
+            and held[0].ended < c.began
+            and c.stop < flow.maker(routed)
+            and not any(True for _ in c.fn.parameters())
+        ]
         if not between or None in spots.values():
             continue
         finds = Finds(module.module, spots)
-        finds.missing = dict.fromkeys(DENSE, absent("this MLP is a mixture: every expert has neurons of its own"))
+        finds.missing = dict.fromkeys(
+            DENSE, absent("this MLP is a mixture: every expert has neurons of its own")
+        )
         finds.sizes = {"top_k": flow.tensors[numbers].shape[-1]}
         tables = isinstance(held[0].fn, torch.nn.Embedding)
-        finds.missing["expert_outputs"] = absent("this mixture adds what its experts make up in one product") if tables else unfollowed(
-            "this mixture runs its tokens sorted by expert, so that no slot's output stands in the slot's place")
-        finds.traits |= {"tables" if tables else "stacks": (*(c.module for c in held), between[0].module)}
+        finds.missing["expert_outputs"] = (
+            absent("this mixture adds what its experts make up in one product")
+            if tables
+            else unfollowed(
+                "this mixture runs its tokens sorted by expert, so that no slot's output stands in the slot's place"
+            )
+        )
+        finds.traits |= {
+            "tables" if tables else "stacks": (*(c.module for c in held), between[0].module)
+        }
         if numbers in flow.ops[choice].makes:
             find_router(finds, flow, module, numbers)
         else:
             finds.traits["scoring"] = scoring_of(flow, module, None, choice, weights)
-            finds.missing |= dict.fromkeys(("router_logits", "router_scores"), absent(
-                "this router scores the two halves of every expert's key apart, and has no tensor with a score for each expert"))
+            finds.missing |= dict.fromkeys(
+                ("router_logits", "router_scores"),
+                absent(
+                    "this router scores the two halves of every expert's key apart, and has no tensor with a score for each expert"
+                ),
+            )
         finds.sizes["num_experts"] = _each(held[0])
         finds.made = flow.maker(routed)
         find_shared(finds, flow, module, None, flow.tensors[routed], finds.made + 1)
@@ -52,29 +80,56 @@ def find_apart(flow: Flow, module: Call) -> Finds | None:
 def _each(held: Call) -> int | None:
     """For how many experts a module holds something: rows of a table, or matrices."""
     weight = getattr(held.fn, "weight", None)
-    return weight.shape[0] if isinstance(held.fn, torch.nn.Embedding) or isinstance(weight, torch.Tensor) and weight.dim() == 3 else None
+    return (
+        weight.shape[0]
+        if isinstance(held.fn, torch.nn.Embedding)
+        or isinstance(weight, torch.Tensor)
+        and weight.dim() == 3
+        else None
+    )
 
 
 def _holding(flow: Flow, module: Call, choice: int, routed: int | None) -> list[Call]:
     """The modules that hold something for each expert, called between the choice and the routed output."""
     last = None if routed is None else flow.maker(routed)
-    return [c for c in children(flow, module) if last is not None and c.start > choice and c.stop <= last and _each(c) is not None]
+    return [
+        c
+        for c in children(flow, module)
+        if last is not None and c.start > choice and c.stop <= last and _each(c) is not None
+    ]
 
 
 def _numbers(flow: Flow, module: Call, choice: int) -> int:
     """The expert numbers: what the choice numbers, or what is picked from other numbers by it."""
-    chosen = next(key for key in flow.ops[choice].makes if not flow.tensors[key].is_floating_point())
-    picked = [made for i in flow.indices(module, "gather") if chosen in flow.ops[i].reads for made in flow.ops[i].makes
-              if not flow.tensors[made].is_floating_point()]
+    chosen = next(
+        key for key in flow.ops[choice].makes if not flow.tensors[key].is_floating_point()
+    )
+    picked = [
+        made
+        for i in flow.indices(module, "gather")
+        if chosen in flow.ops[i].reads
+        for made in flow.ops[i].makes
+        if not flow.tensors[made].is_floating_point()
+    ]
     return picked[0] if picked else chosen
 
 
 def _last_alike(flow: Flow, module: Call, key: int) -> int:
     """The last of what is made of the chosen scores in their own shape, one after another."""
     while True:
-        made = [new for i in flow.readers.get(key, ()) if module.start <= i < module.stop for new in flow.ops[i].makes
-                if new != key and flow.tensors[new].shape == flow.tensors[key].shape and flow.tensors[new].is_floating_point()
-                and len([k for k in flow.ops[i].reads if flow.tensors[k].shape == flow.tensors[key].shape]) == 1]
+        made = [
+            new
+            for i in flow.readers.get(key, ())
+            if module.start <= i < module.stop
+            for new in flow.ops[i].makes
+            if new != key
+            and flow.tensors[new].shape == flow.tensors[key].shape
+            and flow.tensors[new].is_floating_point()
+            and len(
+                [k for k in flow.ops[i].reads if flow.tensors[k].shape == flow.tensors[key].shape]
+            )
+            == 1
+        ]
         if not made:
             return key
         key = made[0]
@@ -87,7 +142,12 @@ def _first_whole(flow: Flow, module: Call, weights: int) -> int | None:
     for index in range(module.start, module.stop):
         if reached & set(flow.ops[index].reads):
             reached.update(flow.ops[index].makes)
-            made += [k for k in flow.ops[index].makes if flow.tensors[k].shape[-1] == wanted[-1] and flow.tensors[k].numel() == wanted.numel()]
+            made += [
+                k
+                for k in flow.ops[index].makes
+                if flow.tensors[k].shape[-1] == wanted[-1]
+                and flow.tensors[k].numel() == wanted.numel()
+            ]
     # Slots of one expert each are as large, sorted by expert: what they are put back in order in comes after.
     ordered = [k for k in made if flow.ops[flow.maker(k)].name.startswith("index_add")]
     return (ordered or made or [None])[0]
@@ -95,5 +155,9 @@ def _first_whole(flow: Flow, module: Call, weights: int) -> int | None:
 
 def _handed(flow: Flow, inside: list[Call], key: int) -> object:
     """Where a tensor, or a view of it, is first the result of a call."""
-    found = [spot for k in sorted(flow.onward(key), key=lambda k: flow.maker(k)) if (spot := maker_spot(inside, k)) is not None]
+    found = [
+        spot
+        for k in sorted(flow.onward(key), key=lambda k: flow.maker(k))
+        if (spot := maker_spot(inside, k)) is not None
+    ]
     return found[0] if found else None

@@ -16,7 +16,11 @@ from explorer.vocabulary.availability import absent, unfollowed
 from explorer.vocabulary import BY_HOST, REPLAYS
 
 #: What the delta rule's kernels call their arguments, by value.
-_DELTA = dict(zip(REPLAYS["linear_attn"], ("query", "key", "value", "g", "beta", "initial_state"), strict=True))
+_DELTA = dict(
+    zip(
+        REPLAYS["linear_attn"], ("query", "key", "value", "g", "beta", "initial_state"), strict=True
+    )
+)
 
 #: What state-space kernels take beside the state; a decoding step's kernel takes ``state`` too.
 _STATE_SPACE = {"hidden_states", "dt", "A", "B", "C"}
@@ -36,7 +40,11 @@ def kernel(flow: Flow, module: Call) -> Kernel | None:
 
     Raises CannotFollow where there are several.
     """
-    found = [Kernel(host, call) for call in flow.inside(module) if call.fn is not None and (host := _host(call)) is not None]
+    found = [
+        Kernel(host, call)
+        for call in flow.inside(module)
+        if call.fn is not None and (host := _host(call)) is not None
+    ]
     if not found:
         step = fading(flow, module)
         call = None if step is None else outputs(flow, module, step)
@@ -44,7 +52,9 @@ def kernel(flow: Flow, module: Call) -> Kernel | None:
     depth = min((one.call.module.count("."), len(one.call.labels)) for one in found)
     outer = [one for one in found if (one.call.module.count("."), len(one.call.labels)) == depth]
     if len(outer) > 1:
-        raise CannotFollow(f"{module.module} runs its recurrence in several calls, of which none is the whole")
+        raise CannotFollow(
+            f"{module.module} runs its recurrence in several calls, of which none is the whole"
+        )
     return outer[0]
 
 
@@ -90,9 +100,14 @@ def _delta(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
     for name in ("attention_queries", "attention_keys"):
         if spots[name].tensor.shape[2] != heads:
             if _repeats(flow, call, spots[name], heads):
-                spots[name] = replace(spots[name], repeat=("heads", heads // spots[name].tensor.shape[2]))
-    finds.spots = {**spots, "attention_head_outputs": Spot(call.output[0], call, "output", 0),
-                   "state_output": Spot(call.output[1], call, "output", 1)}
+                spots[name] = replace(
+                    spots[name], repeat=("heads", heads // spots[name].tensor.shape[2])
+                )
+    finds.spots = {
+        **spots,
+        "attention_head_outputs": Spot(call.output[0], call, "output", 0),
+        "state_output": Spot(call.output[1], call, "output", 1),
+    }
 
 
 def _ssd(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
@@ -108,7 +123,9 @@ def _ssd(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
         "attention_queries": replace(bound(call, "C"), axes=narrow, repeat=repeat),
         "attention_keys": replace(keys, axes=narrow, repeat=repeat),
         "skip": bound(call, "D"),
-        "state_input": _with(bound(call, "state" if step else "initial_states"), axes=state, written_over=step),
+        "state_input": _with(
+            bound(call, "state" if step else "initial_states"), axes=state, written_over=step
+        ),
     }
     _results(finds, flow, call, step, state)
     _steps(finds, flow, call)
@@ -129,7 +146,9 @@ def _selective(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
         "attention_keys": replace(keys, axes=shared),
         "skip": bound(call, "D"),
         # The kernel of several tokens takes no state: what is looked for there is None.
-        "state_input": _with(bound(call, "state"), written_over=True) if step else Spot(None, call, "input", "initial_states"),
+        "state_input": _with(bound(call, "state"), written_over=True)
+        if step
+        else Spot(None, call, "input", "initial_states"),
     }
     _results(finds, flow, call, step, ("batch", "channels", "key_dim"))
     _steps(finds, flow, call)
@@ -144,7 +163,9 @@ def _gated(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
     values, gate = bound(call, "hidden_states"), bound(call, "recurrent_gate")
     finds.sizes = {"channels": values.tensor.shape[-1]}
     inside = [c for c in flow.inside(call) if c.fn is not None]
-    reset = next((i for i in flow.indices(call, "mul") if id(gate.tensor) in flow.ops[i].reads), None)
+    reset = next(
+        (i for i in flow.indices(call, "mul") if id(gate.tensor) in flow.ops[i].reads), None
+    )
     finds.spots = {
         "attention_values": values,
         "recurrent_gate": gate if reset is None else maker_spot(inside, flow.ops[reset].makes[0]),
@@ -171,14 +192,20 @@ def _results(finds: Finds, flow: Flow, call: Call, step: bool, state: tuple[str,
     if step:
         old = bound(call, "state").tensor
         finds.spots["attention_head_outputs"] = Spot(call.output, call, "output", None)
-        finds.spots["state_output"] = _with(maker_spot([c for c in flow.inside(call) if c.fn is not None], id(old)), axes=state)
+        finds.spots["state_output"] = _with(
+            maker_spot([c for c in flow.inside(call) if c.fn is not None], id(old)), axes=state
+        )
     else:
         returned = list(tensors(call.output))
-        finds.spots["attention_head_outputs"] = Spot(returned[0], call, "output", 0 if len(returned) > 1 else None)
+        finds.spots["attention_head_outputs"] = Spot(
+            returned[0], call, "output", 0 if len(returned) > 1 else None
+        )
         if len(returned) > 1:
             finds.spots["state_output"] = Spot(returned[1], call, "output", 1, axes=state)
     outputs = finds.spots["attention_head_outputs"]
-    finds.spots["attention_head_outputs"] = replace(outputs, axes=finds.spots["attention_values"].axes)
+    finds.spots["attention_head_outputs"] = replace(
+        outputs, axes=finds.spots["attention_values"].axes
+    )
 
 
 def _steps(finds: Finds, flow: Flow, call: Call) -> None:
@@ -189,7 +216,11 @@ def _steps(finds: Finds, flow: Flow, call: Call) -> None:
         reads = flow.ops[index].reads
         if len(reads) == 2 and any(id(rate) in flow.back(key, index) for key in reads):
             other = next(key for key in reads if id(rate) not in flow.back(key, index))
-            made = [spot for key in flow.back(other, index) if (spot := maker_spot(inside, key)) is not None]
+            made = [
+                spot
+                for key in flow.back(other, index)
+                if (spot := maker_spot(inside, key)) is not None
+            ]
             finds.spots["betas"] = made[-1] if made else None
             finds.spots["decays"] = maker_spot(inside, flow.ops[index].makes[0])
             return
@@ -205,8 +236,15 @@ def _ungated(finds: Finds, flow: Flow, call: Call) -> None:
     index = flow.maker(flow.back(id(outputs.tensor))[-1])
     if index is None or flow.ops[index].name != "mul":
         return
-    made = {name: maker_spot(inside, key) for key in flow.ops[index].reads
-            for name in ("head_gate" if _comes_of(flow, key, id(gate.tensor), index) else "attention_head_outputs",)}
+    made = {
+        name: maker_spot(inside, key)
+        for key in flow.ops[index].reads
+        for name in (
+            "head_gate"
+            if _comes_of(flow, key, id(gate.tensor), index)
+            else "attention_head_outputs",
+        )
+    }
     for name, spot in made.items():
         finds.spots[name] = _with(spot, axes=outputs.axes)
     finds.missing.pop("head_gate", None)
@@ -232,19 +270,33 @@ def _repeats(flow: Flow, call: Call, spot: Spot, heads: int) -> bool:
         isinstance(inner.output, torch.Tensor)
         and inner.output.dim() == 4
         and inner.output.shape[2] == heads
-        and (getattr(inner.fn, "__self__", None) is spot.tensor or any(a is spot.tensor for a in inner.args))
+        and (
+            getattr(inner.fn, "__self__", None) is spot.tensor
+            or any(a is spot.tensor for a in inner.args)
+        )
         for inner in flow.inside(call)
     )
 
 
-_FINDERS = {"linear_attn": _delta, "kda": _delta, "ssd": _ssd, "selective_scan": _selective, "gated_recurrence": _gated, "retention": _fading}
+_FINDERS = {
+    "linear_attn": _delta,
+    "kda": _delta,
+    "ssd": _ssd,
+    "selective_scan": _selective,
+    "gated_recurrence": _gated,
+    "retention": _fading,
+}
 
 
 def gates_a_convolution(flow: Flow, module: Call, part: Part) -> bool:
     """Whether a part is a convolution between two projections, and products beside it: nothing that hands a state on."""
     found = _convolutions(flow, module, part)
-    usual = PASSING | frozenset("mul silu cat constant_pad_nd split chunk convolution mm addmm bmm matmul linear add zeros copy_ roll".split())
-    return len(found) == 1 and all(flow.ops[i].name in usual for i in part.ops if module.start <= i < module.stop)
+    usual = PASSING | frozenset(
+        "mul silu cat constant_pad_nd split chunk convolution mm addmm bmm matmul linear add zeros copy_ roll".split()
+    )
+    return len(found) == 1 and all(
+        flow.ops[i].name in usual for i in part.ops if module.start <= i < module.stop
+    )
 
 
 def _convolutions(flow: Flow, module: Call, part: Part) -> list[int]:
@@ -257,8 +309,14 @@ def find_convolution(flow: Flow, module: Call, part: Part) -> Finds:
     index = _convolutions(flow, module, part)[0]
     _convolution(finds, flow, module)
     onward = _trimmed(flow, flow.ops[index].makes[0])
-    gates = [i for i in flow.indices(module, "mul") if i > index and onward & set(flow.ops[i].reads)]
-    inside = [c for c in flow.inside(module) if c.fn is not None and c.module == module.module and len(c.labels) == 1]
+    gates = [
+        i for i in flow.indices(module, "mul") if i > index and onward & set(flow.ops[i].reads)
+    ]
+    inside = [
+        c
+        for c in flow.inside(module)
+        if c.fn is not None and c.module == module.module and len(c.labels) == 1
+    ]
     if not gates:
         finds.missing["conv_gate"] = absent("this mixer does not gate its convolution")
         out = next((key for key in onward if maker_spot(inside, key) is not None), None)
@@ -268,19 +326,32 @@ def find_convolution(flow: Flow, module: Call, part: Part) -> Finds:
         # As an operand first: a prompt and a decoding step make it by other calls, and multiply by the same.
         spot = _operand(inside, gates[0], gate) or maker_spot(inside, gate)
         finds.spots |= {"conv_gate": spot} if spot is not None else {}
-        finds.missing |= {"conv_gate": unfollowed("the gate is no result of a call in the mixer's forward")} if spot is None else {}
+        finds.missing |= (
+            {"conv_gate": unfollowed("the gate is no result of a call in the mixer's forward")}
+            if spot is None
+            else {}
+        )
     spot = (_operand(inside, gates[0], out) if gates else None) or maker_spot(inside, out)
     if spot is not None:
         finds.spots["conv_output"] = spot
     else:
-        finds.missing["conv_output"] = unfollowed("what the convolution hands on is no result of a call in the mixer's forward")
+        finds.missing["conv_output"] = unfollowed(
+            "what the convolution hands on is no result of a call in the mixer's forward"
+        )
     finds.traits["projection"] = flow.owners[weighted(flow, part)[-1]].module
     return finds
 
 
 def _operand(inside: Iterable[Call], index: int, key: int) -> Spot | None:
     """A tensor as the operand of the call that runs an operation."""
-    return next((spot for call in inside if call.start <= index < call.stop and (spot := argument(call, {key})) is not None), None)
+    return next(
+        (
+            spot
+            for call in inside
+            if call.start <= index < call.stop and (spot := argument(call, {key})) is not None
+        ),
+        None,
+    )
 
 
 def _trimmed(flow: Flow, key: int) -> set[int]:
@@ -289,8 +360,12 @@ def _trimmed(flow: Flow, key: int) -> set[int]:
     while todo:
         for new in flow.onward(todo.pop()) - found:
             found.add(new)
-            todo += [made for i in flow.readers.get(new, ()) if flow.ops[i].name in ("silu", "constant_pad_nd", "split", "narrow", "index")
-                     for made in flow.ops[i].makes]
+            todo += [
+                made
+                for i in flow.readers.get(new, ())
+                if flow.ops[i].name in ("silu", "constant_pad_nd", "split", "narrow", "index")
+                for made in flow.ops[i].makes
+            ]
     return found
 
 
@@ -303,15 +378,20 @@ def _convolution(finds: Finds, flow: Flow, module: Call) -> None:
     found = flow.indices(module, "convolution")
     if not found:
         has = any(isinstance(inner, torch.nn.Conv1d) for inner in module.fn.modules())
-        finds.missing["conv_input"] = (unfollowed("its short convolution does not run as one operation") if has
-                                       else absent("this mixer has no short convolution"))
+        finds.missing["conv_input"] = (
+            unfollowed("its short convolution does not run as one operation")
+            if has
+            else absent("this mixer has no short convolution")
+        )
         return
     index = found[0]
     weight = next(key for key in flow.back(flow.ops[index].reads[1], index))
     kernel_weight = flow.tensors[weight]
     sizes = {"channels": kernel_weight.shape[0], "conv_width": kernel_weight.shape[-1]}
     if finds.sizes.get("channels", sizes["channels"]) != sizes["channels"]:
-        finds.missing["conv_input"] = unfollowed("its convolution is over other channels than its values")
+        finds.missing["conv_input"] = unfollowed(
+            "its convolution is over other channels than its values"
+        )
         return
     finds.sizes |= sizes
     batch, seq = next(tensors((module.args, module.kwargs))).shape[:2]
@@ -320,14 +400,20 @@ def _convolution(finds: Finds, flow: Flow, module: Call) -> None:
     key, before = flow.ops[index].reads[0], index
     while key is not None:
         if tuple(flow.tensors[key].shape) in wanted:
-            made = [spot for call in own if call.stop <= index and (spot := result(call, {key})) is not None]
+            made = [
+                spot
+                for call in own
+                if call.stop <= index and (spot := result(call, {key})) is not None
+            ]
             if made:
                 finds.spots["conv_input"] = min(made, key=lambda spot: spot.when)
         elif "conv_input" in finds.spots:
             break
         key, before = _joined(flow, key, before)
     if "conv_input" not in finds.spots:
-        finds.missing["conv_input"] = unfollowed("what the convolution reads is no result of a call in the mixer's forward")
+        finds.missing["conv_input"] = unfollowed(
+            "what the convolution reads is no result of a call in the mixer's forward"
+        )
 
 
 def _joined(flow: Flow, key: int, before: int) -> tuple[int | None, int]:

@@ -11,9 +11,13 @@ from explorer.discovery.trace_graph import PASSING, Call, Flow, Op, tensors
 from explorer.discovery.candidates import Spot, argument, innermost, is_norm, result
 
 #: Operations that multiply with weights.
-_PRODUCTS = frozenset("mm addmm bmm baddbmm matmul linear _grouped_mm convolution mv addmv dot".split())
+_PRODUCTS = frozenset(
+    "mm addmm bmm baddbmm matmul linear _grouped_mm convolution mv addmv dot".split()
+)
 _ADDS = ("add", "add_")
-_PICKS = frozenset("embedding index index_select gather select split split_with_sizes unbind chunk narrow mul add".split())
+_PICKS = frozenset(
+    "embedding index index_select gather select split split_with_sizes unbind chunk narrow mul add".split()
+)
 SCALES = ("mul", "mul_", "div", "div_")
 
 
@@ -73,13 +77,34 @@ def steps(flow: Flow, block: Call) -> list[Step]:
     def walk(key: int, before: int | None) -> list[Step] | None:
         while (index := flow.maker(key, before)) is not None and index >= block.start:
             op, owner = flow.ops[index], flow.owners[index]
-            if owner is not None and owner is not block and is_norm(flow, owner) and result(owner, {key}) is not None:
+            if (
+                owner is not None
+                and owner is not block
+                and is_norm(flow, owner)
+                and result(owner, {key}) is not None
+            ):
                 rest = walk(id(owner.args[0]), owner.start) if owner.args else None
-                return None if rest is None else [*rest, Step("norm", tuple(range(owner.start, owner.stop)), key, by=_within(owner.module, block))]
+                return (
+                    None
+                    if rest is None
+                    else [
+                        *rest,
+                        Step(
+                            "norm",
+                            tuple(range(owner.start, owner.stop)),
+                            key,
+                            by=_within(owner.module, block),
+                        ),
+                    ]
+                )
             if op.name in PASSING:
                 key, before = op.reads[0], index
                 continue
-            return min(filter(None, taken(op, index)), key=lambda path: sum(step.kind != "add" for step in path), default=None)
+            return min(
+                filter(None, taken(op, index)),
+                key=lambda path: sum(step.kind != "add" for step in path),
+                default=None,
+            )
         # Nothing in the block made it or changed it in place: it is the stream as it came, or no part of it.
         return [] if key == entering else None
 
@@ -89,19 +114,28 @@ def steps(flow: Flow, block: Call) -> list[Step]:
             for main, other in (op.reads, op.reads[::-1]):
                 if (rest := walk(main, index)) is not None:
                     by = constant(other, index)
-                    yield [*rest, Step("add", (index,), made, key=other) if by is None else Step("shift", (index,), made, by=by)]
+                    yield [
+                        *rest,
+                        Step("add", (index,), made, key=other)
+                        if by is None
+                        else Step("shift", (index,), made, by=by),
+                    ]
         elif op.name in SCALES and len(op.reads) == 1 and len(op.numbers) == 1:
             rest = walk(op.reads[0], index)
             factor = 1 / op.numbers[0] if op.name.startswith("div") else op.numbers[0]
             yield None if rest is None else [*rest, Step("scale", (index,), made, by=factor)]
         elif op.name in ("mul", "mul_") and len(op.reads) == 2:
             for main, other in (op.reads, op.reads[::-1]):
-                if (by := constant(other, index)) is not None and (rest := walk(main, index)) is not None:
+                if (by := constant(other, index)) is not None and (
+                    rest := walk(main, index)
+                ) is not None:
                     yield [*rest, Step("scale", (index,), made, by=by)]
 
     found = walk(id(leaving), None)
     if not found:
-        raise CannotFollow(f"the output of {block.module} is not its input plus a sum of addends, scaled or normed")
+        raise CannotFollow(
+            f"the output of {block.module} is not its input plus a sum of addends, scaled or normed"
+        )
     return found
 
 
@@ -118,14 +152,21 @@ def parts(flow: Flow, block: Call) -> list[Part]:
     """The block's addends, first to last. A sum of two that the block itself adds up is left whole; see `halves`."""
     found = steps(flow, block)
     stages = _stages(found)
-    return [_part(flow, block, step.key, step.ops[0], stages) for step in found if step.kind == "add"]
+    return [
+        _part(flow, block, step.key, step.ops[0], stages) for step in found if step.kind == "add"
+    ]
 
 
 def halves(flow: Flow, block: Call, part: Part) -> list[Part]:
     """The two addends that the block itself added up before it added the sum, or the part alone where it did not."""
     *_, last = flow.back(part.key, part.add)
     index = flow.maker(last, part.add)
-    if index is None or index < block.start or flow.ops[index].name not in _ADDS or len(flow.ops[index].reads) != 2:
+    if (
+        index is None
+        or index < block.start
+        or flow.ops[index].name not in _ADDS
+        or len(flow.ops[index].reads) != 2
+    ):
         return [part]
     if flow.owners[index] is not block:
         return [part]
@@ -136,7 +177,11 @@ def halves(flow: Flow, block: Call, part: Part) -> list[Part]:
     pair = [_part(flow, block, key, index, stages) for key in flow.ops[index].reads]
     pair.sort(key=lambda one: max(one.ops, default=0))
     weights = [set(weighted(flow, one)) for one in pair]
-    return [piece for one in pair for piece in halves(flow, block, one)] if all(weights) and not weights[0] & weights[1] else [part]
+    return (
+        [piece for one in pair for piece in halves(flow, block, one)]
+        if all(weights) and not weights[0] & weights[1]
+        else [part]
+    )
 
 
 def _part(flow: Flow, block: Call, key: int, add: int, stages: dict[int, int]) -> Part:
@@ -166,12 +211,19 @@ def weighted(flow: Flow, part: Part) -> list[int]:
 
 def _with_weights(flow: Flow, index: int) -> bool:
     """Whether an operation reads a parameter, or what was picked from one."""
-    return any(isinstance(flow.tensors[k], torch.nn.Parameter) for read in flow.ops[index].reads for k in origins(flow, read, index))
+    return any(
+        isinstance(flow.tensors[k], torch.nn.Parameter)
+        for read in flow.ops[index].reads
+        for k in origins(flow, read, index)
+    )
 
 
 def contracts(flow: Flow, part: Part) -> bool:
     """Whether a part multiplies matrices that are both made of the stream, as what mixes positions does and an MLP does not."""
-    return any(flow.ops[i].name in ("bmm", "baddbmm", "mm", "matmul") and not _with_weights(flow, i) for i in part.ops)
+    return any(
+        flow.ops[i].name in ("bmm", "baddbmm", "mm", "matmul") and not _with_weights(flow, i)
+        for i in part.ops
+    )
 
 
 def origins(flow: Flow, key: int, before: int) -> list[int]:
@@ -183,7 +235,9 @@ def origins(flow: Flow, key: int, before: int) -> list[int]:
     return chain
 
 
-def home(flow: Flow, block: Call, part: Part, plays: Callable[[Call], str | None] = lambda call: None) -> Call:
+def home(
+    flow: Flow, block: Call, part: Part, plays: Callable[[Call], str | None] = lambda call: None
+) -> Call:
     """The smallest module that does all of a part's work with weights; the part as a call of the block's own where none does.
 
     Work on the way into that module (a norm with weights of its own) does not count, nor work beside the one module
@@ -205,14 +259,26 @@ def home(flow: Flow, block: Call, part: Part, plays: Callable[[Call], str | None
     return _core(flow, block, products, plays) or _piece(flow, block, part)
 
 
-def several_mixers(flow: Flow, block: Call, part: Part, plays: Callable[[Call], str | None]) -> bool:
+def several_mixers(
+    flow: Flow, block: Call, part: Part, plays: Callable[[Call], str | None]
+) -> bool:
     """Whether several of the block's children that mix positions make one addend together."""
     depth = block.module.count(".") + 2
-    names = {".".join(flow.owners[index].module.split(".")[:depth]) for index in weighted(flow, part)}
-    return sum((call := flow.module(name)) is not None and call is not block and plays(call) == "mixer" for name in names) > 1
+    names = {
+        ".".join(flow.owners[index].module.split(".")[:depth]) for index in weighted(flow, part)
+    }
+    return (
+        sum(
+            (call := flow.module(name)) is not None and call is not block and plays(call) == "mixer"
+            for name in names
+        )
+        > 1
+    )
 
 
-def _core(flow: Flow, block: Call, products: list[int], plays: Callable[[Call], str | None]) -> Call | None:
+def _core(
+    flow: Flow, block: Call, products: list[int], plays: Callable[[Call], str | None]
+) -> Call | None:
     """Of the block's children that share a part's products, the one that the others lead into or stand beside."""
     depth = block.module.count(".") + 2
     groups: dict[str, list[int]] = {}
@@ -221,18 +287,30 @@ def _core(flow: Flow, block: Call, products: list[int], plays: Callable[[Call], 
     while (behind := _convolving(flow, groups)) is not None:
         del groups[behind]
     last = max(groups, key=lambda name: max(groups[name]))
-    calls = {name: call for name in groups if (call := flow.module(name)) is not None and any(True for _ in call.fn.children())}
+    calls = {
+        name: call
+        for name in groups
+        if (call := flow.module(name)) is not None and any(True for _ in call.fn.children())
+    }
     roles = {name: role for name, call in calls.items() if (role := plays(call)) is not None}
     if list(roles.values()).count("mixer") > 1:
         return None  # several mixers make one addend
-    if len(roles) == 1 and (name := next(iter(roles))) and (roles[name] != "experts" or name == last):
+    if (
+        len(roles) == 1
+        and (name := next(iter(roles)))
+        and (roles[name] != "experts" or name == last)
+    ):
         return calls[name]
     if last not in calls or all(flow.ops[i].name == "convolution" for i in groups[last]):
         return None
     entered = next(tensors((calls[last].args, calls[last].kwargs)), None)
     if entered is not None and entered.shape[-1] != stream(block).shape[-1]:
         return None  # half of a part: what leads into it has left the stream's width
-    leading = all(max(own) < calls[last].start and leads(flow, max(own), calls[last]) for name, own in groups.items() if name != last)
+    leading = all(
+        max(own) < calls[last].start and leads(flow, max(own), calls[last])
+        for name, own in groups.items()
+        if name != last
+    )
     return calls[last] if leading else None
 
 
@@ -241,7 +319,12 @@ def _convolving(flow: Flow, groups: dict[str, list[int]]) -> str | None:
     last = max(groups, key=lambda name: max(groups[name]))
     rest = [index for name, own in groups.items() if name != last for index in own]
     call = flow.module(last)
-    if not rest or call is None or any(flow.ops[i].name != "convolution" for i in groups[last]) or min(groups[last]) < max(rest):
+    if (
+        not rest
+        or call is None
+        or any(flow.ops[i].name != "convolution" for i in groups[last])
+        or min(groups[last]) < max(rest)
+    ):
         return None
     return last if leads(flow, max(rest), call) else None
 
@@ -264,13 +347,32 @@ def _piece(flow: Flow, block: Call, part: Part) -> Call:
     first = weighted(flow, part)[0]
     owner = flow.owners[first]
     start, stop = first if owner is block else owner.start, max(part.ops) + 1
-    inner = [c for c in flow.inside(block) if c.start < c.stop and start <= c.start and c.stop <= stop]
+    inner = [
+        c for c in flow.inside(block) if c.start < c.stop and start <= c.start and c.stop <= stop
+    ]
     began, ended = min(c.began for c in inner), max(c.ended for c in inner)
-    reads = [k for k in flow.ops[first].reads if not isinstance(flow.tensors[k], torch.nn.Parameter)]
-    entering = next((flow.tensors[k] for k in reads if not _of_weights(flow, k, first)), flow.tensors[reads[0]])
+    reads = [
+        k for k in flow.ops[first].reads if not isinstance(flow.tensors[k], torch.nn.Parameter)
+    ]
+    entering = next(
+        (flow.tensors[k] for k in reads if not _of_weights(flow, k, first)), flow.tensors[reads[0]]
+    )
     if owner is not block and isinstance(next(iter(owner.args), None), torch.Tensor):
         entering = owner.args[0]  # as its module was called with it, before that flattened it
-    return Call(block.module, (), block.fn, (entering,), {}, start, flow.tensors[part.key], stop, block.parent, began, ended, part_of=block)
+    return Call(
+        block.module,
+        (),
+        block.fn,
+        (entering,),
+        {},
+        start,
+        flow.tensors[part.key],
+        stop,
+        block.parent,
+        began,
+        ended,
+        part_of=block,
+    )
 
 
 def _of_weights(flow: Flow, key: int, before: int) -> bool:
@@ -329,12 +431,18 @@ def _factor(flow: Flow, block: Call, index: int, *adds: str) -> float | str | No
         return 1 / op.numbers[0] if op.name.startswith("div") else op.numbers[0]
     constants = constants_of(block)
     found = [constants[k] for key in op.reads for k in flow.back(key, index) if k in constants]
-    return found[0] if len(op.reads) == 2 and len(found) == 1 and op.name in ("mul", "mul_", *adds) else None
+    return (
+        found[0]
+        if len(op.reads) == 2 and len(found) == 1 and op.name in ("mul", "mul_", *adds)
+        else None
+    )
 
 
 def constants_of(call: Call) -> dict[int, str]:
     """Parameters and buffers of a module, by identity, with their paths from it."""
-    return {id(tensor): name for name, tensor in (*call.fn.named_parameters(), *call.fn.named_buffers())}
+    return {
+        id(tensor): name for name, tensor in (*call.fn.named_parameters(), *call.fn.named_buffers())
+    }
 
 
 def addend_spot(flow: Flow, block: Call, part: Part) -> Spot:
@@ -343,7 +451,11 @@ def addend_spot(flow: Flow, block: Call, part: Part) -> Spot:
     Raises CannotFollow where it is the result of no call.
     """
     chain = flow.back(part.key, part.add)
-    made = [spot for call in flow.inside(block) if (spot := result(call, chain)) is not None and _intact(flow, spot, part.add)]
+    made = [
+        spot
+        for call in flow.inside(block)
+        if (spot := result(call, chain)) is not None and _intact(flow, spot, part.add)
+    ]
     modules = [spot for spot in made if not spot.call.labels]
     if modules:
         return min(modules, key=lambda spot: spot.call.module.count("."))

@@ -70,7 +70,11 @@ class Call:
 
     @property
     def name(self) -> str:
-        return getattr(self.fn, "__name__", type(self.fn).__name__) if self.fn is not None else self.labels[-1]
+        return (
+            getattr(self.fn, "__name__", type(self.fn).__name__)
+            if self.fn is not None
+            else self.labels[-1]
+        )
 
     def arguments(self) -> Iterator[tuple[int | str, Any]]:
         """Every argument with its position or keyword."""
@@ -100,7 +104,13 @@ class Flow:
     makers: dict[int, list[int]] = field(default_factory=dict)
     readers: dict[int, list[int]] = field(default_factory=dict)
 
-    def add(self, name: str, reads: Iterable[torch.Tensor], makes: Iterable[torch.Tensor], numbers: Iterable[float] = ()) -> None:
+    def add(
+        self,
+        name: str,
+        reads: Iterable[torch.Tensor],
+        makes: Iterable[torch.Tensor],
+        numbers: Iterable[float] = (),
+    ) -> None:
         reads, makes = tuple(reads), tuple(makes)
         index = len(self.ops)
         self.ops.append(Op(name, tuple(map(id, reads)), tuple(map(id, makes)), tuple(numbers)))
@@ -156,7 +166,11 @@ class Flow:
     def inside(self, call: Call) -> list[Call]:
         """Calls made while ``call`` ran, that ran once, so that their label names one moment."""
         outer = call.part_of or call
-        within = [c for c in self.calls if c is not call and call.start <= c.start and c.stop <= call.stop and _below(c, outer)]
+        within = [
+            c
+            for c in self.calls
+            if c is not call and call.start <= c.start and c.stop <= call.stop and _below(c, outer)
+        ]
         if call.part_of is not None:  # what ran no operation at all is within by the clock
             within = [c for c in within if call.began <= c.began and c.ended <= call.ended]
         counts: dict[tuple, int] = {}
@@ -180,7 +194,9 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         numbers = [x for x in args if isinstance(x, (int, float)) and not isinstance(x, bool)]
-        self.flow.add(func._schema.name.split("::")[-1], tensors((args, kwargs or {})), tensors(out), numbers)
+        self.flow.add(
+            func._schema.name.split("::")[-1], tensors((args, kwargs or {})), tensors(out), numbers
+        )
         return out
 
 
@@ -201,7 +217,10 @@ class _Calls:
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.current: Call | None = None
-        self.calling: tuple[torch.nn.Module | None, tuple[str, tuple[str, ...]] | None] = (None, None)
+        self.calling: tuple[torch.nn.Module | None, tuple[str, tuple[str, ...]] | None] = (
+            None,
+            None,
+        )
         self.clock = 0
 
     def tick(self) -> int:
@@ -251,7 +270,9 @@ class _Calls:
         def forward(*args: Any, **kwargs: Any) -> Any:
             called, made_in = self.calling
             self.calling, made_in = (None, None), made_in if called is module else None
-            return self.run(Call(path, (), module, args, kwargs, len(self.flow.ops), made_in=made_in), own)
+            return self.run(
+                Call(path, (), module, args, kwargs, len(self.flow.ops), made_in=made_in), own
+            )
 
         return forward
 
@@ -291,7 +312,9 @@ def recorded(root: torch.nn.Module, paths: Iterable[str]) -> Iterator[Flow]:
     for top in tops:
         handles.append(top.register_forward_pre_hook(lambda *_: operations.__enter__() and None))
         handles.append(
-            top.register_forward_hook(lambda *_: operations.__exit__(None, None, None), always_call=True)
+            top.register_forward_hook(
+                lambda *_: operations.__exit__(None, None, None), always_call=True
+            )
         )
     try:
         for path, module in chosen.items():

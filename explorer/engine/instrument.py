@@ -15,7 +15,16 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
-from explorer.engine.nnsight_api import BIND, OP, SHELL, EngineInstrument, SourceNotAvailable, bind, decorator_chain, function_like
+from explorer.engine.nnsight_api import (
+    BIND,
+    OP,
+    SHELL,
+    EngineInstrument,
+    SourceNotAvailable,
+    bind,
+    decorator_chain,
+    function_like,
+)
 from explorer.engine.nnsight_api import rewrap, source_tree
 
 #: Operators that are made calls, by their node's name, plain and in place.
@@ -24,8 +33,13 @@ _OPERATORS = {"Add": "add", "Sub": "sub", "Mult": "mul", "Div": "truediv", "MatM
 #: The functions such a call may be of, with what each result is called.
 OPERATORS = {
     function: word
-    for name, word in (("add", "sum"), ("sub", "difference"), ("mul", "product"), ("truediv", "quotient"),
-                       ("matmul", "matrix product"))
+    for name, word in (
+        ("add", "sum"),
+        ("sub", "difference"),
+        ("mul", "product"),
+        ("truediv", "quotient"),
+        ("matmul", "matrix product"),
+    )
     for function in (getattr(operator, name), getattr(operator, f"i{name}"))
 }
 
@@ -70,9 +84,15 @@ def _compiled(func: Callable) -> CodeType:
         _Rewriter().visit(tree)
         # Compiled within a function that has its free variables, so that they stay free.
         shell = ast.FunctionDef(
-            name=SHELL, decorator_list=[],
-            args=ast.arguments(posonlyargs=[], args=[ast.arg(arg=name) for name in own.co_freevars],
-                               kwonlyargs=[], kw_defaults=[], defaults=[]),
+            name=SHELL,
+            decorator_list=[],
+            args=ast.arguments(
+                posonlyargs=[],
+                args=[ast.arg(arg=name) for name in own.co_freevars],
+                kwonlyargs=[],
+                kw_defaults=[],
+                defaults=[],
+            ),
             body=[definition, ast.Return(value=ast.Name(id=definition.name, ctx=ast.Load()))],
         )
         tree.body[0] = ast.copy_location(shell, definition)
@@ -94,7 +114,9 @@ def rewritten(fn: Callable, op: Callable[..., Any]) -> Callable:
     with; decorators stay around the copy, and a bound method stays bound.
     Raises SourceNotAvailable for what has no Python source.
     """
-    if not (inspect.isfunction(fn) or inspect.ismethod(fn)) and isinstance(getattr(type(fn), "__call__", None), FunctionType):
+    if not (inspect.isfunction(fn) or inspect.ismethod(fn)) and isinstance(
+        getattr(type(fn), "__call__", None), FunctionType
+    ):
         fn = fn.__call__
     receiver = fn.__self__ if inspect.ismethod(fn) else None
     inner, chain = decorator_chain(fn.__func__ if receiver is not None else fn)

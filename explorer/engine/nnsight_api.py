@@ -18,7 +18,18 @@ from nnsight.intervention.envoy import Envoy  # noqa: E402
 from nnsight.intervention.eproperty import WriteBack, eproperty  # noqa: E402
 from nnsight.intervention.interleaver import Mediator, OutOfOrderError  # noqa: E402
 from nnsight.intervention.source import (  # noqa: E402
-    BIND, NO_SKIP, OP, SHELL, STATE, SourceNotAvailable, State, bind, decorator_chain, function_like, make_op, rewrap,
+    BIND,
+    NO_SKIP,
+    OP,
+    SHELL,
+    STATE,
+    SourceNotAvailable,
+    State,
+    bind,
+    decorator_chain,
+    function_like,
+    make_op,
+    rewrap,
     source_tree,
 )
 from nnsight.intervention.source import Instrument as EngineInstrument  # noqa: E402
@@ -27,9 +38,29 @@ from nnsight.tracing.backend import Backend  # noqa: E402
 from nnsight.tracing.tracer import WithBlockNotFoundError  # noqa: E402
 
 __all__ = [
-    "BIND", "Backend", "EngineInstrument", "Envoy", "Mediator", "NO_SKIP", "OP", "OutOfOrderError", "SHELL", "STATE",
-    "SourceNotAvailable", "State", "TransformersModel", "WithBlockNotFoundError", "WriteBack", "bind", "decorator_chain",
-    "eproperty", "function_like", "make_op", "nnsight", "rewrap", "source_tree",
+    "BIND",
+    "Backend",
+    "EngineInstrument",
+    "Envoy",
+    "Mediator",
+    "NO_SKIP",
+    "OP",
+    "OutOfOrderError",
+    "SHELL",
+    "STATE",
+    "SourceNotAvailable",
+    "State",
+    "TransformersModel",
+    "WithBlockNotFoundError",
+    "WriteBack",
+    "bind",
+    "decorator_chain",
+    "eproperty",
+    "function_like",
+    "make_op",
+    "nnsight",
+    "rewrap",
+    "source_tree",
 ]
 
 

@@ -38,4 +38,6 @@ def runs_kernels(module: torch.nn.Module) -> bool:
     """Whether a module's forward calls a function by name that would run a package's kernel."""
     forward = inspect.unwrap(type(module).forward)
     code, names = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
-    return code is not None and any(reference(names.get(name)) is not names.get(name) for name in code.co_names)
+    return code is not None and any(
+        reference(names.get(name)) is not names.get(name) for name in code.co_names
+    )

@@ -13,7 +13,10 @@ from explorer.engine.observers import Busy
 
 #: Files whose frames are how a value is served, not where it was asked for.
 _ROOT = Path(__file__).parents[1]
-_SERVING = tuple(str(_ROOT / name) for name in ("model/envoys.py", "model/language_model.py", "engine/serialize.py"))
+_SERVING = tuple(
+    str(_ROOT / name)
+    for name in ("model/envoys.py", "model/language_model.py", "engine/serialize.py")
+)
 _ENGINE = str(Path(nnsight.__file__).parent)
 
 
@@ -28,7 +31,9 @@ class Turn(Backend):
         model = tracer.envoy
         with model.lock:
             if model.interleaver.interleaving:
-                raise Busy("This model is in the middle of a trace; run another one before that block or after it.")
+                raise Busy(
+                    "This model is in the middle of a trace; run another one before that block or after it."
+                )
             try:
                 super().__call__(tracer)
             except Exception as error:

@@ -20,14 +20,24 @@ _RULES = {
     "kda": {"title": "delta rule", "lines": ["Sₜ = diag(eᵍ) Sₜ₋₁ + k uᵀ", "oₜ = Sₜᵀ q"]},
     "retention": {"title": "linear attention", "lines": ["Sₜ = eᵍ Sₜ₋₁ + k vᵀ", "oₜ = Sₜᵀ q"]},
     "ssd": {"title": "state-space dual", "lines": ["Sₜ = eᵍ Sₜ₋₁ + β k vᵀ", "yₜ = Sₜᵀ q + D v"]},
-    "selective_scan": {"title": "selective scan", "lines": ["hₜ = eᵍ hₜ₋₁ + β k v", "yₜ = q·hₜ + D v"]},
+    "selective_scan": {
+        "title": "selective scan",
+        "lines": ["hₜ = eᵍ hₜ₋₁ + β k v", "yₜ = q·hₜ + D v"],
+    },
     "gated_recurrence": {"title": "gated recurrence", "lines": ["hₜ = a hₜ₋₁ + v", "yₜ = hₜ"]},
 }
 
 #: What pages call the mixer of each host.
 _MIXERS = {
-    "linear_attn": "Gated DeltaNet", "kda": "Kimi Delta Attention", "retention": "Lightning attention", "ssd": "Mamba-2 mixer", "selective_scan": "Mamba mixer",
-    "gated_recurrence": "RG-LRU", "short_conv": "Gated short convolution", "mixer": "Mixer", "extra": "Further part",
+    "linear_attn": "Gated DeltaNet",
+    "kda": "Kimi Delta Attention",
+    "retention": "Lightning attention",
+    "ssd": "Mamba-2 mixer",
+    "selective_scan": "Mamba mixer",
+    "gated_recurrence": "RG-LRU",
+    "short_conv": "Gated short convolution",
+    "mixer": "Mixer",
+    "extra": "Further part",
 }
 
 
@@ -39,9 +49,17 @@ def blocks(model: LanguageModel, windows: Mapping[int, int]) -> list[dict[str, A
     kinds: dict[str, list[dict[str, Any]]] = {}
     for block in (part for whole in model.anatomy.blocks for part in _by_window(whole, windows)):
         new = _block(model, block, windows.get(block.layers[0]))
-        alike = new | {"layers": [], "stream": [step | {"by": isinstance(step.get("by"), str) and step["by"]} for step in new["stream"]]}
+        alike = new | {
+            "layers": [],
+            "stream": [
+                step | {"by": isinstance(step.get("by"), str) and step["by"]}
+                for step in new["stream"]
+            ],
+        }
         kinds.setdefault(json.dumps(alike, sort_keys=True), []).append(new)
-    return sorted((_merged(alike) for alike in kinds.values()), key=lambda block: block["layers"][0])
+    return sorted(
+        (_merged(alike) for alike in kinds.values()), key=lambda block: block["layers"][0]
+    )
 
 
 def _by_window(block: Block, windows: Mapping[int, int]) -> list[Block]:
@@ -54,7 +72,9 @@ def _by_window(block: Block, windows: Mapping[int, int]) -> list[Block]:
 
 def _merged(blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Records of blocks that are alike as one; where their numbers differ, a list of them in the order of the blocks."""
-    single = sorted(((layer, block) for block in blocks for layer in block["layers"]), key=lambda one: one[0])
+    single = sorted(
+        ((layer, block) for block in blocks for layer in block["layers"]), key=lambda one: one[0]
+    )
     stream = []
     for place, step in enumerate(blocks[0]["stream"]):
         numbers = [block["stream"][place].get("by") for _, block in single]
@@ -73,8 +93,15 @@ def _block(model: LanguageModel, block: Block, window: int | None) -> dict[str, 
     hosts = {}
     for host in block.hosts.values():
         if host.places and host.name != "layers":
-            hosts[host.name] = {"path": host.module, "class": class_of(layer, host), "sizes": host.sizes}
-    sublayers = [_sublayer(block, sub, window if sub.role == "attention" else None) for sub in block.sublayers]
+            hosts[host.name] = {
+                "path": host.module,
+                "class": class_of(layer, host),
+                "sizes": host.sizes,
+            }
+    sublayers = [
+        _sublayer(block, sub, window if sub.role == "attention" else None)
+        for sub in block.sublayers
+    ]
     return {
         "layers": list(block.layers),
         "class": type(layer._module).__name__,
@@ -82,21 +109,32 @@ def _block(model: LanguageModel, block: Block, window: int | None) -> dict[str, 
         "hosts": hosts,
         "sublayers": sublayers,
         # What the block does to its stream, in order, and after how much of that the stream is layer_mid.
-        "stream": [{"kind": step.kind} if step.kind == "add" else {"kind": step.kind, "by": step.by} for step in block.steps],
+        "stream": [
+            {"kind": step.kind} if step.kind == "add" else {"kind": step.kind, "by": step.by}
+            for step in block.steps
+        ],
         "mid": block.mid,
     }
 
 
 def _identity(block: Mapping[str, Any]) -> str:
     """What a block of the record adds to its stream, as code; in words where not all of it is served."""
-    lacking = [vocabulary.HOSTS[sub["host"]].attribute for sub in block["sublayers"] if sub["output"] not in sub["values"]]
+    lacking = [
+        vocabulary.HOSTS[sub["host"]].attribute
+        for sub in block["sublayers"]
+        if sub["output"] not in sub["values"]
+    ]
     if lacking:
         return f"not stated: what {' and '.join(lacking)} adds is not served"
     stream, turn, own = "layers[i].input", 0, []
     for step in block["stream"]:
         if step["kind"] == "add":
             turn += 1
-            added = [f"{vocabulary.HOSTS[sub['host']].attribute}.{sub['output']}" for sub in block["sublayers"] if sub["turn"] == turn]
+            added = [
+                f"{vocabulary.HOSTS[sub['host']].attribute}.{sub['output']}"
+                for sub in block["sublayers"]
+                if sub["turn"] == turn
+            ]
             stream = " + ".join([stream, *added])
             continue
         by = step["by"]
@@ -107,8 +145,16 @@ def _identity(block: Mapping[str, Any]) -> str:
             by = f"layers[i].{by}"
         else:
             by = f"{by:g}"
-        stream = f"{by}({stream})" if step["kind"] == "norm" else f"({stream}) * {by}" if step["kind"] == "scale" else f"{stream} + {by}"
-    return f"{stream} == layer_output" + (f", {' and '.join(own)} numbers of each block's own" if own else "")
+        stream = (
+            f"{by}({stream})"
+            if step["kind"] == "norm"
+            else f"({stream}) * {by}"
+            if step["kind"] == "scale"
+            else f"{stream} + {by}"
+        )
+    return f"{stream} == layer_output" + (
+        f", {' and '.join(own)} numbers of each block's own" if own else ""
+    )
 
 
 def _in_words(sublayers: Sequence[Mapping[str, Any]]) -> str:
@@ -126,7 +172,9 @@ def summary(blocks: Sequence[Mapping[str, Any]], count: int) -> str:
         kinds[block["title"]] = kinds.get(block["title"], 0) + len(block["layers"])
     if len(kinds) == 1:
         return f"{count} blocks, each {next(iter(kinds))}."
-    return f"{count} blocks: {'; '.join(f'{number} of {title}' for title, number in kinds.items())}."
+    return (
+        f"{count} blocks: {'; '.join(f'{number} of {title}' for title, number in kinds.items())}."
+    )
 
 
 def _sublayer(block: Block, sub: Sublayer, window: int | None) -> dict[str, Any]:
@@ -137,14 +185,17 @@ def _sublayer(block: Block, sub: Sublayer, window: int | None) -> dict[str, Any]
         "window": window,
         "host": sub.host,
         "norm": _norm(block, sub),
-        "summary": _summary(sub.role, host) + (f" · the last {window} tokens" if window is not None else ""),
+        "summary": _summary(sub.role, host)
+        + (f" · the last {window} tokens" if window is not None else ""),
         "values": _values(block, host),
         "output": sub.output,
         "stage": sub.stage,
         "turn": sub.turn,
         "steps": _steps(host),
         "note": _note(sub, host),
-        "router": None, "experts": None, "shared": None,
+        "router": None,
+        "experts": None,
+        "shared": None,
     }
     if sub.role == "recurrent":
         record["rule"] = _RULES[sub.host]
@@ -155,7 +206,11 @@ def _sublayer(block: Block, sub: Sublayer, window: int | None) -> dict[str, Any]
             "module": host.traits.get("router", "").rsplit(".", 1)[-1],
             "text": text + (", renormalised" if scoring.renormalised else ""),
         }
-        record["experts"] = {"count": host.sizes["num_experts"], "chosen": host.sizes["top_k"], "width": host.sizes.get("intermediate_size")}
+        record["experts"] = {
+            "count": host.sizes["num_experts"],
+            "chosen": host.sizes["top_k"],
+            "width": host.sizes.get("intermediate_size"),
+        }
         if "shared" in host.traits:
             record["shared"] = {
                 "module": host.traits["shared"].rsplit(".", 1)[-1],
@@ -167,20 +222,40 @@ def _sublayer(block: Block, sub: Sublayer, window: int | None) -> dict[str, Any]
 def _norm(block: Block, sub: Sublayer) -> dict[str, Any] | None:
     """The norm a sublayer reads, and the value that is what it hands on to this one."""
     if sub.norm is None:
-        return {"module": sub.behind.rsplit(".", 1)[-1], "value": None, "on_stream": False, "scaled": True} if sub.behind else None
+        return (
+            {
+                "module": sub.behind.rsplit(".", 1)[-1],
+                "value": None,
+                "on_stream": False,
+                "scaled": True,
+            }
+            if sub.behind
+            else None
+        )
     first, second = block.normed
-    value = "attention_norm_output" if sub is first else "mlp_norm_output" if sub is second else None
+    value = (
+        "attention_norm_output" if sub is first else "mlp_norm_output" if sub is second else None
+    )
     name = sub.norm.rsplit(".", 1)[-1]
     # Where the stream itself goes through the norm just before, the sublayer reads the stream.
     behind = block.steps[sub.stage - 1] if sub.stage else None
-    return {"module": name, "value": value, "on_stream": behind is not None and behind.kind == "norm" and behind.by == name, "scaled": False}
+    return {
+        "module": name,
+        "value": value,
+        "on_stream": behind is not None and behind.kind == "norm" and behind.by == name,
+        "scaled": False,
+    }
 
 
 def _note(sub: Sublayer, host: Host) -> str | None:
     """What is not known of a sublayer whose inside is not followed, or which does not read the stream at one point."""
     if sub.stage is None:
         return "reads the stream at several points"
-    return telling(host.missing.values()) if set(host.places) <= {sub.output} and host.missing else None
+    return (
+        telling(host.missing.values())
+        if set(host.places) <= {sub.output} and host.missing
+        else None
+    )
 
 
 def _title(role: str, host: Host) -> str:
@@ -198,12 +273,24 @@ def _summary(role: str, host: Host) -> str:
     if "channels" in sizes:
         state = f" · a state of {sizes['key_dim']} each" if "key_dim" in sizes else ""
         return f"{sizes['channels']} channels{state}"
-    if role == "attention" and "num_heads" in sizes and "num_kv_heads" in sizes and "head_dim" in sizes:
+    if (
+        role == "attention"
+        and "num_heads" in sizes
+        and "num_kv_heads" in sizes
+        and "head_dim" in sizes
+    ):
         heads, shared = _counted(sizes["num_heads"], "query head"), sizes["num_kv_heads"]
-        return f"{heads} over {_counted(shared, 'key/value head')} × {sizes['head_dim']}" if shared < sizes["num_heads"] else f"{heads} × {sizes['head_dim']}"
+        return (
+            f"{heads} over {_counted(shared, 'key/value head')} × {sizes['head_dim']}"
+            if shared < sizes["num_heads"]
+            else f"{heads} × {sizes['head_dim']}"
+        )
     if role == "experts" and "scoring" in host.traits:
         scoring = host.traits["scoring"]
-        words = [f"{scoring.words} → {sizes['top_k']} of {sizes['num_experts']}" + (", renormalised" if scoring.renormalised else "")]
+        words = [
+            f"{scoring.words} → {sizes['top_k']} of {sizes['num_experts']}"
+            + (", renormalised" if scoring.renormalised else "")
+        ]
         if "shared" in host.traits:
             words.append("gated shared expert" if host.traits["shared_gated"] else "shared expert")
         return " · ".join(words)

@@ -33,8 +33,13 @@ from explorer.vocabulary.formatting import CALL
 SCHEMA = 2
 
 
-def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any] | None = None,
-          specimen: Mapping[str, Any] | None = None, known: Known | None = None) -> dict[str, Any]:
+def facts(
+    family: str,
+    checkpoint: str | None = None,
+    contract: Mapping[str, Any] | None = None,
+    specimen: Mapping[str, Any] | None = None,
+    known: Known | None = None,
+) -> dict[str, Any]:
     """The record of ``family``'s ``checkpoint`` (the first of `checkpoints` where none is named).
 
     contract: the contract's report as JSON; specimen: what its numbers were run on; known: the types of the family's
@@ -45,13 +50,20 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
     checkpoint = checkpoint or checkpoints(family)[0]
     released = checkpoint not in (f"{DEFAULT}{family}", f"{SPECIMEN}{family}")
     if released and cards.card(checkpoint).family != family:
-        raise ValueError(f"{checkpoint} is of the family {cards.card(checkpoint).family}, not {family}.")
+        raise ValueError(
+            f"{checkpoint} is of the family {cards.card(checkpoint).family}, not {family}."
+        )
     # A small model has numbers, on which also a forward runs that looks at them.
     model = load(checkpoint, weights=checkpoint == f"{SPECIMEN}{family}")
     report = dict(contract) if contract is not None else {"checks": [], "passed": 0, "failed": 0}
     caches = _caches(model)
     # What is kept of a window is all of it but the newest token's.
-    windows = {layer: row["tokens_at_most"] + 1 for row in caches["caches"] if row["tokens_at_most"] for layer in row["layers"]}
+    windows = {
+        layer: row["tokens_at_most"] + 1
+        for row in caches["caches"]
+        if row["tokens_at_most"]
+        for layer in row["layers"]
+    }
     told = anatomy(model, verified(report["checks"]), windows)
     return {
         "schema": SCHEMA,
@@ -61,7 +73,13 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
         "architecture": type(model.hf).__name__,
         "title": cards.card(checkpoint).title if released else _name(type(model.hf).__name__),
         "summary": summary(told["blocks"], model.num_layers),
-        "versions": {"bestiary": __version__, **{name: version(name).partition("+")[0] for name in ("transformers", "torch", "nnsight")}},
+        "versions": {
+            "bestiary": __version__,
+            **{
+                name: version(name).partition("+")[0]
+                for name in ("transformers", "torch", "nnsight")
+            },
+        },
         "parameters": {**accounting.parameters(model), "convention": accounting.ACTIVE_CONVENTION},
         "size_notes": model.size_notes,
         **caches,
@@ -70,7 +88,13 @@ def facts(family: str, checkpoint: str | None = None, contract: Mapping[str, Any
         "printout": "\n".join(folded(repr(model).splitlines())),
         "traits": traits(model),
         # Which values a check compared has gone into the values' own marks.
-        "contract": {**report, "checks": [{key: said for key, said in check.items() if key != "values"} for check in report["checks"]]},
+        "contract": {
+            **report,
+            "checks": [
+                {key: said for key, said in check.items() if key != "values"}
+                for check in report["checks"]
+            ],
+        },
         "provenance": {
             "generated": date.today().isoformat(),
             "specimen": dict(specimen or {}),
@@ -114,7 +138,9 @@ def _caches(model: LanguageModel) -> dict[str, Any]:
         return {"caches": [], "caches_unknown": str(error)}
 
 
-def anatomy(model: LanguageModel, proven: Collection[str] = (), windows: Mapping[int, int] | None = None) -> dict[str, Any]:
+def anatomy(
+    model: LanguageModel, proven: Collection[str] = (), windows: Mapping[int, int] | None = None
+) -> dict[str, Any]:
     """The part of a record that a diagram is drawn from: ``{sizes, blocks, values}`` of a loaded model.
 
     Shapes are those of one forward of this model, at its own size. ``proven`` are the
@@ -124,18 +150,30 @@ def anatomy(model: LanguageModel, proven: Collection[str] = (), windows: Mapping
     return {
         "sizes": model.sizes,
         "blocks": blocks(model, windows or {}),
-        "values": [_value(model, row, found, f"{row.host}.{row.name}" in proven)
-                   for row in model.support() if row.available],
+        "values": [
+            _value(model, row, found, f"{row.host}.{row.name}" in proven)
+            for row in model.support()
+            if row.available
+        ],
     }
 
 
-def _value(model: LanguageModel, row: Row, found: Mapping[tuple[str, str, int | None], torch.Tensor], verified: bool) -> dict[str, Any]:
+def _value(
+    model: LanguageModel,
+    row: Row,
+    found: Mapping[tuple[str, str, int | None], torch.Tensor],
+    verified: bool,
+) -> dict[str, Any]:
     value = row.value
     layer = None if row.host == "model" else row.layers[0]
     first = None if layer is None else model.anatomy.block(layer).hosts[row.host]
     # Of a value the run leaves out, the dtype is that of the kernel's state, or the integers of a size.
     name = row.name if (row.host, row.name, layer) in found else "state_output"
-    there = [found[key] for at in ([None] if layer is None else row.layers[:2]) if (key := (row.host, name, at)) in found]
+    there = [
+        found[key]
+        for at in ([None] if layer is None else row.layers[:2])
+        if (key := (row.host, name, at)) in found
+    ]
     dtypes = dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in there)
     return {
         "host": vocabulary.HOSTS[row.host].path,
@@ -150,28 +188,47 @@ def _value(model: LanguageModel, row: Row, found: Mapping[tuple[str, str, int | 
         "optional": value.optional,
         "shape": _shape(model, row, found),
         "dtype": "|".join(dtypes) or None,
-        "class": type(model.hf).__name__ if first is None else class_of(model.layers[row.layers[0]], first),
+        "class": type(model.hf).__name__
+        if first is None
+        else class_of(model.layers[row.layers[0]], first),
         "verified": verified,
     }
 
 
-def _shape(model: LanguageModel, row: Row, found: Mapping[tuple[str, str, int | None], torch.Tensor]) -> dict[str, Any]:
+def _shape(
+    model: LanguageModel, row: Row, found: Mapping[tuple[str, str, int | None], torch.Tensor]
+) -> dict[str, Any]:
     """The axes of a value: ``symbols``, and as ``numbers`` those of the first block that has it; ``others`` where kinds of blocks differ."""
-    widths = (model.top if row.host == "model" else model.anatomy.block(row.layers[0]).hosts[row.host]).traits.get("widths", {})
-    symbols = ["width" if axis == "hidden_size" and row.name in widths else axis for axis in row.value.axes]
+    widths = (
+        model.top if row.host == "model" else model.anatomy.block(row.layers[0]).hosts[row.host]
+    ).traits.get("widths", {})
+    symbols = [
+        "width" if axis == "hidden_size" and row.name in widths else axis for axis in row.value.axes
+    ]
     if row.host == "model":
-        return {"symbols": symbols, "numbers": _extents(row.value, found.get((row.host, row.name, None)), model.sizes)}
+        return {
+            "symbols": symbols,
+            "numbers": _extents(row.value, found.get((row.host, row.name, None)), model.sizes),
+        }
     kinds: dict[int, list[int | str]] = {}
     for block in model.anatomy.blocks:
         if block.layers[0] in row.layers:
             sizes = {**model.sizes, **block.hosts[row.host].sizes}
-            kinds[block.layers[0]] = _extents(row.value, found.get((row.host, row.name, block.layers[0])), sizes)
+            kinds[block.layers[0]] = _extents(
+                row.value, found.get((row.host, row.name, block.layers[0])), sizes
+            )
     first = kinds[row.layers[0]]
-    others = [{"layers": list(model.anatomy.block(layer).layers), "numbers": numbers} for layer, numbers in kinds.items() if numbers != first]
+    others = [
+        {"layers": list(model.anatomy.block(layer).layers), "numbers": numbers}
+        for layer, numbers in kinds.items()
+        if numbers != first
+    ]
     return {"symbols": symbols, "numbers": first} | ({"others": others} if others else {})
 
 
-def _extents(value: vocabulary.Value, tensor: torch.Tensor | None, sizes: Mapping[str, int]) -> list[int | str]:
+def _extents(
+    value: vocabulary.Value, tensor: torch.Tensor | None, sizes: Mapping[str, int]
+) -> list[int | str]:
     """One number for each axis, as the run had it; a letter where the call decides.
 
     Values the run leaves out (one state per token) have the sizes the others named.
@@ -187,11 +244,17 @@ def config_of(model: LanguageModel) -> dict[str, Any]:
 
     config = model.config.get_text_config()
     usual = set(PreTrainedConfig().to_dict())
-    written = {key: value for key, value in config.to_dict().items() if key not in usual and value is not None}
+    written = {
+        key: value
+        for key, value in config.to_dict().items()
+        if key not in usual and value is not None
+    }
     return {
         "architectures": type(model.hf).__name__,
         "model_type": config.model_type,
         **written,
-        "tie_word_embeddings": getattr(config, "tie_word_embeddings", getattr(model.config, "tie_word_embeddings", False)),
+        "tie_word_embeddings": getattr(
+            config, "tie_word_embeddings", getattr(model.config, "tie_word_embeddings", False)
+        ),
         "dtype": str(model.hf.dtype).removeprefix("torch."),
     }

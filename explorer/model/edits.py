@@ -42,9 +42,13 @@ def ablate_expert(layer: int, expert: int) -> Edit:
 
     def check(sizes: dict[str, int]) -> None:
         if not 0 <= expert < sizes["num_experts"]:
-            raise ValueError(f"Block {layer} has experts 0 to {sizes['num_experts'] - 1}, not {expert}.")
+            raise ValueError(
+                f"Block {layer} has experts 0 to {sizes['num_experts'] - 1}, not {expert}."
+            )
 
-    return JointEdit("expert_weights", layer, change, f"expert {expert} of block {layer} off", check)
+    return JointEdit(
+        "expert_weights", layer, change, f"expert {expert} of block {layer} off", check
+    )
 
 
 def zero_head(layer: int, head: int, host: str | None = None) -> Edit:
@@ -71,4 +75,6 @@ def _number(what: str, number: int) -> int:
     try:
         return operator.index(number)
     except TypeError:
-        raise ValueError(f"The {what} to edit is given by its number; {number!r} is not one.") from None
+        raise ValueError(
+            f"The {what} to edit is given by its number; {number!r} is not one."
+        ) from None

@@ -59,7 +59,9 @@ class Visit:
         key = self._key(name, reach)
         if key not in self.views:
             if not self.native and name not in self.raw:
-                raise Unavailable(f"{name} is unavailable: a decoding step's kernel does not hold it as a tensor of its own; trace the whole sequence at once.")
+                raise Unavailable(
+                    f"{name} is unavailable: a decoding step's kernel does not hold it as a tensor of its own; trace the whole sequence at once."
+                )
             tensor = take(self.raw, reach.place) if self.native else plainly(self.raw[name])
             copied = tensor.clone() if isinstance(tensor, torch.Tensor) else tensor
             self.views[key] = (name, copied, getattr(copied, "_version", 0), reach)
@@ -70,13 +72,19 @@ class Visit:
 
     def _key(self, name: str, reach: Reach) -> Any:
         # What a moment hands over once is one tensor, whatever it is called and however it is laid out.
-        return reach.place.element if self.native else (reach.place.element, reach.place.arrangement, reach.place.repeat)
+        return (
+            reach.place.element
+            if self.native
+            else (reach.place.element, reach.place.arrangement, reach.place.repeat)
+        )
 
     def back(self) -> Any:
         """What the model goes on with: the original where a copy was only looked at."""
         for expression, value, version in self.derived:
             if value._version != version:
-                raise Unavailable(f"{expression} is computed from other values: what is written into it reaches nothing. Clone it first, or write what it is computed from.")
+                raise Unavailable(
+                    f"{expression} is computed from other values: what is written into it reaches nothing. Clone it first, or write what it is computed from."
+                )
         changed = self.raw
         for name, value, version, reach in self.views.values():
             if not isinstance(value, torch.Tensor):
@@ -88,8 +96,14 @@ class Visit:
         return changed
 
     def _put(self, raw: Any, name: str, reach: Reach, value: Any) -> Any:
-        if name == "expert_indices" and self.experts is not None and not ((value >= 0) & (value < self.experts)).all():
-            raise ValueError(f"There are experts 0 to {self.experts - 1}; expert_indices were given {int(value.min())} to {int(value.max())}.")
+        if (
+            name == "expert_indices"
+            and self.experts is not None
+            and not ((value >= 0) & (value < self.experts)).all()
+        ):
+            raise ValueError(
+                f"There are experts 0 to {self.experts - 1}; expert_indices were given {int(value.min())} to {int(value.max())}."
+            )
         if self.native:
             return put(raw, reach.place, value)
         return {**raw, name: Whole(value) if isinstance(raw[name], Whole) else value}
@@ -119,15 +133,24 @@ class StandardValue(eproperty):
         """The envoy's standard side; a module of the same class elsewhere in the model has none."""
         standard = obj.__dict__.get("_standard")
         if standard is None:
-            raise Unavailable(f"{obj.path} hosts no standard values, so it has no {self.value.name}.")
+            raise Unavailable(
+                f"{obj.path} hosts no standard values, so it has no {self.value.name}."
+            )
         return standard
 
 
 class Standard:
     """The standard side of one envoy: its host, its layer, and how its values are read and written."""
 
-    def __init__(self, model: "LanguageModel", name: str, layer: int | None, taps: HostTaps | None,
-                 missing: dict[str, Missing], sizes: dict[str, int]) -> None:
+    def __init__(
+        self,
+        model: "LanguageModel",
+        name: str,
+        layer: int | None,
+        taps: HostTaps | None,
+        missing: dict[str, Missing],
+        sizes: dict[str, int],
+    ) -> None:
         self.model = model
         self.name = name
         self.layer = layer
@@ -141,7 +164,9 @@ class Standard:
 
     def meant(self, name: str) -> bool:
         """Whether somebody who sets ``name`` here means a value: one of another host, or one misspelt."""
-        return name in vocabulary.NAMES or bool(difflib.get_close_matches(name, vocabulary.BY_HOST[self.name], n=1, cutoff=0.8))
+        return name in vocabulary.NAMES or bool(
+            difflib.get_close_matches(name, vocabulary.BY_HOST[self.name], n=1, cutoff=0.8)
+        )
 
     def unknown(self, name: str) -> str:
         """What to say to somebody who asked for ``name`` here, where there is nothing of that name."""
@@ -154,7 +179,9 @@ class Standard:
             return f"{here} has no {name}; it is a value of {' and '.join(f'{vocabulary.HOSTS[h].path} ({h})' for h in there)}."
         names = [*vocabulary.BY_HOST[self.name], *self.sizes]
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-        return f"{here} has no {name}" + (f"; the nearest names are {', '.join(near)}." if near else ".")
+        return f"{here} has no {name}" + (
+            f"; the nearest names are {', '.join(near)}." if near else "."
+        )
 
     def reach(self, value: vocabulary.Value) -> Reach:
         """How to reach a value, or raise Unavailable with the reason."""
@@ -183,19 +210,35 @@ class Standard:
         reach = self.reach(value)
         visit = self._visit(value, reach)
         now = visit.view(value.name, reach)
-        if isinstance(now, torch.Tensor) and self.name != "model" and getattr(new, "shape", None) != now.shape:
+        if (
+            isinstance(now, torch.Tensor)
+            and self.name != "model"
+            and getattr(new, "shape", None) != now.shape
+        ):
             given = list(new.shape) if isinstance(new, torch.Tensor) else type(new).__name__
-            raise ValueError(f"{self.expression(value.name)} is a tensor {list(now.shape)}; it was given {given}.")
-        if isinstance(now, torch.Tensor) and isinstance(new, torch.Tensor) and new.dtype != now.dtype:
-            raise ValueError(f"{self.expression(value.name)} is of {now.dtype}; it was given {new.dtype}.")
+            raise ValueError(
+                f"{self.expression(value.name)} is a tensor {list(now.shape)}; it was given {given}."
+            )
+        if (
+            isinstance(now, torch.Tensor)
+            and isinstance(new, torch.Tensor)
+            and new.dtype != now.dtype
+        ):
+            raise ValueError(
+                f"{self.expression(value.name)} is of {now.dtype}; it was given {new.dtype}."
+            )
         visit.assign(value.name, reach, new)
 
     def _visit(self, value: vocabulary.Value, reach: Reach) -> Visit:
         mediator = self._mediator(value)
         waiting = mediator.transform
         occurrence = mediator.wanted(reach.location)
-        if waiting is not None and isinstance(waiting.view, Visit) and waiting.location == reach.location \
-                and waiting.occurrence == occurrence:
+        if (
+            waiting is not None
+            and isinstance(waiting.view, Visit)
+            and waiting.location == reach.location
+            and waiting.occurrence == occurrence
+        ):
             return waiting.view
         raw = self._wait(mediator, reach.location, value, occurrence)
         visit = Visit(raw, reach, self.sizes.get("num_experts"))
@@ -205,7 +248,9 @@ class Standard:
     def _derived(self, value: vocabulary.Value) -> Any:
         if self.name in vocabulary.RECURRENT and not value.fixed:
             if value.name in self.missing:
-                raise Unavailable(f"{self.expression(value.name)} is unavailable: {self.missing[value.name]}.")
+                raise Unavailable(
+                    f"{self.expression(value.name)} is unavailable: {self.missing[value.name]}."
+                )
             mediator = self._mediator(value)
             if value.name == "state":
                 location = self.taps.state_location
@@ -216,15 +261,24 @@ class Standard:
             visit = self._visit(value, self.taps.reach["state_output"])
             replay = replay_of(self.name, visit.raw[REPLAY])
             self._complete(value, replay)
-            found = replay.states() if value.name == "states" else implied(replay, self.expression(value.name))
+            found = (
+                replay.states()
+                if value.name == "states"
+                else implied(replay, self.expression(value.name))
+            )
             return visit.computed(self.expression(value.name), found)
         if value.name in self.missing:
-            raise Unavailable(f"{self.expression(value.name)} is unavailable: {self.missing[value.name]}.")
+            raise Unavailable(
+                f"{self.expression(value.name)} is unavailable: {self.missing[value.name]}."
+            )
         reach = self.reach(vocabulary.BY_HOST[self.name][value.source])
         visit = self._visit(value, reach)
         if value.fixed:
             return visit.computed(self.expression(value.name), self.taps.fixed[value.name].clone())
-        return visit.computed(self.expression(value.name), COMPUTED[value.name](visit.view(value.source, reach), self.sizes))
+        return visit.computed(
+            self.expression(value.name),
+            COMPUTED[value.name](visit.view(value.source, reach), self.sizes),
+        )
 
     def _complete(self, value: vocabulary.Value, replay: Replay) -> None:
         """Raise Unavailable where the call was of a kind that does not hold all its recurrence is run again from."""
@@ -232,8 +286,10 @@ class Standard:
             raise Unavailable(self._not_held(value, lacks))
 
     def _not_held(self, value: vocabulary.Value, name: str) -> str:
-        return (f"{self.expression(value.name)} is unavailable: a decoding step's kernel does not hold {name} as a tensor of its own; "
-                "trace the whole sequence at once.")
+        return (
+            f"{self.expression(value.name)} is unavailable: a decoding step's kernel does not hold {name} as a tensor of its own; "
+            "trace the whole sequence at once."
+        )
 
     def _mediator(self, value: vocabulary.Value) -> Mediator:
         expression = self.expression(value.name)
@@ -248,10 +304,14 @@ class Standard:
                 f"or take it from `{recorded}`."
             ) from None
         if not self.model.taps.open:
-            raise OutsideTrace(f"{expression} is served while the whole model runs: read it inside `with model.trace(prompt):`.")
+            raise OutsideTrace(
+                f"{expression} is served while the whole model runs: read it inside `with model.trace(prompt):`."
+            )
         return mediator
 
-    def _wait(self, mediator: Mediator, location: str, value: vocabulary.Value, occurrence: int | None) -> Any:
+    def _wait(
+        self, mediator: Mediator, location: str, value: vocabulary.Value, occurrence: int | None
+    ) -> Any:
         if occurrence is not None and self._passed(mediator, location):
             raise PassedBy(self._order(mediator, value))
         wanted = mediator.wanted(location)
@@ -260,7 +320,11 @@ class Standard:
         except OutOfOrderError:
             # Under tracer.iter the engine only warns when the run ends early; a step that ran
             # and left this value out is an error there too.
-            if self.taps is not None and value.name in self.taps.host.prompt_only and self.model.taps.call.get("seq") == 1:
+            if (
+                self.taps is not None
+                and value.name in self.taps.host.prompt_only
+                and self.model.taps.call.get("seq") == 1
+            ):
                 raise Unavailable(self._not_held(value, value.name)) from None
             if mediator.iteration == 0 or mediator.occurrence(location) > wanted:
                 raise PassedBy(
@@ -288,7 +352,9 @@ class Standard:
         if last is None:
             text += "."
         else:
-            text += f": it had reached {last[0].expression(last[1])}. " + self._before(value.name, *last)
+            text += f": it had reached {last[0].expression(last[1])}. " + self._before(
+                value.name, *last
+            )
         return (
             f"{text} Ask for it first, ask in a tracer.invoke() block of its own, "
             "or use model.record, which takes any order."
@@ -297,9 +363,18 @@ class Standard:
     def _before(self, value: str, other: "Standard", reached: str) -> str:
         """In words, that ``value`` here comes before ``reached`` there."""
         if self.layer is None or self.layer != other.layer:
-            where = "The model's inputs and embeddings come" if self.layer is None else f"Block {self.layer} comes"
-            return f"{where} first." if other.layer is None else f"{where} before block {other.layer}."
-        both = {f"{host.name}.{name}".removeprefix("layers.") for host, name in ((self, value), (other, reached))}
+            where = (
+                "The model's inputs and embeddings come"
+                if self.layer is None
+                else f"Block {self.layer} comes"
+            )
+            return (
+                f"{where} first." if other.layer is None else f"{where} before block {other.layer}."
+            )
+        both = {
+            f"{host.name}.{name}".removeprefix("layers.")
+            for host, name in ((self, value), (other, reached))
+        }
         names = [name for name in self.model.reading_order(self.layer) if name in both]
         return f"In this block the forward passes {' → '.join(names)}." if len(names) > 1 else ""
 
@@ -346,7 +421,12 @@ class _Named:
         standard = self.__dict__.get("_standard")
         if standard is not None and name in standard.sizes:
             raise AttributeError(f"{name} is a size of the built model and cannot be set.")
-        if standard is not None and standard.meant(name) and name not in self.__dict__ and not hasattr(type(self), name):
+        if (
+            standard is not None
+            and standard.meant(name)
+            and name not in self.__dict__
+            and not hasattr(type(self), name)
+        ):
             raise AttributeError(standard.unknown(name))
         super().__setattr__(name, value)
 

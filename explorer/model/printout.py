@@ -32,7 +32,9 @@ def folded(lines: list[str]) -> list[str]:
         run = _RUN.match(lines[index])
         end = index
         if run:
-            end = next((i for i in range(index, len(lines)) if lines[i] == f"{run['indent']})"), index)
+            end = next(
+                (i for i in range(index, len(lines)) if lines[i] == f"{run['indent']})"), index
+            )
         body = (run["class"], *lines[index + 1 : end]) if run else ()
         if run and body in seen:
             kept.append(f"{lines[index]} … as ({seen[body]}) … )")
@@ -76,7 +78,9 @@ def _children(envoy: Envoy) -> list[str]:
     for name, child in envoy._named_children():
         if mounted and any(_holds(child, other) for other in inside):
             continue  # its parts are mounted here, under their standard names
-        own = name if envoy._aliases.get(name, name) == name else f"E_{name}"  # where another module goes by its name
+        own = (
+            name if envoy._aliases.get(name, name) == name else f"E_{name}"
+        )  # where another module goes by its name
         lines.append(f"({'/'.join([*names.get(name, []), own])}): {_shown(child)}")
     return lines + [f"({alias}): {_shown(getattr(envoy, alias))}" for alias in mounted]
 
@@ -94,7 +98,9 @@ def _collapsed(envoy: Envoy) -> list[str]:
         else:
             runs.append([index, index, shown])
     return [
-        f"({first}): {shown}" if first == last else f"({first}-{last}): {last - first + 1} x {shown}"
+        f"({first}): {shown}"
+        if first == last
+        else f"({first}-{last}): {last - first + 1} x {shown}"
         for first, last, shown in runs
     ]
 
@@ -113,5 +119,8 @@ def _values(envoy: Envoy) -> list[str]:
 
 def _lines(standard: Standard) -> list[str]:
     """The values a host serves, each without the bracket its line begins with."""
-    return [f"{value.name}) -> {value.typed}: {value.meaning}"
-            for value in vocabulary.BY_HOST[standard.name].values() if value.name not in standard.missing]
+    return [
+        f"{value.name}) -> {value.typed}: {value.meaning}"
+        for value in vocabulary.BY_HOST[standard.name].values()
+        if value.name not in standard.missing
+    ]

@@ -36,7 +36,9 @@ def token_ids(model: "LanguageModel", prompt: Any) -> torch.Tensor:
     else:
         ids = _matrix(prompt)
         if ids.device.type == "meta" and model.hf.device.type != "meta":
-            raise PromptError("The prompt's token ids are on the meta device, which keeps no numbers; give them on another.")
+            raise PromptError(
+                "The prompt's token ids are on the meta device, which keeps no numbers; give them on another."
+            )
     return checked(model, ids)
 
 
@@ -55,9 +57,13 @@ def checked(model: "LanguageModel", ids: torch.Tensor) -> torch.Tensor:
         raise PromptError("The prompt is empty; give at least one token.")
     longest = limit(model)
     if longest is not None and ids.shape[1] > longest:
-        raise PromptError(f"The prompt has {ids.shape[1]} tokens and the model takes at most {longest}; shorten it.")
+        raise PromptError(
+            f"The prompt has {ids.shape[1]} tokens and the model takes at most {longest}; shorten it."
+        )
     size = model.config.get_text_config().vocab_size
-    numbers = ids.device.type != "meta" and not isinstance(ids, FakeTensor)  # a scan's ids are shapes alone
+    numbers = ids.device.type != "meta" and not isinstance(
+        ids, FakeTensor
+    )  # a scan's ids are shapes alone
     if numbers and not 0 <= int(ids.min()) <= int(ids.max()) < size:
         raise PromptError(f"Token ids of this model run from 0 to {size - 1}.")
     return ids
@@ -66,7 +72,9 @@ def checked(model: "LanguageModel", ids: torch.Tensor) -> torch.Tensor:
 def _matrix(prompt: Any) -> torch.Tensor:
     """Token ids given as numbers, as one matrix."""
     if isinstance(prompt, Mapping) and "input_ids" in prompt:
-        raise PromptError('A prompt is a text or token ids: of what a tokenizer returns, give its ["input_ids"].')
+        raise PromptError(
+            'A prompt is a text or token ids: of what a tokenizer returns, give its ["input_ids"].'
+        )
     try:
         ids = torch.as_tensor(prompt)
     except (TypeError, ValueError, RuntimeError):
@@ -86,7 +94,9 @@ def prepared(model: "LanguageModel", prompt: Any) -> dict[str, torch.Tensor]:
     """The model's inputs for a prompt, on its device; raises what `token_ids` raises."""
     ids = token_ids(model, prompt)
     device = next(model.hf.parameters()).device
-    if device.type == "meta" and not model.anatomy.masked:  # transformers looks into a mask to see whether it masks anything
+    if (
+        device.type == "meta" and not model.anatomy.masked
+    ):  # transformers looks into a mask to see whether it masks anything
         return {"input_ids": ids.to(device)}
     return {"input_ids": ids.to(device), "attention_mask": torch.ones_like(ids).to(device)}
 

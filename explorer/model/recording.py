@@ -62,7 +62,9 @@ class Recording:
 
     def __getitem__(self, key: str | Key) -> Any:
         if (asked := _asked(key)) is None:
-            raise NotRecorded(f'A recording is asked by value name, with a block for a value of one: rec["decays", 0]. {_said(key)} is no such thing.')
+            raise NotRecorded(
+                f'A recording is asked by value name, with a block for a value of one: rec["decays", 0]. {_said(key)} is no such thing.'
+            )
         if (found := self.key(*asked)) not in self.values:
             raise NotRecorded(self.why(*asked))
         return self.values[found]
@@ -81,12 +83,23 @@ class Recording:
             layer += self.num_layers
         host, _, bare = name.rpartition(".")
         mixers = self.mixers[layer] if layer is not None and 0 <= layer < self.num_layers else ()
-        meant = [mixer for mixer in mixers if bare in vocabulary.BY_HOST[mixer]
-                 and (not host or host in (mixer, vocabulary.HOSTS[mixer].attribute))]
+        meant = [
+            mixer
+            for mixer in mixers
+            if bare in vocabulary.BY_HOST[mixer]
+            and (not host or host in (mixer, vocabulary.HOSTS[mixer].attribute))
+        ]
         if meant:
             return key_of(vocabulary.BY_HOST[meant[0]][bare], mixers), layer
-        if host == "shared_experts" or host and any(vocabulary.HOSTS[one].mixer for one in (*vocabulary.of_attribute(host), host)
-                                                    if one in vocabulary.HOSTS):
+        if (
+            host == "shared_experts"
+            or host
+            and any(
+                vocabulary.HOSTS[one].mixer
+                for one in (*vocabulary.of_attribute(host), host)
+                if one in vocabulary.HOSTS
+            )
+        ):
             return name, layer
         return bare, layer
 
@@ -105,7 +118,11 @@ class Recording:
 
     @property
     def bytes(self) -> int:
-        return sum(v.numel() * v.element_size() for v in self.values.values() if isinstance(v, torch.Tensor))
+        return sum(
+            v.numel() * v.element_size()
+            for v in self.values.values()
+            if isinstance(v, torch.Tensor)
+        )
 
     def why(self, name: str, layer: int | None = None) -> str:
         """Why a value is not in the recording."""
@@ -122,7 +139,12 @@ class Recording:
         if layer is not None and all(value.host == "model" for value in meant):
             return f"{name} is a value of the whole model: ask for it without a block."
         host = name.rpartition(".")[0]
-        if layer is not None and host and all(value.host not in self.mixers[layer] for value in meant) and vocabulary.HOSTS[meant[0].host].mixer:
+        if (
+            layer is not None
+            and host
+            and all(value.host not in self.mixers[layer] for value in meant)
+            and vocabulary.HOSTS[meant[0].host].mixer
+        ):
             return f"block {layer} has no {host}: its mixer is {' and '.join(self.mixers[layer]) or 'none'}."
         return f"{name} was not asked for when this was recorded."
 
@@ -133,19 +155,26 @@ class Recording:
 
     def recurrent(self, layer: int) -> str | None:
         """The host of a block's recurrence, None where it has none."""
-        return next((mixer for mixer in self.mixers[self._block(layer)] if mixer in vocabulary.RECURRENT), None)
+        return next(
+            (mixer for mixer in self.mixers[self._block(layer)] if mixer in vocabulary.RECURRENT),
+            None,
+        )
 
     def _block(self, layer: int) -> int:
         """A block by its number from 0; raises NotRecorded where there is no such block."""
         number = whole(layer)
         if number is None or not -self.num_layers <= number < self.num_layers:
-            raise NotRecorded(f"There is no block {_said(layer)}: this recording has {numbered('block', self.num_layers)}.")
+            raise NotRecorded(
+                f"There is no block {_said(layer)}: this recording has {numbered('block', self.num_layers)}."
+            )
         return number % self.num_layers
 
     def addends(self, layer: int) -> tuple[str, ...]:
         """The names of what a block adds to the stream, as recorded: its mixers', then its MLP's."""
         layer = self._block(layer)
-        values = [vocabulary.BY_HOST[mixer]["attention_output"] for mixer in self.mixers[layer]] + [vocabulary.BY_HOST["mlp"]["mlp_output"]]
+        values = [vocabulary.BY_HOST[mixer]["attention_output"] for mixer in self.mixers[layer]] + [
+            vocabulary.BY_HOST["mlp"]["mlp_output"]
+        ]
         names = [key_of(value, self.mixers[layer]) for value in values]
         return tuple(name for name in names if (name, layer) in self.values)
 
@@ -154,11 +183,27 @@ class Recording:
         layer = self._block(layer)
         host = self.recurrent(layer)
         if host is None:
-            raise NotRecorded(f"block {layer} has no recurrence to run again: its mixer is {self.kinds[layer]}.")
-        names = {name: key_of(vocabulary.BY_HOST[host][name], self.mixers[layer]) for name in vocabulary.REPLAYS[host]}
-        lacking = {name for name, key in names.items() if (key, layer) in self.missing and self.missing[key, layer].by_nature}
-        return Replay(host, {name: self.values.get((key, layer)) if name == "state_input" or name in lacking else self[f"{host}.{name}", layer]
-                             for name, key in names.items()})
+            raise NotRecorded(
+                f"block {layer} has no recurrence to run again: its mixer is {self.kinds[layer]}."
+            )
+        names = {
+            name: key_of(vocabulary.BY_HOST[host][name], self.mixers[layer])
+            for name in vocabulary.REPLAYS[host]
+        }
+        lacking = {
+            name
+            for name, key in names.items()
+            if (key, layer) in self.missing and self.missing[key, layer].by_nature
+        }
+        return Replay(
+            host,
+            {
+                name: self.values.get((key, layer))
+                if name == "state_input" or name in lacking
+                else self[f"{host}.{name}", layer]
+                for name, key in names.items()
+            },
+        )
 
     def states(self, layer: int, head: int) -> Iterator[torch.Tensor]:
         """State [batch key_dim value_dim] of one head (or channel) after each token, by replay; memory for one at a time."""
@@ -187,7 +232,9 @@ def whole(number: Any) -> int | None:
 
 def _number(what: str, number: Any) -> int:
     if (found := whole(number)) is None:
-        raise ValueError(f"A {what} is given by its number, counted from 0; {_said(number)} is not one.")
+        raise ValueError(
+            f"A {what} is given by its number, counted from 0; {_said(number)} is not one."
+        )
     return found
 
 
@@ -214,8 +261,13 @@ def key_of(value: vocabulary.Value, mixers: tuple[str, ...]) -> str:
 class RecordSink:
     """A sink that keeps copies of what was asked for and makes the edits."""
 
-    def __init__(self, wanted: dict[str, list[tuple[Key, str, Reach]]], derived: dict[str, list[tuple[Key, str]]],
-                 edits: dict[str, list[tuple[Edit, str, Reach]]], model: "LanguageModel") -> None:
+    def __init__(
+        self,
+        wanted: dict[str, list[tuple[Key, str, Reach]]],
+        derived: dict[str, list[tuple[Key, str]]],
+        edits: dict[str, list[tuple[Edit, str, Reach]]],
+        model: "LanguageModel",
+    ) -> None:
         self.wanted, self.derived, self.edits, self.model = wanted, derived, edits, model
         self.values: dict[Key, Any] = {}
 
@@ -236,37 +288,66 @@ class RecordSink:
         for edit, name, reach in edits:
             now = take(changed, reach.place) if reach.native else plainly(changed[name])
             if now is None:
-                raise Unavailable(f"{edit.value} is None in this call, so there is nothing to edit.")
-            new = edit.change(now.clone(), changed) if isinstance(edit, JointEdit) else edit.change(now.clone())
+                raise Unavailable(
+                    f"{edit.value} is None in this call, so there is nothing to edit."
+                )
+            new = (
+                edit.change(now.clone(), changed)
+                if isinstance(edit, JointEdit)
+                else edit.change(now.clone())
+            )
             if getattr(new, "shape", None) != now.shape:
                 given = list(new.shape) if isinstance(new, torch.Tensor) else type(new).__name__
-                raise ValueError(f"The edit of {edit.value} returned {given} where {list(now.shape)} belongs.")
+                raise ValueError(
+                    f"The edit of {edit.value} returned {given} where {list(now.shape)} belongs."
+                )
             if new.dtype != now.dtype:
-                raise ValueError(f"The edit of {edit.value} returned {new.dtype} where {now.dtype} belongs.")
-            changed = put(changed, reach.place, new) if reach.native else {**changed, name: Whole(new) if isinstance(changed[name], Whole) else new}
+                raise ValueError(
+                    f"The edit of {edit.value} returned {new.dtype} where {now.dtype} belongs."
+                )
+            changed = (
+                put(changed, reach.place, new)
+                if reach.native
+                else {**changed, name: Whole(new) if isinstance(changed[name], Whole) else new}
+            )
         for key, name, reach in keys:
-            self.values[key] = kept(take(changed, reach.place) if reach.native else plainly(changed[name]))
+            self.values[key] = kept(
+                take(changed, reach.place) if reach.native else plainly(changed[name])
+            )
         return None if changed is raw else changed
 
 
 def kept(value: Any) -> Any:
     """A snapshot on the CPU: a copy the model's later edits do not reach."""
-    return value.detach().clone().to("cpu") if isinstance(value, torch.Tensor) and value.device.type != "meta" else value
+    return (
+        value.detach().clone().to("cpu")
+        if isinstance(value, torch.Tensor) and value.device.type != "meta"
+        else value
+    )
 
 
-def choose(model: "LanguageModel", values: Iterable[str] | None, layers: Iterable[int] | None) -> tuple[list, dict[Key, Missing]]:
+def choose(
+    model: "LanguageModel", values: Iterable[str] | None, layers: Iterable[int] | None
+) -> tuple[list, dict[Key, Missing]]:
     """The values to record as (value, layer, taps) rows, and why the others are not there.
 
     Raises UnknownValue for a name the vocabulary does not have, ValueError for what is no
     list of names or of blocks, Unavailable when a named value is on none of the layers.
     """
     values, chosen = _names(values), None if layers is None else _blocks(model, layers)
-    named = None if values is None else [value for name in values for value in vocabulary.lookup(name)]
+    named = (
+        None if values is None else [value for name in values for value in vocabulary.lookup(name)]
+    )
     rows, missing, asked = [], {}, {}
     for support in model.support():
         if named is not None and support.value not in named:
             continue
-        if named is None and support.value.name in ("state", "states") or support.value.layout == "ChannelPattern" and named is None:
+        if (
+            named is None
+            and support.value.name in ("state", "states")
+            or support.value.layout == "ChannelPattern"
+            and named is None
+        ):
             continue  # one matrix per token or channel: only when asked for
         for layer in (None,) if support.host == "model" else range(model.num_layers):
             if layer is not None and chosen is not None and layer not in chosen:
@@ -280,7 +361,9 @@ def choose(model: "LanguageModel", values: Iterable[str] | None, layers: Iterabl
         for name in values:
             meant = vocabulary.lookup(name)
             if not any(row[0] in meant for row in rows):
-                raise Unavailable(f"{name} is unavailable on the blocks asked for: {telling(r for value in meant for r in asked.get(value, ()))}.")
+                raise Unavailable(
+                    f"{name} is unavailable on the blocks asked for: {telling(r for value in meant for r in asked.get(value, ()))}."
+                )
     there = {(value.key, layer) for value, layer, _ in rows}
     return rows, {key: reason for key, reason in missing.items() if key not in there}
 
@@ -294,7 +377,9 @@ def _names(values: Any) -> list[str] | None:
         names = [values]
     for name in names or ():
         if not isinstance(name, str):
-            raise ValueError(f'values is a list of value names, such as ["decays", "logits"]; {_said(name)} is not one.')
+            raise ValueError(
+                f'values is a list of value names, such as ["decays", "logits"]; {_said(name)} is not one.'
+            )
     return names
 
 
@@ -309,23 +394,37 @@ def _blocks(model: "LanguageModel", layers: Any) -> list[int]:
         raise ValueError("layers is empty: name a block, or leave it out for all.")
     for layer in given:
         if whole(layer) is None:
-            raise ValueError(f"layers is a list of block numbers ({numbered('block', model.num_layers)}); {_said(layer)} is not one.")
+            raise ValueError(
+                f"layers is a list of block numbers ({numbered('block', model.num_layers)}); {_said(layer)} is not one."
+            )
     return [model.layer_index(whole(layer)) for layer in given]
 
 
 def _check_edits(edits: Any) -> None:
     """Raise ValueError for what is no list of edits."""
     if not isinstance(edits, list | tuple):
-        raise ValueError(f"edits is a list of edits, such as [zero_head(0, 3)]; {_said(edits)} is not one.")
+        raise ValueError(
+            f"edits is a list of edits, such as [zero_head(0, 3)]; {_said(edits)} is not one."
+        )
     for edit in edits:
         if not isinstance(edit, Edit) or not callable(edit.change):
-            raise ValueError(f"An edit is an Edit, as zero_head(0, 3) makes one, with a function that changes its value; {_said(edit)} is not one.")
+            raise ValueError(
+                f"An edit is an Edit, as zero_head(0, 3) makes one, with a function that changes its value; {_said(edit)} is not one."
+            )
         if edit.layer is not None and whole(edit.layer) is None:
-            raise ValueError(f"The edit of {edit.value} is on a block given by its number, or on None for the model; {_said(edit.layer)} is neither.")
+            raise ValueError(
+                f"The edit of {edit.value} is on a block given by its number, or on None for the model; {_said(edit.layer)} is neither."
+            )
 
 
-def record(model: "LanguageModel", inputs: dict[str, torch.Tensor], rows: list[tuple], edits: Iterable[Edit],
-           progress: Callable[[int, int], None] | None, cancel: Callable[[], bool] | None) -> dict[Key, Any]:
+def record(
+    model: "LanguageModel",
+    inputs: dict[str, torch.Tensor],
+    rows: list[tuple],
+    edits: Iterable[Edit],
+    progress: Callable[[int, int], None] | None,
+    cancel: Callable[[], bool] | None,
+) -> dict[Key, Any]:
     """Run the model once on ``inputs`` and return copies of the values in ``rows``."""
     wanted: dict[str, list] = {}
     derived: dict[str, list] = {}
@@ -334,7 +433,9 @@ def record(model: "LanguageModel", inputs: dict[str, torch.Tensor], rows: list[t
         mixers = model.mixers[layer] if layer is not None else ()
         key = (key_of(value, mixers), layer)
         if value.name == "state":
-            raise Unavailable("state is one token's: take Recording.state(layer, head, token), or record states.")
+            raise Unavailable(
+                "state is one token's: take Recording.state(layer, head, token), or record states."
+            )
         if value.name in ("states", "state_attention"):
             derived.setdefault(taps.replay_location, []).append((key, value.host))
         elif value.derived:
@@ -353,19 +454,39 @@ def record(model: "LanguageModel", inputs: dict[str, torch.Tensor], rows: list[t
         reach = taps.reach[value.name]
         changes.setdefault(reach.location, []).append((edit, value.name, reach))
     sink = RecordSink(wanted, derived, changes, model)
-    with model.lock, model.taps.armed(sink, {*wanted, *derived, *changes}, native=True), Watched(model, progress, cancel):
+    with (
+        model.lock,
+        model.taps.armed(sink, {*wanted, *derived, *changes}, native=True),
+        Watched(model, progress, cancel),
+    ):
         # A state is handed on to a cache alone; else the forward is the one anybody would get.
-        model.hf(**inputs, **({"use_cache": True} if any(host in vocabulary.RECURRENT for mixers in model.mixers for host in mixers) else {}))
+        model.hf(
+            **inputs,
+            **(
+                {"use_cache": True}
+                if any(host in vocabulary.RECURRENT for mixers in model.mixers for host in mixers)
+                else {}
+            ),
+        )
     for value, key, source, taps in later:
-        sink.values[key] = kept(taps.fixed[value.name]) if value.fixed else COMPUTED[value.name](sink.values[source], taps.host.sizes)
-    asked = {(key_of(value, model.mixers[layer] if layer is not None else ()), layer) for value, layer, _ in rows}
+        sink.values[key] = (
+            kept(taps.fixed[value.name])
+            if value.fixed
+            else COMPUTED[value.name](sink.values[source], taps.host.sizes)
+        )
+    asked = {
+        (key_of(value, model.mixers[layer] if layer is not None else ()), layer)
+        for value, layer, _ in rows
+    }
     return {key: value for key, value in sink.values.items() if key in asked}
 
 
 class Watched:
     """Report each block as it finishes, and stop the run when told to."""
 
-    def __init__(self, model: "LanguageModel", progress: Callable | None, cancel: Callable | None) -> None:
+    def __init__(
+        self, model: "LanguageModel", progress: Callable | None, cancel: Callable | None
+    ) -> None:
         self.blocks = [layer._module for layer in model.layers]
         self.progress, self.cancel = progress, cancel
         self.hooks: list = []
@@ -374,7 +495,9 @@ class Watched:
         if self.progress is None and self.cancel is None:
             return
         for index, block in enumerate(self.blocks):
-            self.hooks.append(block.register_forward_hook(lambda *_, index=index: self.passed(index)))
+            self.hooks.append(
+                block.register_forward_hook(lambda *_, index=index: self.passed(index))
+            )
 
     def passed(self, index: int) -> None:
         if self.progress is not None:

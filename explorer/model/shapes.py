@@ -18,8 +18,11 @@ def shapes(model: LanguageModel) -> dict[tuple[str, str, int | None], torch.Tens
     ids = torch.zeros(batch, seq, dtype=torch.long, device=model.hf.device)
     layers = sorted({layer for block in model.anatomy.blocks for layer in block.layers[:2]})
     # By its host too: two mixers of a block may share a name.
-    rows = [(row, row.name if row.host == "model" else f"{row.host}.{row.name}")
-            for row in model.support() if row.available and not row.value.derived]
+    rows = [
+        (row, row.name if row.host == "model" else f"{row.host}.{row.name}")
+        for row in model.support()
+        if row.available and not row.value.derived
+    ]
     # Every kind of block is among the first so many; the others add nothing but time.
     with model.lock, shortened(model.hf, model.anatomy.frame.blocks, layers[-1] + 1):
         recording = model.record(ids, [name for _, name in rows], layers=layers)

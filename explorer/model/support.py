@@ -65,18 +65,28 @@ class Support:
     def __repr__(self) -> str:
         lines = []
         there = {row.host for row in self.rows if row.available}
-        for row in (row for row in self.rows if row.host in there or row.host in ("model", "layers")):
+        for row in (
+            row for row in self.rows if row.host in there or row.host in ("model", "layers")
+        ):
             where = f"{vocabulary.HOSTS[row.host].path}.{row.name}"
             if row.available:
                 scope = "" if row.host == "model" else f"  blocks {ranges(row.layers, dash='-')}"
                 lines.append(f"  yes  {where:<52} {row.value.typed}{scope}")
             else:
                 lines.append(f"  no   {where:<52} {telling(row.reasons.values())}")
-        for path in dict.fromkeys(vocabulary.HOSTS[row.host].path for row in self.rows if row.host not in there):
-            rows = [row for row in self.rows if vocabulary.HOSTS[row.host].path == path and row.host not in there]
+        for path in dict.fromkeys(
+            vocabulary.HOSTS[row.host].path for row in self.rows if row.host not in there
+        ):
+            rows = [
+                row
+                for row in self.rows
+                if vocabulary.HOSTS[row.host].path == path and row.host not in there
+            ]
             if path not in ("model", "model.layers[i]"):
                 kinds = ", ".join(dict.fromkeys(row.host for row in rows))
-                lines.append(f"  no   {path + '.*':<52} {kinds}: {telling(reason for row in rows for reason in row.reasons.values())}")
+                lines.append(
+                    f"  no   {path + '.*':<52} {kinds}: {telling(reason for row in rows for reason in row.reasons.values())}"
+                )
         return "\n".join(lines)
 
 
@@ -99,7 +109,17 @@ def support(anatomy: Anatomy, top: Host, layer: int | None = None) -> Support:
             else:
                 having.append(index)
                 says = says or read_at(host, value)
-        rows.append(Row(value.host, value, tuple(having), says, CONDITIONS.get(value.name), reasons, bool(having)))
+        rows.append(
+            Row(
+                value.host,
+                value,
+                tuple(having),
+                says,
+                CONDITIONS.get(value.name),
+                reasons,
+                bool(having),
+            )
+        )
     return Support(rows, layer)
 
 

@@ -67,18 +67,31 @@ class HostTaps:
         #: Values that are constants of the model.
         self._constants: dict[str, tuple[torch.nn.Module, str, float]] = {}
         #: What numbers the entries that other values have of what is found at their places, and where those are.
-        numbered = {name: by for name, places in host.places.items() for place in places if place.chosen is not None and (by := place.chosen.by)}
+        numbered = {
+            name: by
+            for name, places in host.places.items()
+            for place in places
+            if place.chosen is not None and (by := place.chosen.by)
+        }
         self.choosing = set(numbered.values())
         self.chosen = {self.reach[name].location for name in numbered}
-        if {"expert_indices", "expert_weights"} <= set(self.reach) and self.reach["expert_indices"].location != self.reach["expert_weights"].location:
-            self.choosing.add("expert_indices")  # whoever edits weights by their experts needs both at once
+        if {"expert_indices", "expert_weights"} <= set(self.reach) and self.reach[
+            "expert_indices"
+        ].location != self.reach["expert_weights"].location:
+            self.choosing.add(
+                "expert_indices"
+            )  # whoever edits weights by their experts needs both at once
             self.chosen.add(self.reach["expert_weights"].location)
 
     def _elsewhere(self, places: tuple[Place, ...]) -> tuple[Place, ...]:
         """Where another kind of call hands a value over: with the values it shares its first moment with, where it says nothing itself."""
         if len(places) > 1:
             return places
-        beside = [found for found in self.host.places.values() if found[0].point == places[0].point and found[0].operation]
+        beside = [
+            found
+            for found in self.host.places.values()
+            if found[0].point == places[0].point and found[0].operation
+        ]
         return max(beside, key=len, default=places)
 
     def _add(self, name: str, places: tuple[Place, ...]) -> None:
@@ -87,20 +100,34 @@ class HostTaps:
         Values share a location where every kind of call hands them over at one moment.
         """
         first = places[0]
-        native = (len(places) == 1 and not first.operation and first.repeat is None and first.turn is None and first.chosen is None
-                  and plain(first.arrangement, self.values[name].axes))
+        native = (
+            len(places) == 1
+            and not first.operation
+            and first.repeat is None
+            and first.turn is None
+            and first.chosen is None
+            and plain(first.arrangement, self.values[name].axes)
+        )
         module = _joined(self.path, first.module)
-        moments = "+".join(f"{place.module.removeprefix(first.module)}{'/'.join(place.operation)}.{place.side}" for place in self._elsewhere(places))
+        moments = "+".join(
+            f"{place.module.removeprefix(first.module)}{'/'.join(place.operation)}.{place.side}"
+            for place in self._elsewhere(places)
+        )
         location = f"{module}.{first.side}" if native else f"{module}@{moments}:{self.host.name}"
         self.reach[name] = Reach(location, first, native)
         for place in places:
-            moment = self.moments.setdefault((*place.point, location), _Moment(location, place.side, self))
+            moment = self.moments.setdefault(
+                (*place.point, location), _Moment(location, place.side, self)
+            )
             moment.members[name] = place
 
     @property
     def fixed(self) -> dict[str, torch.Tensor]:
         """Values that are constants of the model, as they are now: one number per head."""
-        return {name: sign * getattr(module, leaf).detach().float().flatten() for name, (module, leaf, sign) in self._constants.items()}
+        return {
+            name: sign * getattr(module, leaf).detach().float().flatten()
+            for name, (module, leaf, sign) in self._constants.items()
+        }
 
     def fix(self, name: str, module: torch.nn.Module, leaf: str, sign: float) -> None:
         """Have a value read off a parameter or buffer, times a sign, its numbers in the order of the heads."""
@@ -172,7 +199,9 @@ class Taps:
         for name, value in taps.values.items():
             if value.fixed and name in taps.host.traits:
                 path, sign = taps.host.traits[name]
-                module, _, leaf = _joined(taps.path, path).removeprefix(self.prefix).lstrip(".").rpartition(".")
+                module, _, leaf = (
+                    _joined(taps.path, path).removeprefix(self.prefix).lstrip(".").rpartition(".")
+                )
                 taps.fix(name, self.modules[module], leaf, sign)
 
     # -- arming -------------------------------------------------------------
@@ -185,10 +214,14 @@ class Taps:
     @property
     def _listening(self) -> bool:
         """Whether what passes a tap now belongs to the run: in its thread, with somebody waiting."""
-        return self._sink is not None and self._thread == threading.get_ident() and self._sink.active()
+        return (
+            self._sink is not None and self._thread == threading.get_ident() and self._sink.active()
+        )
 
     @contextmanager
-    def armed(self, sink: Sink, wanted: set[str] | None = None, native: bool = False) -> Iterator["Taps"]:
+    def armed(
+        self, sink: Sink, wanted: set[str] | None = None, native: bool = False
+    ) -> Iterator["Taps"]:
         """Open the taps towards ``sink``; ``native`` also taps what the engine serves itself.
 
         ``wanted`` limits them to these locations; None opens all, as does a model without
@@ -196,19 +229,36 @@ class Taps:
         """
         wanted = None if self.shapes else wanted
         if self._sink is not None:
-            raise Busy("This model is in the middle of a trace; run another one before that block or after it.")
+            raise Busy(
+                "This model is in the middle of a trace; run another one before that block or after it."
+            )
         self._sink, self._thread, self.step = sink, threading.get_ident(), -1
         trees: dict[str, _Node] = {}
         with ExitStack() as undo:
             undo.callback(self._closed)
-            handle = self.root.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True)
+            handle = self.root.register_forward_pre_hook(
+                self._begin, with_kwargs=True, prepend=True
+            )
             undo.callback(handle.remove)
             for taps in self.hosts.values():
                 for moment in taps.moments.values():
                     own = taps.reach[next(iter(moment.members))]
-                    derived = taps.replayed and wanted is not None and {taps.replay_location, taps.state_location} & wanted
-                    numbers = wanted is not None and taps.chosen & wanted and taps.choosing & set(moment.members)
-                    if wanted is not None and moment.location not in wanted and not derived and not numbers:
+                    derived = (
+                        taps.replayed
+                        and wanted is not None
+                        and {taps.replay_location, taps.state_location} & wanted
+                    )
+                    numbers = (
+                        wanted is not None
+                        and taps.chosen & wanted
+                        and taps.choosing & set(moment.members)
+                    )
+                    if (
+                        wanted is not None
+                        and moment.location not in wanted
+                        and not derived
+                        and not numbers
+                    ):
                         continue
                     if own.native and not native:
                         continue
@@ -224,7 +274,9 @@ class Taps:
 
     def _begin(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
         """At the start of each forward: which step it is, and how long batch and sequence are."""
-        if not self._listening:  # the model called on the side, from within a trace or another thread
+        if (
+            not self._listening
+        ):  # the model called on the side, from within a trace or another thread
             return
         self.step += 1
         for taps in self.hosts.values():
@@ -237,17 +289,22 @@ class Taps:
         self.call = {"batch": ids.shape[0], "seq": ids.shape[1]}
         self._calls.clear()
 
-    def _open(self, taps: HostTaps, moment: _Moment, trees: dict[str, _Node], undo: ExitStack) -> None:
+    def _open(
+        self, taps: HostTaps, moment: _Moment, trees: dict[str, _Node], undo: ExitStack
+    ) -> None:
         place = next(iter(moment.members.values()))
         module = self.module(taps, place)
         if not place.operation:
             if moment.side == "input":
                 hook = module.register_forward_pre_hook(
-                    lambda _, args, kwargs: self._turned(moment, place, (args, kwargs)), with_kwargs=True
+                    lambda _, args, kwargs: self._turned(moment, place, (args, kwargs)),
+                    with_kwargs=True,
                 )
             else:
                 # Before anybody else's hooks, so that a recording sees what a trace sees.
-                hook = module.register_forward_hook(lambda _, args, out: self._turned(moment, place, out), prepend=True)
+                hook = module.register_forward_hook(
+                    lambda _, args, out: self._turned(moment, place, out), prepend=True
+                )
             undo.callback(hook.remove)
             return
         path = _joined(taps.path, place.module)
@@ -262,7 +319,9 @@ class Taps:
         state = module.__dict__[STATE]
         if path not in self._bodies:
             holder: dict[str, _Node] = {}
-            operation = self._op(holder, lambda: state.active()[:2] if state.sourced else (None, None))
+            operation = self._op(
+                holder, lambda: state.active()[:2] if state.sourced else (None, None)
+            )
             self._bodies[path] = (_tapped(rewritten(state.original, operation)), holder)
         tapped, holder = self._bodies[path]
         holder["tree"] = tree
@@ -295,8 +354,16 @@ class Taps:
 
         return op
 
-    def _within(self, fn: Callable, location: str, node: _Node, locate: Callable, inner: dict,
-                args: tuple, kwargs: dict) -> Any:
+    def _within(
+        self,
+        fn: Callable,
+        location: str,
+        node: _Node,
+        locate: Callable,
+        inner: dict,
+        args: tuple,
+        kwargs: dict,
+    ) -> Any:
         """Run ``fn`` with the calls it makes tapped too; built once for each function met at a place."""
         if (location, fn) not in inner:
             holder: dict[str, _Node] = {}
@@ -338,7 +405,11 @@ class Taps:
         taps = moment.host
         own = taps.reach[next(iter(moment.members))]
         if taps.replayed and set(moment.members) & set(taps.replayed):
-            kept = {name: value for name, value in self._served(moment, container).items() if name in taps.replayed}
+            kept = {
+                name: value
+                for name, value in self._served(moment, container).items()
+                if name in taps.replayed
+            }
             if kept.get("state_input") is not None:  # some kernels write the new state over it
                 kept["state_input"] = kept["state_input"].clone()
             taps.kept.update(kept)
@@ -357,10 +428,14 @@ class Taps:
         sizes = {**taps.host.sizes, **self.call}
         found = {name: take(container, place) for name, place in moment.members.items()}
         served = {
-            name: None if tensor is None or taps.unnumbered(place) else serve(tensor, place, taps.values[name].axes, sizes, taps.numbers(place))
+            name: None
+            if tensor is None or taps.unnumbered(place)
+            else serve(tensor, place, taps.values[name].axes, sizes, taps.numbers(place))
             for (name, tensor), place in zip(found.items(), moment.members.values())
         }
-        if moment.location in taps.chosen:  # with what numbers them, for whoever edits the two together
+        if (
+            moment.location in taps.chosen
+        ):  # with what numbers them, for whoever edits the two together
             served = {name: taps.kept.get(name) for name in taps.choosing} | served
         for name, value in served.items():
             if isinstance(value, torch.Tensor) and "batch" not in taps.values[name].axes:
@@ -384,7 +459,9 @@ class Taps:
         changed = self._sink.offer(moment.location, make)
         if changed is None:
             return None
-        edited = {name for name in moment.members if plainly(changed[name]) is not plainly(served[name])}
+        edited = {
+            name for name in moment.members if plainly(changed[name]) is not plainly(served[name])
+        }
         if any(moment.members[name].repeat for name in edited):
             # The kernel repeats all of its narrow arguments or none: hand on all of them repeated.
             edited |= {name for name, place in moment.members.items() if place.repeat}
@@ -393,7 +470,11 @@ class Taps:
             value = plainly(changed[name])
             axes = moment.host.values[name].axes
             found, sizes = take(container, place), {**moment.host.host.sizes, **self.call}
-            native = value if value is None else restore(value, place, axes, sizes, found, moment.host.numbers(place))
+            native = (
+                value
+                if value is None
+                else restore(value, place, axes, sizes, found, moment.host.numbers(place))
+            )
             if place.written_over and native is not None:
                 with torch.no_grad():
                     found.copy_(native)
@@ -425,11 +506,19 @@ def _tapped(body: Callable) -> type:
     What the engine meanwhile installs (its ``.source`` does so on first use) goes
     where it always goes and is what runs once the taps are closed.
     """
-    return type("TappedState", (State,), {"__slots__": (), "body": property(lambda _: body, State.body.__set__)})
+    return type(
+        "TappedState",
+        (State,),
+        {"__slots__": (), "body": property(lambda _: body, State.body.__set__)},
+    )
 
 
 def _drilled(locate: Callable[[], tuple], location: str) -> tuple:
     """The engine's interleaver and path inside an operation somebody asked to look into, else Nones."""
     interleaver, path = locate()
     base = f"{path}.{location}"
-    return (interleaver, base) if interleaver is not None and interleaver.sourced.get(base) else (None, None)
+    return (
+        (interleaver, base)
+        if interleaver is not None and interleaver.sourced.get(base)
+        else (None, None)
+    )

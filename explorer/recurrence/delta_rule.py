@@ -39,8 +39,13 @@ _LOWEST_DECAY = -1e4
 
 
 def delta_rule_steps(
-    queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, betas: Tensor,
-    state: Tensor | None = None, heads: Heads = None,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    decays: Tensor,
+    betas: Tensor,
+    state: Tensor | None = None,
+    heads: Heads = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Replay the rule token by token, yielding what it reads and the state it leaves.
 
@@ -70,8 +75,13 @@ def delta_rule_steps(
 
 
 def delta_rule(
-    queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, betas: Tensor,
-    state: Tensor | None = None, heads: Heads = None,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    decays: Tensor,
+    betas: Tensor,
+    state: Tensor | None = None,
+    heads: Heads = None,
 ) -> tuple[Tensor, Tensor]:
     """Head outputs ``LinearV [batch seq heads value_dim]`` and the last ``State`` of a replay."""
     outputs, last = [], None
@@ -83,8 +93,13 @@ def delta_rule(
 
 
 def delta_rule_states(
-    queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, betas: Tensor,
-    state: Tensor | None = None, heads: Heads = None,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    decays: Tensor,
+    betas: Tensor,
+    state: Tensor | None = None,
+    heads: Heads = None,
 ) -> Tensor:
     """The state after every token: ``States [batch seq heads key_dim value_dim]``.
 
@@ -96,8 +111,14 @@ def delta_rule_states(
 
 
 def delta_rule_state_at(
-    queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, betas: Tensor,
-    tokens: int | Sequence[int], state: Tensor | None = None, heads: Heads = None,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    decays: Tensor,
+    betas: Tensor,
+    tokens: int | Sequence[int],
+    state: Tensor | None = None,
+    heads: Heads = None,
 ) -> Tensor:
     """The states after the asked tokens, in the order asked, without keeping the others.
 
@@ -125,8 +146,13 @@ def delta_rule_state_at(
 
 
 def state_norms(
-    queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, betas: Tensor,
-    state: Tensor | None = None, heads: Heads = None,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    decays: Tensor,
+    betas: Tensor,
+    state: Tensor | None = None,
+    heads: Heads = None,
 ) -> Tensor:
     """Frobenius norm of the state after every token: ``Gates [batch seq heads]``.
 
@@ -137,8 +163,12 @@ def state_norms(
 
 
 def state_attention(
-    queries: Tensor, keys: Tensor, decays: Tensor, betas: Tensor,
-    heads: Heads = None, one_at_a_time: bool = True,
+    queries: Tensor,
+    keys: Tensor,
+    decays: Tensor,
+    betas: Tensor,
+    heads: Heads = None,
+    one_at_a_time: bool = True,
 ) -> Tensor:
     """The exact implied attention: ``M [batch heads query key]`` with head outputs = M · values.
 
@@ -171,7 +201,9 @@ def state_attention(
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _implied_attention(queries: Tensor, keys: Tensor, decays: Tensor, betas: Tensor, group: list[int]) -> Tensor:
+def _implied_attention(
+    queries: Tensor, keys: Tensor, decays: Tensor, betas: Tensor, group: list[int]
+) -> Tensor:
     """`state_attention` of some heads at once."""
     dtype = working_dtype(queries)
     q, k = (x.transpose(1, 2) for x in _unit_pair(queries, keys, decays.shape[2], group, dtype))
@@ -180,7 +212,9 @@ def _implied_attention(queries: Tensor, keys: Tensor, decays: Tensor, betas: Ten
     reads = _faded(q, k, faded, dtype)
     system = (_faded(k, k, faded, dtype) * strength.unsqueeze(-1)).tril(-1)
     # The solver reads the strict lower triangle alone and takes the diagonal as ones.
-    solved = torch.linalg.solve_triangular(system, reads, upper=False, left=False, unitriangular=True)
+    solved = torch.linalg.solve_triangular(
+        system, reads, upper=False, left=False, unitriangular=True
+    )
     # A matrix of the solve is lower triangular up to rounding; make the causal zeros exact.
     return solved.tril() * strength.unsqueeze(-2)
 
@@ -245,9 +279,20 @@ def _initial_state(
 ) -> Tensor:
     count = values.shape[2] if chosen is None else len(chosen)
     if state is None:
-        return torch.zeros(values.shape[0], count, keys.shape[3], values.shape[3], dtype=dtype, device=values.device)
+        return torch.zeros(
+            values.shape[0],
+            count,
+            keys.shape[3],
+            values.shape[3],
+            dtype=dtype,
+            device=values.device,
+        )
     state = state.to(device=values.device, dtype=dtype)
-    return state if chosen is None else state.index_select(1, torch.tensor(chosen, device=state.device))
+    return (
+        state
+        if chosen is None
+        else state.index_select(1, torch.tensor(chosen, device=state.device))
+    )
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
@@ -269,12 +314,19 @@ def chosen_heads(heads: Heads, count: int) -> list[int] | None:
         raise ValueError("choose at least one head, or leave heads out to take all")
     for head in asked:
         if not -count <= head < count:
-            raise ValueError(f"head {head} does not exist: there are {count} heads, 0 to {count - 1}")
+            raise ValueError(
+                f"head {head} does not exist: there are {count} heads, 0 to {count - 1}"
+            )
     return [head % count for head in asked]
 
 
 def _check(
-    queries: Tensor, keys: Tensor, values: Tensor | None, decays: Tensor, betas: Tensor, state: Tensor | None
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor | None,
+    decays: Tensor,
+    betas: Tensor,
+    state: Tensor | None,
 ) -> None:
     """One sentence about the first shape that does not fit the others."""
     if queries.shape != keys.shape:
@@ -282,7 +334,9 @@ def _check(
     batch, seq, key_heads, key_dim = _four(keys, "keys")
     heads = decays.shape[2] if decays.dim() >= 3 else 0
     if heads == 0 or heads % key_heads:
-        raise ValueError(f"decays {_shape(decays)} do not give one number per token and head of keys {_shape(keys)}")
+        raise ValueError(
+            f"decays {_shape(decays)} do not give one number per token and head of keys {_shape(keys)}"
+        )
     expected = {"decays": (decays, (batch, seq, heads) + ((key_dim,) if decays.dim() == 4 else ()))}
     expected["betas"] = (betas, (batch, seq, heads))
     if values is not None:
@@ -292,7 +346,9 @@ def _check(
             expected["state"] = (state, (batch, heads, key_dim, value_dim))
     for name, (tensor, shape) in expected.items():
         if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name} {_shape(tensor)} should be {list(shape)} to go with keys {_shape(keys)}")
+            raise ValueError(
+                f"{name} {_shape(tensor)} should be {list(shape)} to go with keys {_shape(keys)}"
+            )
 
 
 def _four(x: Tensor, name: str) -> tuple[int, ...]:

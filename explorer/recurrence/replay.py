@@ -31,7 +31,9 @@ class Replay:
 
     def lacks(self, missing: Collection[str]) -> str | None:
         """A value it cannot do without and was not given, beside those the model has not (``missing``); None where it is complete."""
-        needed = [name for name in REPLAYS[self.host] if name != "state_input" and name not in missing]
+        needed = [
+            name for name in REPLAYS[self.host] if name != "state_input" and name not in missing
+        ]
         return next((name for name in needed if self.given.get(name) is None), None)
 
     @property
@@ -42,7 +44,11 @@ class Replay:
         return self.state_input is None
 
     def _arguments(self, *without: str) -> list[torch.Tensor | None]:
-        return [self.given.get(name) for name in REPLAYS[self.host] if name not in ("state_input", *without)]
+        return [
+            self.given.get(name)
+            for name in REPLAYS[self.host]
+            if name not in ("state_input", *without)
+        ]
 
     def steps(self, heads: Heads = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Per token what is read [batch heads …] and the state after it [batch heads …]."""
@@ -61,14 +67,24 @@ class Replay:
 
     def state_at(self, token: int, heads: Heads = None) -> torch.Tensor:
         """The state after one token [batch heads …], with memory for one; raises ValueError for a token there is not."""
-        count = next(tensor for tensor in self._arguments()[::-1] if tensor is not None and tensor.dim() > 1).shape[1]
+        count = next(
+            tensor for tensor in self._arguments()[::-1] if tensor is not None and tensor.dim() > 1
+        ).shape[1]
         if not -count <= token < count:
             raise ValueError(f"token {token} is outside a sequence of {count} tokens")
-        return next(state for index, (_, state) in enumerate(self.steps(heads)) if index == token % count)
+        return next(
+            state for index, (_, state) in enumerate(self.steps(heads)) if index == token % count
+        )
 
     def norms(self) -> torch.Tensor:
         """The size (Frobenius norm) of every head's state after every token: [batch seq heads]."""
-        return torch.stack([state.flatten(2).norm(dim=-1) if state.dim() > 2 else state.abs() for _, state in self.steps()], dim=1)
+        return torch.stack(
+            [
+                state.flatten(2).norm(dim=-1) if state.dim() > 2 else state.abs()
+                for _, state in self.steps()
+            ],
+            dim=1,
+        )
 
     def state_attention(self) -> torch.Tensor:
         """The implied attention of a fresh prompt: [batch heads query key]."""
@@ -92,8 +108,14 @@ _STEPS = {
 _ATTENTION = {
     "linear_attn": _delta_attention,
     "kda": _delta_attention,
-    "retention": lambda replay: state_space.retention_attention(*replay._arguments("attention_values")),
+    "retention": lambda replay: state_space.retention_attention(
+        *replay._arguments("attention_values")
+    ),
     "ssd": lambda replay: state_space.ssd_attention(*replay._arguments("attention_values")),
-    "selective_scan": lambda replay: state_space.scan_attention(*replay._arguments("attention_values")),
-    "gated_recurrence": lambda replay: state_space.gated_attention(*replay._arguments("attention_values")),
+    "selective_scan": lambda replay: state_space.scan_attention(
+        *replay._arguments("attention_values")
+    ),
+    "gated_recurrence": lambda replay: state_space.gated_attention(
+        *replay._arguments("attention_values")
+    ),
 }

@@ -34,8 +34,16 @@ from torch import Tensor
 from explorer.recurrence.delta_rule import Heads, chosen_heads, fading, pick, working_dtype
 
 
-def ssd_steps(queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, betas: Tensor, skip: Tensor | None = None,
-              state: Tensor | None = None, heads: Heads = None) -> Iterator[tuple[Tensor, Tensor]]:
+def ssd_steps(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    decays: Tensor,
+    betas: Tensor,
+    skip: Tensor | None = None,
+    state: Tensor | None = None,
+    heads: Heads = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Per token ``(head_output [batch heads value_dim], state [batch heads key_dim value_dim])``.
 
     queries, keys: LinearQK [batch seq heads key_dim]; values: LinearV [batch seq heads value_dim]; decays, betas:
@@ -47,7 +55,9 @@ def ssd_steps(queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, bet
     q, k, v, g, b = (pick(x, some).to(dtype) for x in (queries, keys, values, decays, betas))
     past = None if skip is None else _picked(skip, some, 0).to(dtype)[:, None]
     if state is None:
-        current = values.new_zeros((values.shape[0], v.shape[2], k.shape[3], v.shape[3]), dtype=dtype)
+        current = values.new_zeros(
+            (values.shape[0], v.shape[2], k.shape[3], v.shape[3]), dtype=dtype
+        )
     else:
         current = _picked(state, some, 1).to(dtype)
     for q_t, k_t, v_t, g_t, b_t in zip(*(x.unbind(1) for x in (q, k, v, g, b))):
@@ -57,21 +67,35 @@ def ssd_steps(queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, bet
         yield (output if past is None else output + past * v_t), current
 
 
-def retention_steps(queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, state: Tensor | None = None,
-                    heads: Heads = None) -> Iterator[tuple[Tensor, Tensor]]:
+def retention_steps(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    decays: Tensor,
+    state: Tensor | None = None,
+    heads: Heads = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Per token ``(head_output [batch heads value_dim], state [batch heads key_dim value_dim])``: *ssd* with every step one and fixed decays [heads]."""
     fixed = decays.expand(*values.shape[:3])
     return ssd_steps(queries, keys, values, fixed, torch.ones_like(fixed), state=state, heads=heads)
 
 
-def retention_attention(queries: Tensor, keys: Tensor, decays: Tensor, heads: Heads = None) -> Tensor:
+def retention_attention(
+    queries: Tensor, keys: Tensor, decays: Tensor, heads: Heads = None
+) -> Tensor:
     """``M [batch heads query key]`` with head outputs = M · values on a fresh prompt: tril(Q Kᵀ ∘ L), decays [heads]."""
     fixed = decays.expand(*queries.shape[:3])
     return ssd_attention(queries, keys, fixed, torch.ones_like(fixed), heads=heads)
 
 
-def ssd_attention(queries: Tensor, keys: Tensor, decays: Tensor, betas: Tensor, skip: Tensor | None = None,
-                  heads: Heads = None) -> Tensor:
+def ssd_attention(
+    queries: Tensor,
+    keys: Tensor,
+    decays: Tensor,
+    betas: Tensor,
+    skip: Tensor | None = None,
+    heads: Heads = None,
+) -> Tensor:
     """``M [batch heads query key]`` with head outputs = M · values: tril(Q Kᵀ ∘ L) diag(b), the skip on its diagonal.
 
     ``L[i, j] = exp(g_{j+1} + ... + g_i)``; it is that of a fresh prompt.
@@ -81,11 +105,24 @@ def ssd_attention(queries: Tensor, keys: Tensor, decays: Tensor, betas: Tensor, 
     q, k = (pick(x, some).transpose(1, 2).to(dtype) for x in (queries, keys))
     g, b = (pick(x, some).transpose(1, 2) for x in (decays, betas))
     found = (q @ k.mT) * fading(g, dtype) * b.to(dtype).unsqueeze(-2)
-    return found if skip is None else found + torch.diag_embed(_picked(skip, some, 0).to(dtype)[None, :, None].expand(found.shape[:3]))
+    return (
+        found
+        if skip is None
+        else found
+        + torch.diag_embed(_picked(skip, some, 0).to(dtype)[None, :, None].expand(found.shape[:3]))
+    )
 
 
-def scan_steps(queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, betas: Tensor, skip: Tensor | None = None,
-               state: Tensor | None = None, heads: Heads = None) -> Iterator[tuple[Tensor, Tensor]]:
+def scan_steps(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    decays: Tensor,
+    betas: Tensor,
+    skip: Tensor | None = None,
+    state: Tensor | None = None,
+    heads: Heads = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Per token ``(output [batch channels], state [batch channels key_dim])``.
 
     queries, keys: SharedQK [batch seq key_dim]; values, betas: Channels [batch seq channels]; decays: ChannelDecays
@@ -96,15 +133,25 @@ def scan_steps(queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, be
     v, g, b = (pick(x, some).to(dtype) for x in (values, decays, betas))
     q, k = queries.to(dtype), keys.to(dtype)
     past = None if skip is None else _picked(skip, some, 0).to(dtype)
-    current = v.new_zeros((v.shape[0], v.shape[2], k.shape[2])) if state is None else _picked(state, some, 1).to(dtype)
+    current = (
+        v.new_zeros((v.shape[0], v.shape[2], k.shape[2]))
+        if state is None
+        else _picked(state, some, 1).to(dtype)
+    )
     for q_t, k_t, v_t, g_t, b_t in zip(*(x.unbind(1) for x in (q, k, v, g, b))):
         current = current * g_t.exp() + (b_t * v_t)[..., None] * k_t[:, None]
         output = (current * q_t[:, None]).sum(-1)
         yield (output if past is None else output + past * v_t), current
 
 
-def scan_attention(queries: Tensor, keys: Tensor, decays: Tensor, betas: Tensor, skip: Tensor | None = None,
-                   heads: Heads = None) -> Tensor:
+def scan_attention(
+    queries: Tensor,
+    keys: Tensor,
+    decays: Tensor,
+    betas: Tensor,
+    skip: Tensor | None = None,
+    heads: Heads = None,
+) -> Tensor:
     """``M [batch channels query key]``, one matrix per channel, with its outputs = M · its values on a fresh prompt.
 
     ``M[i, j] = b_j sum_n q_i[n] k_j[n] exp(g_{j+1}[n] + ... + g_i[n])`` for j <= i, the skip on the diagonal.
@@ -117,11 +164,18 @@ def scan_attention(queries: Tensor, keys: Tensor, decays: Tensor, betas: Tensor,
     for channel in range(decays.shape[2]) if some is None else some:
         faded = fading(decays[:, :, channel].transpose(1, 2), dtype)  # [batch key_dim query key]
         found = torch.einsum("bijn,bnij->bij", pairs, faded) * betas[:, None, :, channel].to(dtype)
-        parts.append(found if skip is None else found + torch.eye(found.shape[-1], dtype=dtype, device=found.device) * skip[channel].to(dtype))
+        parts.append(
+            found
+            if skip is None
+            else found
+            + torch.eye(found.shape[-1], dtype=dtype, device=found.device) * skip[channel].to(dtype)
+        )
     return torch.stack(parts, dim=1)
 
 
-def gated_steps(values: Tensor, gates: Tensor, state: Tensor | None = None, heads: Heads = None) -> Iterator[tuple[Tensor, Tensor]]:
+def gated_steps(
+    values: Tensor, gates: Tensor, state: Tensor | None = None, heads: Heads = None
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Per token ``(output [batch channels], state [batch channels])``, which are the same numbers.
 
     values, gates: Channels [batch seq channels]; state: UnitState [batch channels]. ``heads`` are channels here.

@@ -69,7 +69,9 @@ def signature(model: LanguageModel | Any, known: Known | None = None) -> Json:
         if ours(error):
             raise
         name = type(module).__name__
-        raise NoSignature(f"{name} has no signature here: running it with other sizes failed with {brief(error)}.") from error
+        raise NoSignature(
+            f"{name} has no signature here: running it with other sizes failed with {brief(error)}."
+        ) from error
     sizes = {**probes.released, "Layers": len(module.get_submodule(blocks))}
     typed = _held(typed, module, blocks, layers, sizes)
     aliases = _aliases(typed, probes)
@@ -87,7 +89,8 @@ def signature(model: LanguageModel | Any, known: Known | None = None) -> Json:
     costs = Costs(module, few, typed, blocks, layers, sizes).json()
     whole, resolved = typed.counts
     unresolved = [
-        {"at": ".".join(part for part in site if part), "axis": axis, "number": number} for site, axis, number in typed.unresolved
+        {"at": ".".join(part for part in site if part), "axis": axis, "number": number}
+        for site, axis, number in typed.unresolved
     ]
     classes, values = described.classes(), []
     if module is not model:
@@ -96,12 +99,18 @@ def signature(model: LanguageModel | Any, known: Known | None = None) -> Json:
         except Exception as error:  # noqa: BLE001  whatever a foreign forward raises on shapes alone
             if ours(error):
                 raise
-            raise NoSignature(f"{type(module).__name__} has no signature here: reading its values failed with {brief(error)}.") from error
+            raise NoSignature(
+                f"{type(module).__name__} has no signature here: reading its values failed with {brief(error)}."
+            ) from error
         unresolved += lacking
         whole += (more := sum(len(row["type"]["dims"]) for row in values))
         resolved += more - len(lacking)
         for one in classes:
-            one["values"] = [{"name": row["name"], "type": row["type"]} for row in values if set(row["modules"]) & set(one["paths"])]
+            one["values"] = [
+                {"name": row["name"], "type": row["type"]}
+                for row in values
+                if set(row["modules"]) & set(one["paths"])
+            ]
     found = {
         "variables": table()["variables"],
         "dtype": str(module.dtype).removeprefix("torch."),
@@ -111,13 +120,21 @@ def signature(model: LanguageModel | Any, known: Known | None = None) -> Json:
         "values": values,
         "costs": costs,
         "resolved": {
-            "axes": whole, "resolved": resolved, "probes": len(probes.runs), "looks": probes.seen, "fixed": probes.stuck,
+            "axes": whole,
+            "resolved": resolved,
+            "probes": len(probes.runs),
+            "looks": probes.seen,
+            "fixed": probes.stuck,
             "unresolved": unresolved,
         },
     }
     generics = _generics(probes, typed, sizes, aliases, module, costs["kinds"])
     simple = {row["name"] for row in generics} | set(table()["variables"])
-    composed = {text: number for text, number in axes.items() if not (text in simple or text.isdigit() or text.startswith("?"))}
+    composed = {
+        text: number
+        for text, number in axes.items()
+        if not (text in simple or text.isdigit() or text.startswith("?"))
+    }
     return {"generics": generics, "axes": composed, **found}
 
 
@@ -135,7 +152,11 @@ def _inferred(module: Any, path: str, known: Known) -> tuple[Probes, Types, list
     try:
         probes = Probes(config, type(module), cut=cut)
     except Exception as error:  # noqa: BLE001  whatever a foreign forward raises
-        kind = module.config.model_type if module.config.model_type in types_of_decoders() else module.config.get_text_config().model_type
+        kind = (
+            module.config.model_type
+            if module.config.model_type in types_of_decoders()
+            else module.config.get_text_config().model_type
+        )
         if kind not in types_of_decoders():
             raise
         small = small_config(kind)
@@ -149,18 +170,28 @@ def _inferred(module: Any, path: str, known: Known) -> tuple[Probes, Types, list
     return probes, types, layers
 
 
-def _held(typed: Types, module: Any, blocks: str, layers: list[list[int]], sizes: dict[str, int]) -> Types:
+def _held(
+    typed: Types, module: Any, blocks: str, layers: list[list[int]], sizes: dict[str, int]
+) -> Types:
     """The types, held to one run of the whole model on the meta device; to its parameters alone where it does not run there."""
     firsts = {layer: at for at in reversed(range(len(layers))) for layer in layers[at]}
 
     def alike(site: Site) -> Site | None:
         if site.what == "cache":
-            return site._replace(path=str(firsts[int(site.path)])) if site.path.isdigit() and int(site.path) in firsts else None
+            return (
+                site._replace(path=str(firsts[int(site.path)]))
+                if site.path.isdigit() and int(site.path) in firsts
+                else None
+            )
         inner = site.path.removeprefix(f"{blocks}.")
         if inner == site.path:
             return site
         layer, _, rest = inner.partition(".")
-        return site._replace(path=f"{blocks}.{firsts[int(layer)]}.{rest}".rstrip(".")) if int(layer) in firsts else None
+        return (
+            site._replace(path=f"{blocks}.{firsts[int(layer)]}.{rest}".rstrip("."))
+            if int(layer) in firsts
+            else None
+        )
 
     whole = build(module.config, type(module))
     try:
@@ -186,31 +217,70 @@ def _aliases(types: Types, probes: Probes) -> dict[Expr, str]:
         if site.call != PREFILL or site.what != "cache" or len(one.axes) < 3:
             continue
         convolved = site.name.startswith("conv_states")
-        axis, name = (one.axes[1], "Conv") if convolved else (one.axes[-1], "HeadDim") if site.name == "keys" else (None, "")
-        if isinstance(axis, Expr) and len(axis.names) > 1 and axis.cap is None and name not in (*taken, *found.values()):
+        axis, name = (
+            (one.axes[1], "Conv")
+            if convolved
+            else (one.axes[-1], "HeadDim")
+            if site.name == "keys"
+            else (None, "")
+        )
+        if (
+            isinstance(axis, Expr)
+            and len(axis.names) > 1
+            and axis.cap is None
+            and name not in (*taken, *found.values())
+        ):
             found[axis] = name
     return found
 
 
-def _generics(probes: Probes, types: Types, sizes: dict[str, int], aliases: dict[Expr, str], module: Any,
-              kinds: list[Json]) -> list[Json]:
+def _generics(
+    probes: Probes,
+    types: Types,
+    sizes: dict[str, int],
+    aliases: dict[Expr, str],
+    module: Any,
+    kinds: list[Json],
+) -> list[Json]:
     """The sizes that types are written in, with their numbers and where each comes from."""
-    expressions = [axis for one in types.found.values() for axis in one.axes if isinstance(axis, Expr)]
+    expressions = [
+        axis for one in types.found.values() for axis in one.axes if isinstance(axis, Expr)
+    ]
     used = {name for axis in expressions for name in axis.names} - set(table()["variables"])
     used |= {name for size in types.rounded.values() for name in (size.of, size.to)}
-    used |= {name for follows in (*aliases, *(probes.follows[name] for name in used & probes.follows.keys())) for name in follows.names}
+    used |= {
+        name
+        for follows in (*aliases, *(probes.follows[name] for name in used & probes.follows.keys()))
+        for name in follows.names
+    }
     longest = {name for name in sizes if name == "MaxSeq"}
     rows = {}
     for name in used | longest | {"Layers"}:
         if name in types.rounded:
-            rows[name] = {"name": name, "number": sizes[name], "source": "", "formula": str(types.rounded[name])}
+            rows[name] = {
+                "name": name,
+                "number": sizes[name],
+                "source": "",
+                "formula": str(types.rounded[name]),
+            }
             continue
-        source = ".".join((depth_key(module.config) or ()) if name == "Layers" else probes.keys[name])
+        source = ".".join(
+            (depth_key(module.config) or ()) if name == "Layers" else probes.keys[name]
+        )
         rows[name] = {"name": name, "number": sizes[name], "source": source}
         if name in probes.follows:
             rows[name]["formula"] = probes.follows[name].text(order())
     for kind in kinds:
-        rows[kind["name"]] = {"name": kind["name"], "number": kind["number"], "source": f"blocks {ranges(kind['layers'])}"}
+        rows[kind["name"]] = {
+            "name": kind["name"],
+            "number": kind["number"],
+            "source": f"blocks {ranges(kind['layers'])}",
+        }
     for expression, name in aliases.items():
-        rows[name] = {"name": name, "number": int(expression.value(sizes)), "source": "", "formula": expression.text(order())}
+        rows[name] = {
+            "name": name,
+            "number": int(expression.value(sizes)),
+            "source": "",
+            "formula": expression.text(order()),
+        }
     return [rows[name] for name in by_rank(list(rows))]

@@ -55,11 +55,22 @@ class Costs:
     counts: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        firsts = [at for at, layers in enumerate(self.layers) if layers and layers not in self.layers[:at]]
-        lists = [values for values in per_block(self.few.config).values() if all(isinstance(one, str) for one in values)]
+        firsts = [
+            at for at, layers in enumerate(self.layers) if layers and layers not in self.layers[:at]
+        ]
+        lists = [
+            values
+            for values in per_block(self.few.config).values()
+            if all(isinstance(one, str) for one in values)
+        ]
         said = ["_".join(values[at] for values in lists) for at in firsts]
-        labels = _labels(self.few, [self.few.get_submodule(f"{self.blocks}.{at}") for at in firsts], said)
-        self.counts = {at: "Layers" if len(firsts) == 1 else f"{label}Layers" for at, label in zip(firsts, labels, strict=True)}
+        labels = _labels(
+            self.few, [self.few.get_submodule(f"{self.blocks}.{at}") for at in firsts], said
+        )
+        self.counts = {
+            at: "Layers" if len(firsts) == 1 else f"{label}Layers"
+            for at, label in zip(firsts, labels, strict=True)
+        }
         self.sizes |= {name: len(self.layers[at]) for at, name in self.counts.items()}
         try:
             self.parts = Parts(self.whole, accounting.run(self.whole))
@@ -75,10 +86,15 @@ class Costs:
         rows of the length, what grows with it and what does not.
         """
         return {
-            "kinds": [{"name": name, "number": self.sizes[name], "layers": list(self.layers[at])}
-                      for at, name in self.counts.items() if name != "Layers"],
-            "parameters": _or_unknown(self.parameters), "weights": _or_unknown(self.weights),
-            "cache": _or_unknown(self.cache), "flops": _or_unknown(self.flops),
+            "kinds": [
+                {"name": name, "number": self.sizes[name], "layers": list(self.layers[at])}
+                for at, name in self.counts.items()
+                if name != "Layers"
+            ],
+            "parameters": _or_unknown(self.parameters),
+            "weights": _or_unknown(self.weights),
+            "cache": _or_unknown(self.cache),
+            "flops": _or_unknown(self.flops),
         }
 
     # -- parameters ---------------------------------------------------------------
@@ -90,8 +106,15 @@ class Costs:
         for part, _, count, active in self._parameters():
             every.setdefault(part, []).append(count)
             used.setdefault(part, []).append(active)
-        rows = [{"part": part, **self._formula(total(every[part])), "active": self._formula(total(used[part]))}
-                for part in PARTS if part in every]
+        rows = [
+            {
+                "part": part,
+                **self._formula(total(every[part])),
+                "active": self._formula(total(used[part])),
+            }
+            for part in PARTS
+            if part in every
+        ]
         held: Counter[str] = Counter()
         for path, parameter in self.whole.named_parameters():
             held[self.parts.part(path, parameter)] += parameter.numel()
@@ -99,15 +122,26 @@ class Costs:
             raise Unknown("what the formulas come to is not what the model has")
         whole = self._formula(total(one for counts in every.values() for one in counts))
         if accounting.parameters(self.whole)["active"] is None:  # not told, rather than all of them
-            return {**whole, "by_part": [{key: said for key, said in row.items() if key != "active"} for row in rows]}
-        return {**whole, "active": self._formula(total(one for counts in used.values() for one in counts)), "by_part": rows}
+            return {
+                **whole,
+                "by_part": [
+                    {key: said for key, said in row.items() if key != "active"} for row in rows
+                ],
+            }
+        return {
+            **whole,
+            "active": self._formula(total(one for counts in used.values() for one in counts)),
+            "by_part": rows,
+        }
 
     def weights(self) -> list[Json]:
         """Bytes of the parameters, by dtype."""
         by_dtype: dict[str, list[Expr]] = {}
         for _, dtype, count, _ in self._parameters():
             by_dtype.setdefault(dtype, []).append(count * Expr.number(_bytes(dtype)))
-        return [{"dtype": dtype, **self._formula(total(counts))} for dtype, counts in by_dtype.items()]
+        return [
+            {"dtype": dtype, **self._formula(total(counts))} for dtype, counts in by_dtype.items()
+        ]
 
     def _parameters(self) -> list[tuple[str, str, Expr, Expr]]:
         """Part, dtype, count and active count of every parameter, over all blocks that have it; one shared by two modules once."""
@@ -120,13 +154,19 @@ class Costs:
                 continue
             one = self.types.found[Site("", owner, "parameter", name)]
             count = self._size(one, path)
-            here = path if at is None else f"{self.blocks}.{self.layers[at][0]}.{path.removeprefix(f'{self.blocks}.{at}.')}"
+            here = (
+                path
+                if at is None
+                else f"{self.blocks}.{self.layers[at][0]}.{path.removeprefix(f'{self.blocks}.{at}.')}"
+            )
             part = self.parts.part(here, own.get(here, parameter))
             active = count * self._share(here, owner, one) if part == "routed experts" else count
             inner = path if at is None else path.removeprefix(f"{self.blocks}.{at}.")
             found.setdefault((part, str(one.dtype), inner, count, active), []).append(at)
-        return [(part, dtype, count * self._times(where), active * self._times(where))
-                for (part, dtype, _, count, active), where in found.items()]
+        return [
+            (part, dtype, count * self._times(where), active * self._times(where))
+            for (part, dtype, _, count, active), where in found.items()
+        ]
 
     def _share(self, here: str, owner: str, one: Type) -> Expr:
         """Which part of an expert's parameters a token uses."""
@@ -134,13 +174,24 @@ class Costs:
         if chosen is None:
             raise Unknown("how many experts a token chooses is not known")
         every = one.axes[0]
-        integers = [other.axes[-1] for path in _above(owner) for site, other in self.types.found.items()
-                    if site[:3] == (PREFILL, path, "in") and other.dtype.startswith("int")]
+        integers = [
+            other.axes[-1]
+            for path in _above(owner)
+            for site, other in self.types.found.items()
+            if site[:3] == (PREFILL, path, "in") and other.dtype.startswith("int")
+        ]
         for slots in integers:
-            if isinstance(slots, Expr) and isinstance(every, Expr) and len(every.terms) == 1 and slots.names <= self.sizes.keys():
+            if (
+                isinstance(slots, Expr)
+                and isinstance(every, Expr)
+                and len(every.terms) == 1
+                and slots.names <= self.sizes.keys()
+            ):
                 if (slots.value(self.sizes), every.value(self.sizes)) == (chosen, experts):
                     ((powers, factor),) = every.terms
-                    return slots * Expr.of({tuple((name, -power) for name, power in powers): 1 / factor})
+                    return slots * Expr.of(
+                        {tuple((name, -power) for name, power in powers): 1 / factor}
+                    )
         return Expr.number(Fraction(chosen, experts))
 
     # -- what a call keeps ------------------------------------------------------------
@@ -149,7 +200,9 @@ class Costs:
         """Bytes kept after ``S`` tokens of ``B`` sequences, by kind of block and whether they grow."""
         try:
             accounting.cache_sizes(self.whole)
-        except ValueError as error:  # something is kept that a formula over what the cache holds would leave out
+        except (
+            ValueError
+        ) as error:  # something is kept that a formula over what the cache holds would leave out
             raise Unknown(str(error)) from error
         where: dict[str, Expr] = {}
         rows: dict[tuple[str, bool], list[Expr]] = {}
@@ -158,12 +211,24 @@ class Costs:
             for site, one in self.types.found.items():
                 held = site.what == "held" and f"{site.path}.".startswith(f"{prefix}.")
                 if site.call == PREFILL and (held or (site.what, site.path) == ("cache", str(at))):
-                    size = self._size(one, site.name, where, "Held") * Expr.number(_bytes(one.dtype)) * Expr.name(name)
+                    size = (
+                        self._size(one, site.name, where, "Held")
+                        * Expr.number(_bytes(one.dtype))
+                        * Expr.name(name)
+                    )
                     grows = bool(size.names & {"S", *where})
                     rows.setdefault((name, grows), []).append(size)
-        parts = [{"blocks": name, "grows": grows, **self._formula(total(sizes))} for (name, grows), sizes in rows.items()]
+        parts = [
+            {"blocks": name, "grows": grows, **self._formula(total(sizes))}
+            for (name, grows), sizes in rows.items()
+        ]
         whole = total(one for sizes in rows.values() for one in sizes)
-        return {**self._formula(whole), "by_kind": parts, "where": self._where(where), "over": self._over(whole, "S", where)}
+        return {
+            **self._formula(whole),
+            "by_kind": parts,
+            "where": self._where(where),
+            "over": self._over(whole, "S", where),
+        }
 
     # -- operations -------------------------------------------------------------------
 
@@ -178,32 +243,54 @@ class Costs:
             if at is not None and at not in self.counts:
                 continue
             stem = site.name.removesuffix("left")
-            right, out = (self.types.found[site._replace(name=f"{stem}{side}")] for side in ("right", "out"))
+            right, out = (
+                self.types.found[site._replace(name=f"{stem}{side}")] for side in ("right", "out")
+            )
             kind = stem.split(".", 1)[1].rstrip(".")
-            axes = [[self._axis(axis, site.path, where, "Seen") for axis in one.axes] for one in (left, right, out)]
+            axes = [
+                [self._axis(axis, site.path, where, "Seen") for axis in one.axes]
+                for one in (left, right, out)
+            ]
             count = _operations(kind, *axes) * self._times([at])
             parts.setdefault(self._part_of(site.path, kind, at), []).append(count)
         if not parts:
             raise Unknown("no decoding step was run")
         context = {"Past": Expr.name(CONTEXT) + Expr.number(-1), "B": Expr.number(1)}
         summed = {part: total(counts).replaced(context) for part, counts in parts.items()}
-        rows = [{"part": part, **self._formula(summed[part])} for part in (*PARTS, OVER_CONTEXT) if part in summed]
+        rows = [
+            {"part": part, **self._formula(summed[part])}
+            for part in (*PARTS, OVER_CONTEXT)
+            if part in summed
+        ]
         whole = total(summed.values())
         seen = {name: expression.replaced(context) for name, expression in where.items()}
-        return {**self._formula(whole), "by_part": rows, "where": self._where(where, context), "counted": COUNTED,
-                "over": self._over(whole, CONTEXT, seen)}
+        return {
+            **self._formula(whole),
+            "by_part": rows,
+            "where": self._where(where, context),
+            "counted": COUNTED,
+            "over": self._over(whole, CONTEXT, seen),
+        }
 
     def _part_of(self, path: str, kind: str, at: int | None) -> str:
         inner = path.removeprefix(f"{self.blocks}.{at}").lstrip(".")
         here = path if at is None else f"{self.blocks}.{self.layers[at][0]}.{inner}".rstrip(".")
         mixer = next((one for one in (*_above(here), here) if one in self.parts.mixers), None)
-        if kind.endswith(("bmm", "baddbmm")) and mixer is not None and self.parts.mixers[mixer] == "attention":
+        if (
+            kind.endswith(("bmm", "baddbmm"))
+            and mixer is not None
+            and self.parts.mixers[mixer] == "attention"
+        ):
             return OVER_CONTEXT
         module = self.whole.get_submodule(here)
         if module is self.whole.get_output_embeddings():
             return "head"
         name, parameter = next(iter(module.named_parameters()), (None, None))
-        return self.parts.part(f"{here}.{name}".lstrip("."), parameter) if name is not None else "other"
+        return (
+            self.parts.part(f"{here}.{name}".lstrip("."), parameter)
+            if name is not None
+            else "other"
+        )
 
     # -- formulas ---------------------------------------------------------------------
 
@@ -212,14 +299,26 @@ class Costs:
         expression = self._gathered(expression)
         filled = expression.at(self.sizes)
         constant = filled.constant
-        return {"formula": expression.text(order()), "numbers": filled.text(order()), "number": constant}
+        return {
+            "formula": expression.text(order()),
+            "numbers": filled.text(order()),
+            "number": constant,
+        }
 
     def _over(self, whole: Expr, length: str, where: Mapping[str, Expr]) -> list[list[int]]:
         """Rows of a length of the context, what grows with it and what does not, of one sequence; lengths double up to the longest."""
         longest = self.sizes.get("MaxSeq", _LONGEST)
         shortest = min(_SHORTEST, longest // _SHARE)
-        lengths = [tokens for at in range(longest.bit_length()) if shortest <= (tokens := 1 << at) < longest]
-        growing = Expr.of((powers, factor) for powers, factor in whole.terms if {name for name, _ in powers} & {length, *where})
+        lengths = [
+            tokens
+            for at in range(longest.bit_length())
+            if shortest <= (tokens := 1 << at) < longest
+        ]
+        growing = Expr.of(
+            (powers, factor)
+            for powers, factor in whole.terms
+            if {name for name, _ in powers} & {length, *where}
+        )
         found = []
         for tokens in [*lengths, longest]:
             sizes = {**self.sizes, "B": 1, length: tokens}
@@ -235,7 +334,9 @@ class Costs:
         for powers, factor in expression.terms:
             own = [name for name, _ in powers if name in kinds]
             if len(own) == 1 and len(kinds) > 1:
-                apart.setdefault((tuple(one for one in powers if one[0] != own[0]), factor), {})[own[0]] = powers
+                apart.setdefault((tuple(one for one in powers if one[0] != own[0]), factor), {})[
+                    own[0]
+                ] = powers
         found = list(expression.terms)
         for (rest, factor), by_kind in apart.items():
             if by_kind.keys() == kinds:
@@ -248,7 +349,10 @@ class Costs:
         found = {}
         for name, expression in where.items():
             expression = expression.replaced(context or {})
-            found[name] = {"formula": expression.text(order()), "numbers": expression.at(self.sizes).text(order())}
+            found[name] = {
+                "formula": expression.text(order()),
+                "numbers": expression.at(self.sizes).text(order()),
+            }
         return found
 
     def _axis(self, axis: Expr | int, at: str, where: dict[str, Any], word: str) -> Expr:
@@ -262,8 +366,12 @@ class Costs:
             where[name] = axis
         return Expr.name(name)
 
-    def _size(self, one: Type, at: str, where: dict[str, Any] | None = None, word: str = "") -> Expr:
-        return product(self._axis(axis, at, {} if where is None else where, word) for axis in one.axes)
+    def _size(
+        self, one: Type, at: str, where: dict[str, Any] | None = None, word: str = ""
+    ) -> Expr:
+        return product(
+            self._axis(axis, at, {} if where is None else where, word) for axis in one.axes
+        )
 
     def _block(self, path: str) -> int | None:
         rest = path.removeprefix(f"{self.blocks}.")
@@ -286,7 +394,9 @@ def _bytes(dtype: str) -> int:
     return getattr(torch, dtype).itemsize
 
 
-def _operations(kind: str, left: Sequence[Expr], right: Sequence[Expr], out: Sequence[Expr]) -> Expr:
+def _operations(
+    kind: str, left: Sequence[Expr], right: Sequence[Expr], out: Sequence[Expr]
+) -> Expr:
     """Of one product: two for each number multiplied."""
     if kind == "aten.convolution":
         return product([Expr.number(2), left[0], *right, *out[2:]])
@@ -310,12 +420,22 @@ def _labels(model: nn.Module, blocks: Sequence[nn.Module], said: Sequence[str]) 
     else what is ``said`` of it.
     """
     prefix = type(model).__name__.partition("For")[0]
-    parts = [[(path, type(one).__name__) for path, one in block.named_modules() if path] for block in blocks]
+    parts = [
+        [(path, type(one).__name__) for path, one in block.named_modules() if path]
+        for block in blocks
+    ]
     common = set.intersection(*map(set, parts)) if parts else set()
     words: list[str] = []
     for at, own in enumerate(parts):
-        names = [name for path, name in own if (path, name) not in common and name.startswith(prefix)]
+        names = [
+            name for path, name in own if (path, name) not in common and name.startswith(prefix)
+        ]
         apart = [name.removeprefix(prefix) for name in dict.fromkeys(names)]
         choices = ["".join(apart[:count]) for count in range(1, len(apart) + 1)]
-        words.append(next((word for word in [*choices, camel(said[at])] if word and word not in words), f"Kind{at + 1}"))
+        words.append(
+            next(
+                (word for word in [*choices, camel(said[at])] if word and word not in words),
+                f"Kind{at + 1}",
+            )
+        )
     return words

@@ -16,8 +16,11 @@ from explorer.signature.types import Type, Types
 Json = dict[str, Any]
 
 #: What leaf classes that stand in a model with several sizes call the axes of their parameters, by the number of axes.
-_FORMAL = {"Linear": {"weight": ("Out", "In"), "bias": ("Out",)}, "Conv1D": {"weight": ("In", "Out"), "bias": ("Out",)},
-           "Embedding": {"weight": ("Entries", "Size")}}
+_FORMAL = {
+    "Linear": {"weight": ("Out", "In"), "bias": ("Out",)},
+    "Conv1D": {"weight": ("In", "Out"), "bias": ("Out",)},
+    "Embedding": {"weight": ("Entries", "Size")},
+}
 
 
 @dataclass
@@ -41,22 +44,59 @@ class Described:
         """The calls a model takes: a prompt without a cache, with one, one token more, and what comes of the last position alone."""
         given, returned = self._io(PREFILL, "")
         logits = next((one for one in returned if one["name"] == "logits"), None)
-        entries = [{"name": "forward", "arguments": given, "results": returned, "reads": False, "writes": False}]
-        entries.append({"name": "prefill", "arguments": given, "results": returned, "reads": False, "writes": True})
+        entries = [
+            {
+                "name": "forward",
+                "arguments": given,
+                "results": returned,
+                "reads": False,
+                "writes": False,
+            }
+        ]
+        entries.append(
+            {
+                "name": "prefill",
+                "arguments": given,
+                "results": returned,
+                "reads": False,
+                "writes": True,
+            }
+        )
         given, returned = self._io(DECODE, "")
         if returned:
-            entries.append({"name": "decode", "arguments": given, "results": returned, "reads": True, "writes": True})
+            entries.append(
+                {
+                    "name": "decode",
+                    "arguments": given,
+                    "results": returned,
+                    "reads": True,
+                    "writes": True,
+                }
+            )
         if logits is not None:
-            kept = {key: [*value[:1], *value[2:]] if isinstance(value, list) else value for key, value in logits["type"].items()}
-            entries.append({"name": "next_token", "arguments": entries[0]["arguments"], "results": [{"name": "probabilities", "type": kept}],
-                            "reads": False, "writes": False})
+            kept = {
+                key: [*value[:1], *value[2:]] if isinstance(value, list) else value
+                for key, value in logits["type"].items()
+            }
+            entries.append(
+                {
+                    "name": "next_token",
+                    "arguments": entries[0]["arguments"],
+                    "results": [{"name": "probabilities", "type": kept}],
+                    "reads": False,
+                    "writes": False,
+                }
+            )
         return entries
 
     def _io(self, call: str, path: str) -> tuple[list[Json], list[Json]]:
         return self._named(call, path, "in"), self._named(call, path, "out")
 
     def _named(self, call: str, path: str, what: str) -> list[Json]:
-        return [{"name": name, "type": self.write(found)} for name, found in self.types.at(call, path, what)]
+        return [
+            {"name": name, "type": self.write(found)}
+            for name, found in self.types.at(call, path, what)
+        ]
 
     # -- what is kept ------------------------------------------------------------
 
@@ -75,13 +115,21 @@ class Described:
     def _kept(self, path: str, what: str) -> list[Json]:
         later = dict(self.types.at(DECODE, path, what))
         return [
-            {"name": _plain(name), "after_prefill": self.write(first), "after_decode": self.write(later[name]) if name in later else None}
+            {
+                "name": _plain(name),
+                "after_prefill": self.write(first),
+                "after_decode": self.write(later[name]) if name in later else None,
+            }
             for name, first in self.types.at(PREFILL, path, what)
         ]
 
     def _kinds(self) -> Iterator[tuple[int, list[int]]]:
         """The first block of each kind, with those of the whole model that are so."""
-        yield from ((at, layers) for at, layers in enumerate(self.layers) if layers and layers not in self.layers[:at])
+        yield from (
+            (at, layers)
+            for at, layers in enumerate(self.layers)
+            if layers and layers not in self.layers[:at]
+        )
 
     # -- blocks ------------------------------------------------------------------
 
@@ -89,7 +137,10 @@ class Described:
         """Each module class once, or once for each way it is built; the model first."""
         alike: dict[tuple, list[str]] = {}
         for path, module in self.module.named_modules():
-            if not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential) or type(module).forward is not nn.Module.forward:
+            if (
+                not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential)
+                or type(module).forward is not nn.Module.forward
+            ):
                 alike.setdefault(self._built(module), []).append(path)
         formal = {path: _Formal(self, paths) for paths in alike.values() for path in paths[:1]}
         by_path = {path: formal[paths[0]] for paths in alike.values() for path in paths}
@@ -97,7 +148,11 @@ class Described:
 
     @staticmethod
     def _built(module: nn.Module) -> tuple:
-        children = tuple((name, type(child).__name__) for name, child in module.named_children() if not name.isdigit())
+        children = tuple(
+            (name, type(child).__name__)
+            for name, child in module.named_children()
+            if not name.isdigit()
+        )
         own = tuple(name for name, one in module._parameters.items() if one is not None)
         return type(module).__name__, children, own
 
@@ -108,8 +163,14 @@ class Described:
         for name, child in module.named_children():
             inner = f"{path}.{name}".lstrip(".")
             if isinstance(child, nn.ModuleList) and len(child):
-                kinds = {at: len(layers) for at, layers in self._kinds()} if inner == self.blocks else {0: len(child)}
-                subs += [self._sub(name, f"{inner}.{at}", others, count) for at, count in kinds.items()]
+                kinds = (
+                    {at: len(layers) for at, layers in self._kinds()}
+                    if inner == self.blocks
+                    else {0: len(child)}
+                )
+                subs += [
+                    self._sub(name, f"{inner}.{at}", others, count) for at, count in kinds.items()
+                ]
             else:
                 subs.append(self._sub(name, inner, others, None))
         return {
@@ -121,14 +182,24 @@ class Described:
             "buffers": formal.fields("", "buffer"),
             "submodules": [sub for sub in subs if sub is not None],
             "state": self._state(paths),
-            "functions": [one for one in (formal.function("forward", PREFILL), formal.function("decode", DECODE)) if one is not None],
+            "functions": [
+                one
+                for one in (formal.function("forward", PREFILL), formal.function("decode", DECODE))
+                if one is not None
+            ],
         }
 
-    def _sub(self, name: str, path: str, others: Mapping[str, _Formal], count: int | None) -> Json | None:
+    def _sub(
+        self, name: str, path: str, others: Mapping[str, _Formal], count: int | None
+    ) -> Json | None:
         formal = others.get(path)
         if formal is None:
             return None
-        found: Json = {"name": name, "class": type(self.module.get_submodule(path)).__name__, "arguments": formal.arguments(path)}
+        found: Json = {
+            "name": name,
+            "class": type(self.module.get_submodule(path)).__name__,
+            "arguments": formal.arguments(path),
+        }
         return found if count is None else {**found, "count": count}
 
     def _state(self, paths: Sequence[str]) -> list[Json]:
@@ -182,12 +253,16 @@ class _Formal:
         return [texts[name][at] for name in self.names]
 
     def fields(self, call: str, what: str) -> list[Json]:
-        return [{"name": name, "type": self._type(found)} for name, found in self._fields(call, what)]
+        return [
+            {"name": name, "type": self._type(found)} for name, found in self._fields(call, what)
+        ]
 
     def function(self, name: str, call: str) -> Json | None:
         """The typed forward of one call; None where no instance ran in it."""
         given, returned = self.fields(call, "in"), self.fields(call, "out")
-        return {"name": name, "arguments": given, "results": returned} if given or returned else None
+        return (
+            {"name": name, "arguments": given, "results": returned} if given or returned else None
+        )
 
     def _fields(self, call: str, what: str) -> Iterator[tuple[str, list[Type]]]:
         """Of each name the types in the instances; one that did not run takes and returns nothing."""
@@ -204,8 +279,12 @@ class _Formal:
         if len(set(texts)) == 1:
             return texts[0]
         if texts not in self.own:
-            name = hint or ("Size" if "Size" not in self.own.values() else f"Size{len(self.own) + 1}")
-            self.own[texts] = name if name not in self.own.values() else f"{name}{len(self.own) + 1}"
+            name = hint or (
+                "Size" if "Size" not in self.own.values() else f"Size{len(self.own) + 1}"
+            )
+            self.own[texts] = (
+                name if name not in self.own.values() else f"{name}{len(self.own) + 1}"
+            )
         return self.own[texts]
 
     def _type(self, found: Sequence[Type]) -> Json:
@@ -213,13 +292,19 @@ class _Formal:
         if all(self.model.write(one)["dims"] == whole["dims"] for one in found):
             return whole
         if len({len(one.axes) for one in found}) == 1:
-            texts = [tuple(self._text(one.axes[at]) for one in found) for at in range(len(found[0].axes))]
+            texts = [
+                tuple(self._text(one.axes[at]) for one in found) for at in range(len(found[0].axes))
+            ]
             if all(len(set(one)) == 1 or one in self.own for one in texts):
                 dims = [one[0] if len(set(one)) == 1 else self.own[one] for one in texts]
                 return {"dims": dims, "numbers": None, "dtype": whole["dtype"]}
         last = tuple(self._text(one.axes[-1]) if one.axes else "" for one in found)
         tail = last[0] if len(set(last)) == 1 else self.own.get(last, "*")
-        return {"dims": ["*"] if tail == "*" else ["*", tail], "numbers": None, "dtype": whole["dtype"]}
+        return {
+            "dims": ["*"] if tail == "*" else ["*", tail],
+            "numbers": None,
+            "dtype": whole["dtype"],
+        }
 
 
 def _plain(name: str) -> str:

@@ -22,13 +22,19 @@ class Expr:
     cap: Expr | None = None
 
     @classmethod
-    def of(cls, terms: Mapping[Powers, Fraction | int] | Iterable[tuple[Powers, Fraction | int]], cap: Expr | None = None) -> Expr:
+    def of(
+        cls,
+        terms: Mapping[Powers, Fraction | int] | Iterable[tuple[Powers, Fraction | int]],
+        cap: Expr | None = None,
+    ) -> Expr:
         """Collect like terms."""
         summed: dict[Powers, Fraction] = {}
         for powers, factor in terms.items() if isinstance(terms, Mapping) else terms:
             powers = tuple(sorted((name, power) for name, power in powers if power))
             summed[powers] = summed.get(powers, Fraction(0)) + Fraction(factor)
-        return cls(tuple(sorted((powers, factor) for powers, factor in summed.items() if factor)), cap)
+        return cls(
+            tuple(sorted((powers, factor) for powers, factor in summed.items() if factor)), cap
+        )
 
     @classmethod
     def number(cls, value: int | Fraction) -> Expr:
@@ -74,7 +80,9 @@ class Expr:
                 found = found * Expr.of({((name, power),): 1})
             elif power < 0:
                 ((inner, times),) = other.terms
-                found = found * Expr.of({tuple((one, own * power) for one, own in inner): times**power})
+                found = found * Expr.of(
+                    {tuple((one, own * power) for one, own in inner): times**power}
+                )
             else:
                 found = product([found, *[other] * power])
         return found

@@ -50,8 +50,12 @@ class Fitter:
     differs from the first probe, alone or with sizes that follow from it; follows: those, as expressions.
     """
 
-    def __init__(self, runs: Sequence[Mapping[str, int]], singles: Mapping[str, Sequence[int]],
-                 follows: Mapping[str, Expr] | None = None) -> None:
+    def __init__(
+        self,
+        runs: Sequence[Mapping[str, int]],
+        singles: Mapping[str, Sequence[int]],
+        follows: Mapping[str, Expr] | None = None,
+    ) -> None:
         self.runs, self.singles, self.follows = runs, singles, dict(follows or {})
         #: Sizes that are others rounded up, by a name of their own.
         self.rounded: dict[str, Rounded] = {}
@@ -73,7 +77,9 @@ class Fitter:
 
     def moves(self, observed: Sequence[int]) -> list[str]:
         """The sizes that change the number when they alone change."""
-        return [name for name, at in self.singles.items() if any(observed[i] != observed[0] for i in at)]
+        return [
+            name for name, at in self.singles.items() if any(observed[i] != observed[0] for i in at)
+        ]
 
     def _fit(self, observed: tuple[int, ...]) -> Expr | None:
         names = self.moves(observed)
@@ -81,7 +87,9 @@ class Fitter:
             return Expr.number(observed[0]) if len(set(observed)) == 1 else None
         if len(names) > max(_TERMS):
             return None
-        names += [name for name, expression in self.follows.items() if expression.names <= set(names)]
+        names += [
+            name for name, expression in self.follows.items() if expression.names <= set(names)
+        ]
         numbers = {name: np.array([float(run[name]) for run in self.runs]) for name in names}
         wanted = frozenset(self.moves(observed))
         found: dict[Expr, Expr] = {}
@@ -89,7 +97,12 @@ class Fitter:
         for rank, chosen in self._promising(tuple(names), numbers, observed):
             if simplest is not None and rank > simplest:
                 break
-            if frozenset(one for powers in chosen for name, _ in powers for one in self._behind(name)) != wanted:
+            if (
+                frozenset(
+                    one for powers in chosen for name, _ in powers for one in self._behind(name)
+                )
+                != wanted
+            ):
                 continue
             expression = self._solve(chosen, numbers, observed)
             if expression is not None:  # the same in other words is no other expression
@@ -99,24 +112,40 @@ class Fitter:
                 simplest = rank
         return next(iter(found.values())) if len(found) == 1 else None
 
-    def _promising(self, names: tuple[str, ...], numbers: Mapping[str, np.ndarray],
-                   observed: tuple[int, ...]) -> Iterator[tuple[tuple, tuple[Powers, ...]]]:
+    def _promising(
+        self, names: tuple[str, ...], numbers: Mapping[str, np.ndarray], observed: tuple[int, ...]
+    ) -> Iterator[tuple[tuple, tuple[Powers, ...]]]:
         """The candidates that some real factors bring near the numbers, simplest first.
 
         Many are looked at in one go, which is far faster than solving for each; none that fits is left out.
         """
         candidates, wanted = _candidates(names), np.array(observed, dtype=float)
-        columns = {powers: np.prod([np.ones(len(observed)), *(numbers[name] ** power for name, power in powers)], axis=0)
-                   for _, powers in _ranked(names)}
+        columns = {
+            powers: np.prod(
+                [np.ones(len(observed)), *(numbers[name] ** power for name, power in powers)],
+                axis=0,
+            )
+            for _, powers in _ranked(names)
+        }
         columns = {powers: column / np.linalg.norm(column) for powers, column in columns.items()}
         for start in range(0, len(candidates), _AT_ONCE):
             some = candidates[start : start + _AT_ONCE]
             near: set[int] = set()
             for terms in {len(chosen) for _, chosen in some}:
                 at = [i for i, (_, chosen) in enumerate(some) if len(chosen) == terms]
-                spanned, _ = np.linalg.qr(np.stack([np.stack([columns[powers] for powers in some[i][1]], axis=1) for i in at]))
-                left = wanted - np.einsum("irk,ik->ir", spanned, np.einsum("irk,r->ik", spanned, wanted))
-                near.update(i for i, off in zip(at, np.linalg.norm(left, axis=1), strict=True) if off <= _NEAR * np.linalg.norm(wanted))
+                spanned, _ = np.linalg.qr(
+                    np.stack(
+                        [np.stack([columns[powers] for powers in some[i][1]], axis=1) for i in at]
+                    )
+                )
+                left = wanted - np.einsum(
+                    "irk,ik->ir", spanned, np.einsum("irk,r->ik", spanned, wanted)
+                )
+                near.update(
+                    i
+                    for i, off in zip(at, np.linalg.norm(left, axis=1), strict=True)
+                    if off <= _NEAR * np.linalg.norm(wanted)
+                )
             yield from (some[i] for i in sorted(near))
 
     def _following(self, expression: Expr) -> int:
@@ -130,9 +159,18 @@ class Fitter:
         names = self.moves(observed)
         if len(names) != 2:
             return None
-        found = {Rounded(of, share, to) for of, to in (names, names[::-1])
-                 for share in {Fraction(number, run[of]).limit_denominator(12) for run, number in zip(self.runs, observed, strict=True)}
-                 if all(Rounded(of, share, to).value(run) == number for run, number in zip(self.runs, observed, strict=True))}
+        found = {
+            Rounded(of, share, to)
+            for of, to in (names, names[::-1])
+            for share in {
+                Fraction(number, run[of]).limit_denominator(12)
+                for run, number in zip(self.runs, observed, strict=True)
+            }
+            if all(
+                Rounded(of, share, to).value(run) == number
+                for run, number in zip(self.runs, observed, strict=True)
+            )
+        }
         if len(found) != 1:
             return None
         size = found.pop()
@@ -140,9 +178,14 @@ class Fitter:
             return None  # one name for two sizes would give one of them the other's number
         return Expr.name(size.name)
 
-    def _solve(self, chosen: Sequence[Powers], numbers: Mapping[str, np.ndarray], observed: tuple[int, ...]) -> Expr | None:
+    def _solve(
+        self, chosen: Sequence[Powers], numbers: Mapping[str, np.ndarray], observed: tuple[int, ...]
+    ) -> Expr | None:
         ones = np.ones(len(observed))
-        columns = [np.prod([ones, *(numbers[name] ** power for name, power in powers)], axis=0) for powers in chosen]
+        columns = [
+            np.prod([ones, *(numbers[name] ** power for name, power in powers)], axis=0)
+            for powers in chosen
+        ]
         wanted = np.array(observed, dtype=float)
         if len(columns) == 1:
             factors = [wanted[0] / columns[0][0]]
@@ -159,7 +202,14 @@ class Fitter:
         if any(not factor or abs(factor.numerator) > _FACTOR for factor in exact):
             return None
         expression = Expr.of(zip(chosen, exact, strict=True))
-        return expression if all(expression.value(run) == number for run, number in zip(self.runs, observed, strict=True)) else None
+        return (
+            expression
+            if all(
+                expression.value(run) == number
+                for run, number in zip(self.runs, observed, strict=True)
+            )
+            else None
+        )
 
 
 @lru_cache(maxsize=512)
@@ -173,7 +223,12 @@ def _ranked(names: tuple[str, ...]) -> list[tuple[tuple[int, int], Powers]]:
     for signs in itertools.product(powers, repeat=len(names)):
         below, above = signs.count(-1), sum(sign for sign in signs if sign > 0)
         if above and below <= 1:
-            found.append(((below, above + below), tuple(sorted((name, sign) for name, sign in zip(names, signs) if sign))))
+            found.append(
+                (
+                    (below, above + below),
+                    tuple(sorted((name, sign) for name, sign in zip(names, signs) if sign)),
+                )
+            )
     return sorted(found)
 
 
@@ -187,7 +242,14 @@ def _sums(names: tuple[str, ...]) -> Iterator[tuple[tuple, tuple[Powers, ...]]]:
     products = _ranked(names)
     for terms in range(1, _TERMS.get(len(names), 1) + 1):
         # Many terms are tried with few kinds of products only, or there are too many sums.
-        pool = products if terms <= 2 else [one for one in products if not one[0][0] and one[0][1] <= 2]
+        pool = (
+            products
+            if terms <= 2
+            else [one for one in products if not one[0][0] and one[0][1] <= 2]
+        )
         for chosen in itertools.combinations(pool, terms):
             ranks = [rank for rank, _ in chosen]
-            yield (terms, sum(rank[0] for rank in ranks), sum(rank[1] for rank in ranks)), tuple(powers for _, powers in chosen)
+            yield (
+                (terms, sum(rank[0] for rank in ranks), sum(rank[1] for rank in ranks)),
+                tuple(powers for _, powers in chosen),
+            )

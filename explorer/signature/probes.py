@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 from explorer.signature.expressions import Expr
 from explorer.signature.fitting import Fitter, Rounded
 from explorer.signature.running import Sites, build, observe, shorter
-from explorer.signature.sizes import Key, changed, choices, derived, figures, named, relations, table
+from explorer.signature.sizes import (
+    Key,
+    changed,
+    choices,
+    derived,
+    figures,
+    named,
+    relations,
+    table,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,19 +57,37 @@ class Probes:
     where no configuration has so few.
     """
 
-    def __init__(self, config: PreTrainedConfig, model_class: type, released: PreTrainedConfig | None = None,
-                 cut: tuple[str, int] | None = None) -> None:
-        self.config, self.model_class, self.real, self.cut = config, model_class, released is not None, cut
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        model_class: type,
+        released: PreTrainedConfig | None = None,
+        cut: tuple[str, int] | None = None,
+    ) -> None:
+        self.config, self.model_class, self.real, self.cut = (
+            config,
+            model_class,
+            released is not None,
+            cut,
+        )
         self.asked = config
         found = figures(config)
         narrow: dict[str, int] = table()["windows"]
-        self.windows = {key: narrow[key[-1]] for key, value in found.items() if value > narrow.get(key[-1], value)}
+        self.windows = {
+            key: narrow[key[-1]]
+            for key, value in found.items()
+            if value > narrow.get(key[-1], value)
+        }
         self.names: dict[Key, str] = named(list(found))
         whole = figures(released or config)
         if lacking := found.keys() - whole.keys():
-            raise ValueError(f"the configuration has no {', '.join(sorted('.'.join(key) for key in lacking))}, which a small one of its kind has")
+            raise ValueError(
+                f"the configuration has no {', '.join(sorted('.'.join(key) for key in lacking))}, which a small one of its kind has"
+            )
         self.released = {self.names[key]: whole[key] for key in found}
-        self.numbers = {self.names[key]: self.windows.get(key, value) for key, value in found.items()}
+        self.numbers = {
+            self.names[key]: self.windows.get(key, value) for key, value in found.items()
+        }
         self.keys = {name: key for key, name in self.names.items()}
         self.derived = {self.names[key] for key in derived(config) if key in self.names}
         self.follows: dict[str, Expr] = {}
@@ -77,34 +104,57 @@ class Probes:
         self._doubtful: list[str] = []
         self._run()
 
-    def elsewhere(self, config: PreTrainedConfig, model_class: type, cut: tuple[str, int] | None) -> Probes | None:
+    def elsewhere(
+        self, config: PreTrainedConfig, model_class: type, cut: tuple[str, int] | None
+    ) -> Probes | None:
         """These probes for the sizes of another configuration; None where it has other figures, or differs in more than figures."""
         found = figures(config)
         if choices(config) != choices(self.asked):
             return None
         narrow: dict[str, int] = table()["windows"]
-        if self.real or (self.model_class, self.cut) != (model_class, cut) or found.keys() != self.names.keys():
+        if (
+            self.real
+            or (self.model_class, self.cut) != (model_class, cut)
+            or found.keys() != self.names.keys()
+        ):
             return None
-        if {key for key, value in found.items() if value > narrow.get(key[-1], value)} != self.windows.keys():
+        if {
+            key for key, value in found.items() if value > narrow.get(key[-1], value)
+        } != self.windows.keys():
             return None
         other = copy.copy(self)
-        other.asked, other.released = config, {self.names[key]: value for key, value in found.items()}
-        if any(expression.value(other.released) != other.released[name] for name, expression in self.follows.items()):
+        other.asked, other.released = (
+            config,
+            {self.names[key]: value for key, value in found.items()},
+        )
+        if any(
+            expression.value(other.released) != other.released[name]
+            for name, expression in self.follows.items()
+        ):
             return None
         return other
 
     def few(self, wide: bool = False) -> nn.Module:
         """The model that was asked about, with few blocks and narrow windows, or ``wide`` ones, its own."""
-        model = build(changed(self.asked, {} if wide else self.windows), self.model_class, self.real)
+        model = build(
+            changed(self.asked, {} if wide else self.windows), self.model_class, self.real
+        )
         return model if self.cut is None else shorter(model, *self.cut)
 
     def looks(self) -> Iterator[tuple[dict[str, int], Sites]]:
         """What the model that was asked about shows, each time with its sizes: with narrow windows at two lengths, then with its own."""
         narrow = {self.names[key]: number for key, number in self.windows.items()}
-        calls = [(narrow, BATCH, SEQ), (narrow, _OTHER_BATCHES[0], _OTHER_SEQS[0]), *([({}, BATCH, SEQ)] if narrow else [])]
+        calls = [
+            (narrow, BATCH, SEQ),
+            (narrow, _OTHER_BATCHES[0], _OTHER_SEQS[0]),
+            *([({}, BATCH, SEQ)] if narrow else []),
+        ]
         for windows, batch, seq in calls:
             sizes = {**self.released, **windows, "B": batch, "S": seq, "Past": seq}
-            yield sizes, observe(self.few(wide=not windows and bool(narrow)), batch, seq, products=True)
+            yield (
+                sizes,
+                observe(self.few(wide=not windows and bool(narrow)), batch, seq, products=True),
+            )
 
     def fitter(self) -> Fitter:
         return Fitter(self.runs, self.singles, self.follows)
@@ -125,7 +175,10 @@ class Probes:
     def _run(self) -> None:
         base = self._observe({}, BATCH, SEQ)
         self._add({}, BATCH, SEQ, base)
-        for name, calls in (("B", [(batch, SEQ) for batch in _OTHER_BATCHES]), ("S", [(BATCH, seq) for seq in _OTHER_SEQS])):
+        for name, calls in (
+            ("B", [(batch, SEQ) for batch in _OTHER_BATCHES]),
+            ("S", [(BATCH, seq) for seq in _OTHER_SEQS]),
+        ):
             for batch, seq in calls:
                 seen = self._attempt({}, batch, seq)
                 if seen is not None:
@@ -149,11 +202,22 @@ class Probes:
     def _even_out(self) -> None:
         """Where an axis does not resolve, a division may have left a remainder: change what moves it by factors of two instead."""
         fitter = self.fitter()
-        axes = [(site, axis) for site, own in self.sites[0].items() for axis in range(len(own.shape))]
+        axes = [
+            (site, axis) for site, own in self.sites[0].items() for axis in range(len(own.shape))
+        ]
         vectors = {tuple(sites[site].shape[axis] for sites in self.sites) for site, axis in axes}
-        suspects = {name for vector in vectors if fitter.fit(vector) is None for name in fitter.moves(vector)}
+        suspects = {
+            name
+            for vector in vectors
+            if fitter.fit(vector) is None
+            for name in fitter.moves(vector)
+        }
         moved = False
-        for name in [name for name in self._ways if name in suspects and name in self.singles and self._ways[name] is _odd]:
+        for name in [
+            name
+            for name in self._ways
+            if name in suspects and name in self.singles and self._ways[name] is _odd
+        ]:
             before = self.singles[name]
             if not self._move(name, (_even, _part)):
                 continue
@@ -161,7 +225,9 @@ class Probes:
         if moved:
             kept = [0, *sorted(at for single in self.singles.values() for at in single)]
             self.runs, self.sites = [self.runs[at] for at in kept], [self.sites[at] for at in kept]
-            self.singles = {name: [kept.index(at) for at in single] for name, single in self.singles.items()}
+            self.singles = {
+                name: [kept.index(at) for at in single] for name, single in self.singles.items()
+            }
             for turn in range(_JOINT):
                 self._joint(turn)
 
@@ -172,15 +238,25 @@ class Probes:
     def _build(self, numbers: Mapping[str, int]) -> nn.Module:
         """A model with other numbers for some sizes, its windows narrow unless they are among them."""
         narrow = {key: self.numbers[self.names[key]] for key in self.windows}
-        config = changed(self.config, narrow | {self.keys[name]: number for name, number in numbers.items()})
+        config = changed(
+            self.config, narrow | {self.keys[name]: number for name, number in numbers.items()}
+        )
         model = build(config, self.model_class, self.real)
         return model if self.cut is None else shorter(model, *self.cut)
 
     def model(self, run: int) -> nn.Module:
         """The model of one of the probes."""
-        return self._build({name: number for name, number in self.runs[run].items() if self.numbers.get(name, number) != number})
+        return self._build(
+            {
+                name: number
+                for name, number in self.runs[run].items()
+                if self.numbers.get(name, number) != number
+            }
+        )
 
-    def _attempt(self, numbers: Mapping[str, int], batch: int = BATCH, seq: int = SEQ) -> Sites | None:
+    def _attempt(
+        self, numbers: Mapping[str, int], batch: int = BATCH, seq: int = SEQ
+    ) -> Sites | None:
         """What is seen with other numbers; None where that does not build, run, or makes another model of it."""
         if self.tried >= _PATIENCE:
             return None
@@ -193,7 +269,10 @@ class Probes:
         base = self.sites[0]
         if seen.keys() != base.keys():
             return None
-        same = all(len(one.shape) == len(base[site].shape) and one.dtype == base[site].dtype for site, one in seen.items())
+        same = all(
+            len(one.shape) == len(base[site].shape) and one.dtype == base[site].dtype
+            for site, one in seen.items()
+        )
         return seen if same else None
 
     def _followed(self, numbers: Mapping[str, int]) -> dict[str, int]:
@@ -248,11 +327,17 @@ class Probes:
             return len({hint[1], *hint[2].names} - set(failed))
 
         # What relates sizes that all refuse to change alone is likeliest to be why they do.
-        hints.sort(key=lambda hint: (outside(hint), hint[1] not in self.derived, len(hint[2].names)))
+        hints.sort(
+            key=lambda hint: (outside(hint), hint[1] not in self.derived, len(hint[2].names))
+        )
         nearest = None
-        for hint in hints[:2 * _HINTS]:
+        for hint in hints[: 2 * _HINTS]:
             name, other, expression = hint
-            if other in self.follows or other in self.singles or expression.names & self.follows.keys():
+            if (
+                other in self.follows
+                or other in self.singles
+                or expression.names & self.follows.keys()
+            ):
                 continue
             if nearest is not None and outside(hint) > nearest:
                 break
@@ -272,12 +357,24 @@ class Probes:
     def _hints(self, name: str, failed: Sequence[str]) -> list[tuple[str, Expr]]:
         """Relations to try for one size: the likeliest, and those that are between sizes that do not change alone."""
         found = relations(self.numbers, name, self.derived)
-        return [*found[:_HINTS], *(one for one in found[_HINTS:] if {one[0], *one[1].names} <= set(failed))]
+        return [
+            *found[:_HINTS],
+            *(one for one in found[_HINTS:] if {one[0], *one[1].names} <= set(failed)),
+        ]
 
     def _tries(self, name: str) -> bool:
         """Whether a size can be changed now to something that another model is built of."""
-        seen = next((seen for way in _WAYS[:3] if (seen := self._attempt({name: way(self.numbers[name], 0)})) is not None), None)
-        return seen is not None and any(seen[site].shape != own.shape for site, own in self.sites[0].items())
+        seen = next(
+            (
+                seen
+                for way in _WAYS[:3]
+                if (seen := self._attempt({name: way(self.numbers[name], 0)})) is not None
+            ),
+            None,
+        )
+        return seen is not None and any(
+            seen[site].shape != own.shape for site, own in self.sites[0].items()
+        )
 
     # -- all at once ---------------------------------------------------------------
 
@@ -302,19 +399,31 @@ class Probes:
             number, way = self.numbers[name], self._ways[name]
             taken = {values[0] for other, values in found.items() if self.numbers[other] == number}
             if way is _odd:
-                values = [value for i in range(len(_ODD)) if (value := _odd(number, turn + 1 + at + i)) not in taken][:1]
+                values = [
+                    value
+                    for i in range(len(_ODD))
+                    if (value := _odd(number, turn + 1 + at + i)) not in taken
+                ][:1]
             else:
                 values = [way(number, turn)]
             first = way(number, 0)
             others = () if way is _next else (_part(number, 0), _even(number, 0))
-            found[name] = [value for value in dict.fromkeys([*values, first, *others]) if value > 0 and value != number]
+            found[name] = [
+                value
+                for value in dict.fromkeys([*values, first, *others])
+                if value > 0 and value != number
+            ]
         return found
 
-    def _grow(self, kept: dict[str, int], options: dict[str, list[int]], batch: int, seq: int) -> Sites | None:
+    def _grow(
+        self, kept: dict[str, int], options: dict[str, list[int]], batch: int, seq: int
+    ) -> Sites | None:
         """Take as many sizes as build together into ``kept``; what is seen with the last that did."""
         if self.tried >= self._until:
             return None
-        seen = self._attempt({**kept, **{name: values[0] for name, values in options.items() if values}}, batch, seq)
+        seen = self._attempt(
+            {**kept, **{name: values[0] for name, values in options.items() if values}}, batch, seq
+        )
         if seen is not None:
             kept |= {name: values[0] for name, values in options.items() if values}
             return seen

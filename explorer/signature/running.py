@@ -47,7 +47,11 @@ Sites = dict[Site, Seen]
 
 #: Which arguments of an operation are the matrices that are multiplied; all others of torch come down to these.
 _PRODUCTS = {
-    "aten.mm": (0, 1), "aten.addmm": (1, 2), "aten.bmm": (0, 1), "aten.baddbmm": (1, 2), "aten.convolution": (0, 1),
+    "aten.mm": (0, 1),
+    "aten.addmm": (1, 2),
+    "aten.bmm": (0, 1),
+    "aten.baddbmm": (1, 2),
+    "aten.convolution": (0, 1),
     "aten._grouped_mm": (0, 1),
 }
 
@@ -89,8 +93,10 @@ def observe(model: torch.nn.Module, batch: int, seq: int, products: bool = False
     for name, buffer in model.named_buffers():
         _note(sites, "", name.rpartition(".")[0], "buffer", name.rpartition(".")[2], buffer)
     ids = torch.zeros(batch, seq, dtype=torch.long, device=model.device)
-    before = {path: {name for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
-              for path, module in model.named_modules()}
+    before = {
+        path: {name for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
+        for path, module in model.named_modules()
+    }
     with torch.no_grad(), unpadded(model) if model.device.type == "meta" else nullcontext():
         with _watching(model, sites, PREFILL):
             out = model(ids, use_cache=True)
@@ -113,7 +119,10 @@ def _again(out: Any) -> dict[str, Any] | None:
 
 
 def _note(sites: Sites, call: str, path: str, what: str, name: str, tensor: torch.Tensor) -> None:
-    sites.setdefault(Site(call, path, what, name), Seen(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
+    sites.setdefault(
+        Site(call, path, what, name),
+        Seen(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")),
+    )
 
 
 def _flat(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, torch.Tensor]]:
@@ -142,7 +151,11 @@ def _given(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, Any] | None:
         model(ids, use_cache=True, cache=cache)
     except Exception:  # noqa: BLE001  whatever a foreign forward raises
         return None
-    return {"cache": cache} if any(tensor.dim() for layer in cache.layers for _, tensor in _flat("", vars(layer))) else None
+    return (
+        {"cache": cache}
+        if any(tensor.dim() for layer in cache.layers for _, tensor in _flat("", vars(layer)))
+        else None
+    )
 
 
 @contextmanager
@@ -160,8 +173,11 @@ def _watching(model: torch.nn.Module, sites: Sites, call: str) -> Iterator[list[
             except TypeError:
                 given = {"input": args, **kwargs}
             for name, value in given.items():
-                for whole, tensor in _flat("" if name == "kwargs" and isinstance(value, dict) else name, value):
+                for whole, tensor in _flat(
+                    "" if name == "kwargs" and isinstance(value, dict) else name, value
+                ):
                     _note(sites, call, path, "in", whole, tensor)
+
         return hook
 
     def leave(path: str) -> Any:
@@ -169,6 +185,7 @@ def _watching(model: torch.nn.Module, sites: Sites, call: str) -> Iterator[list[
             stack.pop()
             for name, tensor in _flat("", output):
                 _note(sites, call, path, "out", name, tensor)
+
         return hook
 
     try:
@@ -181,7 +198,13 @@ def _watching(model: torch.nn.Module, sites: Sites, call: str) -> Iterator[list[
             handle.remove()
 
 
-def _held(sites: Sites, call: str, model: torch.nn.Module, again: dict[str, Any] | None, before: Mapping[str, set[str]]) -> None:
+def _held(
+    sites: Sites,
+    call: str,
+    model: torch.nn.Module,
+    again: dict[str, Any] | None,
+    before: Mapping[str, set[str]],
+) -> None:
     """What is kept for the next call: in what that is given, or by modules themselves."""
     kept = next(iter(again.values())) if again is not None and "state" not in again else None
     layers = getattr(kept, "layers", None)
@@ -189,7 +212,9 @@ def _held(sites: Sites, call: str, model: torch.nn.Module, again: dict[str, Any]
         for name, value in vars(layer).items() if hasattr(layer, "__dict__") else ():
             for whole, tensor in _flat(name, value):
                 if tensor.dim():
-                    _note(sites, call, str(at) if layers is not None else "", "cache", whole, tensor)
+                    _note(
+                        sites, call, str(at) if layers is not None else "", "cache", whole, tensor
+                    )
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if isinstance(value, torch.Tensor) and value.dim() > 1 and name not in before[path]:
@@ -210,23 +235,38 @@ class _Products(TorchDispatchMode):
         self.counts: Counter[str] = Counter()
         self.first: dict[tuple, str] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: Any = None
+    ) -> Any:
         out = func(*args, **(kwargs or {}))
         kind = str(func).rpartition(".")[0]
         if kind in _PRODUCTS:
             path = self.stack[-1] if self.stack else ""
             left, right = (args[at] for at in _PRODUCTS[kind])
-            key = (path, kind, _lines(), left.shape[1:], right.shape[kind in _BATCHED:], out.shape[1:])
+            key = (
+                path,
+                kind,
+                _lines(),
+                left.shape[1:],
+                right.shape[kind in _BATCHED :],
+                out.shape[1:],
+            )
             again = key in self.first
             if not again:
                 self.first[key] = f"{self.counts[path]}.{kind}"
                 self.counts[path] += 1
-            for side, tensor, grows in (("left", left, True), ("right", right, kind in _BATCHED), ("out", out, True)):
+            for side, tensor, grows in (
+                ("left", left, True),
+                ("right", right, kind in _BATCHED),
+                ("out", out, True),
+            ):
                 site = Site(DECODE, path, "matmul", f"{self.first[key]}.{side}")
                 _note(self.sites, *site, tensor)
                 if again and grows:
                     rows, *others = self.sites[site].shape
-                    self.sites[site] = Seen((rows + tensor.shape[0], *others), self.sites[site].dtype)
+                    self.sites[site] = Seen(
+                        (rows + tensor.shape[0], *others), self.sites[site].dtype
+                    )
         return out
 
 

@@ -66,20 +66,33 @@ def figures(config: PreTrainedConfig, everything: bool = False) -> dict[Key, int
     if everything:
         return found
     never = table()["never"]
-    return {key: value for key, value in found.items() if not re.search(never, key[-1]) and generic(key[-1]) != "Layers"}
+    return {
+        key: value
+        for key, value in found.items()
+        if not re.search(never, key[-1]) and generic(key[-1]) != "Layers"
+    }
 
 
 def _figures(holder: Any, where: Key, found: dict[Key, int]) -> None:
     from transformers import PreTrainedConfig
 
     for name, value in (holder if isinstance(holder, dict) else vars(holder)).items():
-        if not isinstance(name, str) or name.startswith(("_", "rope_", "id2", "label2", "task_", "quantization")):
+        if not isinstance(name, str) or name.startswith(
+            ("_", "rope_", "id2", "label2", "task_", "quantization")
+        ):
             continue
         if type(value) is int and value > 0:
             found[*where, name] = value
-        elif _repeats_one(value) and any(re.match(pattern, name) for _, pattern in table()["generics"]):
+        elif _repeats_one(value) and any(
+            re.match(pattern, name) for _, pattern in table()["generics"]
+        ):
             found[*where, name] = value[0]
-        elif isinstance(value, PreTrainedConfig) or isinstance(value, dict) and value and len(where) < 2:
+        elif (
+            isinstance(value, PreTrainedConfig)
+            or isinstance(value, dict)
+            and value
+            and len(where) < 2
+        ):
             _figures(value, (*where, name), found)
 
 
@@ -89,7 +102,11 @@ def choices(config: PreTrainedConfig) -> dict[Key, Any]:
 
     def gather(holder: Any, where: Key) -> None:
         for name, value in (holder if isinstance(holder, dict) else vars(holder)).items():
-            if not isinstance(name, str) or name.startswith("_") or name in ("dtype", "transformers_version", "architectures"):
+            if (
+                not isinstance(name, str)
+                or name.startswith("_")
+                or name in ("dtype", "transformers_version", "architectures")
+            ):
                 continue
             if value is None or isinstance(value, bool | str):
                 found[*where, name] = value
@@ -103,7 +120,13 @@ def choices(config: PreTrainedConfig) -> dict[Key, Any]:
 
 def _repeats_one(value: Any) -> bool:
     """Whether a value is a list over the blocks with one number for all of them."""
-    return isinstance(value, list | tuple) and bool(value) and type(value[0]) is int and value[0] > 0 and len(set(value)) == 1
+    return (
+        isinstance(value, list | tuple)
+        and bool(value)
+        and type(value[0]) is int
+        and value[0] > 0
+        and len(set(value)) == 1
+    )
 
 
 def named(keys: Sequence[Key]) -> dict[Key, str]:
@@ -122,7 +145,9 @@ def changed(config: PreTrainedConfig, numbers: Mapping[Key, Any]) -> PreTrainedC
         holder = at(other, key[:-1])
         inside = holder if isinstance(holder, dict) else vars(holder)
         before = inside.get(key[-1])
-        inside[key[-1]] = [number] * len(before) if type(number) is int and _repeats_one(before) else number
+        inside[key[-1]] = (
+            [number] * len(before) if type(number) is int and _repeats_one(before) else number
+        )
     return other
 
 
@@ -137,28 +162,49 @@ def depth_key(config: PreTrainedConfig) -> Key | None:
     """The figure that is the number of blocks, None where there is none."""
     start = text_key(config)
     holder = vars(at(config, start))
-    return next(((*start, name) for name, value in holder.items() if generic(name) == "Layers" and type(value) is int), None)
+    return next(
+        (
+            (*start, name)
+            for name, value in holder.items()
+            if generic(name) == "Layers" and type(value) is int
+        ),
+        None,
+    )
 
 
 def _depth(config: PreTrainedConfig) -> int | None:
     """The number of blocks, which may be the length of a list."""
     key = depth_key(config)
-    return at(config, key) if key is not None else getattr(config.get_text_config(), "num_hidden_layers", None)
+    return (
+        at(config, key)
+        if key is not None
+        else getattr(config.get_text_config(), "num_hidden_layers", None)
+    )
 
 
 def per_block(config: PreTrainedConfig) -> dict[Key, list[Any]]:
     """The lists of a configuration that hold an entry for each block."""
     start, count = text_key(config), _depth(config)
-    return {(*start, name): list(value) for name, value in vars(at(config, start)).items()
-            if isinstance(value, list | tuple) and len(value) == count and count > 1}
+    return {
+        (*start, name): list(value)
+        for name, value in vars(at(config, start)).items()
+        if isinstance(value, list | tuple) and len(value) == count and count > 1
+    }
 
 
 def with_blocks(config: PreTrainedConfig, blocks: Sequence[int]) -> PreTrainedConfig:
     """A copy with as many blocks as ``blocks`` has entries, of the kinds that those blocks have in its lists."""
     start, key, count = text_key(config), depth_key(config), _depth(config) or 0
-    new: dict[Key, Any] = {where: [values[i] for i in blocks] for where, values in per_block(config).items()}
+    new: dict[Key, Any] = {
+        where: [values[i] for i in blocks] for where, values in per_block(config).items()
+    }
     for name, value in vars(at(config, start)).items():
-        if (*start, name) not in new and isinstance(value, list | tuple) and value and _are_blocks(name, value, count):
+        if (
+            (*start, name) not in new
+            and isinstance(value, list | tuple)
+            and value
+            and _are_blocks(name, value, count)
+        ):
             new[*start, name] = [blocks.index(i) for i in value if i in blocks]
         if name == "num_kv_shared_layers" and type(value) is int:  # so many of the last blocks
             new[*start, name] = sum(i >= count - value for i in blocks)
@@ -167,18 +213,28 @@ def with_blocks(config: PreTrainedConfig, blocks: Sequence[int]) -> PreTrainedCo
 
 def _are_blocks(name: str, value: Sequence[Any], count: int) -> bool:
     """Whether a list is of numbers of blocks."""
-    return "layer" in name and all(type(one) is int and 0 <= one < count for one in value) and len(set(value)) == len(value)
+    return (
+        "layer" in name
+        and all(type(one) is int and 0 <= one < count for one in value)
+        and len(set(value)) == len(value)
+    )
 
 
 def derived(config: PreTrainedConfig) -> set[Key]:
     """Figures that the configuration's class works out from others where nobody gives them."""
     start = text_key(config)
     holder = at(config, start)
-    given = {field.name: field.default for field in dataclasses.fields(holder)} if dataclasses.is_dataclass(holder) else {}
+    given = (
+        {field.name: field.default for field in dataclasses.fields(holder)}
+        if dataclasses.is_dataclass(holder)
+        else {}
+    )
     return {(*start, name) for name in vars(holder) if given.get(name) is None}
 
 
-def relations(numbers: Mapping[str, int], moved: str, derived: Collection[str] = ()) -> list[tuple[str, Expr]]:
+def relations(
+    numbers: Mapping[str, int], moved: str, derived: Collection[str] = ()
+) -> list[tuple[str, Expr]]:
     """What other sizes may follow from ``moved``, since the numbers fit: ``(name, expression)``, the likeliest first.
 
     Those in ``derived``, which the configuration's class works out where nobody gives them, come before others.
@@ -208,14 +264,22 @@ def relations(numbers: Mapping[str, int], moved: str, derived: Collection[str] =
             found.append((2, name, Expr.of({((moved, 1),): Fraction(own, value)})))
         elif (share := Fraction(own, value)).numerator <= _PARTS and share.denominator <= _PARTS:
             found.append((4, name, Expr.of({((moved, 1),): share})))
-        for first, second in ((a, b) for a in others for b in others if name not in (a, b) and a != b):
+        for first, second in (
+            (a, b) for a in others for b in others if name not in (a, b) and a != b
+        ):
             if own * numbers[second] == value * numbers[first]:
                 found.append((3, name, term((moved, 1), (first, 1), (second, -1))))
             if first < second and own * value == numbers[first] * numbers[second]:
                 found.append((3, name, term((first, 1), (second, 1), (moved, -1))))
     word = _last_word(moved)
     # Equal sizes of one sort, such as two widths, are the likeliest to be one size.
-    found.sort(key=lambda one: (not (numbers[one[1]] == value and _last_word(one[1]) == word), one[1] not in derived, one[0]))
+    found.sort(
+        key=lambda one: (
+            not (numbers[one[1]] == value and _last_word(one[1]) == word),
+            one[1] not in derived,
+            one[0],
+        )
+    )
     return [(name, expression) for _, name, expression in found]
 
 

@@ -42,14 +42,20 @@ def _whole(signature: _Json, numbers: bool) -> Iterator[str]:
         yield f"  {name:<{wide}}  {'':>{long}}  {meaning}"
     yield "\nentries"
     for entry in signature["entries"]:
-        cache = {(True, True): ", cache", (False, True): ", new cache", (False, False): ""}[entry["reads"], entry["writes"]]
+        cache = {(True, True): ", cache", (False, True): ", new cache", (False, False): ""}[
+            entry["reads"], entry["writes"]
+        ]
         yield f"  {_function(entry, numbers, cache)}"
     yield "\ncache"
     for row in signature["cache"]:
         yield f"  blocks {ranges(row['layers'])}" + (f", {row['module']}" if row["module"] else "")
         for tensor in row["tensors"]:
             again = tensor["after_decode"]
-            later = f", then {typed(again, numbers)}" if again not in (None, tensor["after_prefill"]) else ""
+            later = (
+                f", then {typed(again, numbers)}"
+                if again not in (None, tensor["after_prefill"])
+                else ""
+            )
             yield f"    {tensor['name']}: {typed(tensor['after_prefill'], numbers)}{later}"
     yield ""
     for one in signature["blocks"]:
@@ -66,8 +72,12 @@ def _whole(signature: _Json, numbers: bool) -> Iterator[str]:
 def _costs(costs: _Json) -> Iterator[str]:
     """Each cost by its formula, then its number, or what it comes to for a call."""
     yield "costs"
-    rows = {"parameters": costs["parameters"], "active parameters": costs["parameters"].get("active"),
-            "bytes kept": costs["cache"], "operations for a token": costs["flops"]}
+    rows = {
+        "parameters": costs["parameters"],
+        "active parameters": costs["parameters"].get("active"),
+        "bytes kept": costs["cache"],
+        "operations for a token": costs["flops"],
+    }
     for name, one in rows.items():
         if one is None:
             continue
@@ -102,13 +112,20 @@ def _class(one: _Json, numbers: bool) -> Iterator[str]:
 
 
 def _function(one: _Json, numbers: bool, also: str = "") -> str:
-    given = ", ".join(f"{part['name']}: {typed(part['type'], numbers)}" for part in one["arguments"])
+    given = ", ".join(
+        f"{part['name']}: {typed(part['type'], numbers)}" for part in one["arguments"]
+    )
     return f"{one['name']}({given}{also if given else also.lstrip(', ')}) -> {_results(one['results'], numbers)}"
 
 
 def _results(results: Sequence[_Json], numbers: bool) -> str:
     if not results:
         return "nothing"
-    names = [f"{part['name']}: " if part["name"] and not part["name"].isdigit() else "" for part in results]
-    written = [name + typed(part["type"], numbers) for name, part in zip(names, results, strict=True)]
+    names = [
+        f"{part['name']}: " if part["name"] and not part["name"].isdigit() else ""
+        for part in results
+    ]
+    written = [
+        name + typed(part["type"], numbers) for name, part in zip(names, results, strict=True)
+    ]
     return written[0] if len(written) == 1 else f"({', '.join(written)})"

@@ -35,7 +35,10 @@ class Type:
         """Whether a tensor of a model of these sizes is of this type."""
         if len(self.axes) != len(seen.shape) or self.dtype != seen.dtype:
             return False
-        return all(axis is None or number == (axis if isinstance(axis, int) else axis.value(sizes)) for axis, number in zip(self.axes, seen.shape, strict=True))
+        return all(
+            axis is None or number == (axis if isinstance(axis, int) else axis.value(sizes))
+            for axis, number in zip(self.axes, seen.shape, strict=True)
+        )
 
     def json(self, sizes: Mapping[str, int], aliases: Mapping[Expr, str]) -> dict[str, Any]:
         """``{dims, numbers, dtype}``: axes as text, and the same with ``sizes`` filled in; an unresolved one is "?" and its number, if that is known."""
@@ -75,7 +78,9 @@ class Types:
                 expression = fitter.fit(seen)
                 probes.know(types.rounded)
                 if expression is not None and all(site in sites for sites in wide) and wide:
-                    expression = _capped(expression, [sites[site].shape[axis] for sites in wide], probes)
+                    expression = _capped(
+                        expression, [sites[site].shape[axis] for sites in wide], probes
+                    )
                 if expression is not None and _stuck(expression, probes):
                     expression = None
                 bare = number if len(set(seen)) == 1 and not probes.real else None
@@ -87,7 +92,13 @@ class Types:
             types.found[site] = Type(tuple(axes), own.dtype)
         return types
 
-    def held_to(self, whole: Sites, sizes: Mapping[str, int], alike: Callable[[Site], Site | None], depth: int) -> Types:
+    def held_to(
+        self,
+        whole: Sites,
+        sizes: Mapping[str, int],
+        alike: Callable[[Site], Site | None],
+        depth: int,
+    ) -> Types:
         """The same types, held to what the whole model shows at its own size.
 
         ``sizes`` are those of that run, ``alike`` the site of these types that one of it is like, None where there is none,
@@ -105,17 +116,27 @@ class Types:
             axes: list[Expr | int | None] = []
             for at, axis in enumerate(one.axes):
                 numbers = {other.shape[at] for other in found}
-                if isinstance(axis, Expr) and numbers == {(axis * deeper).value(sizes)} and axis.cap is None:
+                if (
+                    isinstance(axis, Expr)
+                    and numbers == {(axis * deeper).value(sizes)}
+                    and axis.cap is None
+                ):
                     axis = axis * deeper if depth != sizes["Layers"] else axis
                 elif isinstance(axis, Expr) and numbers - {axis.value(sizes)}:
-                    axis = next(iter(numbers)) if len(numbers) == 1 and not axis.names & CALL_NAMES else None
+                    axis = (
+                        next(iter(numbers))
+                        if len(numbers) == 1 and not axis.names & CALL_NAMES
+                        else None
+                    )
                     types.unresolved.append((site, at, axis))
                 axes.append(axis)
             dtypes = dict.fromkeys([one.dtype, *(other.dtype for other in found)])
             types.found[site] = Type(tuple(axes), "|".join(dtypes))
         return types
 
-    def elsewhere(self, probes: Probes, config: Any, model_class: type, cut: tuple[str, int] | None) -> Probes | None:
+    def elsewhere(
+        self, probes: Probes, config: Any, model_class: type, cut: tuple[str, int] | None
+    ) -> Probes | None:
         """The probes these types are of, for another configuration's sizes; None where it builds a model that does not have these types."""
         other = probes.elsewhere(config, model_class, cut)
         if other is None:
@@ -124,7 +145,9 @@ class Types:
         other.seen = 0
         try:
             for sizes, seen in other.looks():
-                if seen.keys() != self.found.keys() or not all(self.found[site].holds(one, sizes) for site, one in seen.items()):
+                if seen.keys() != self.found.keys() or not all(
+                    self.found[site].holds(one, sizes) for site, one in seen.items()
+                ):
                     return None
                 other.seen += 1
         except Exception:  # noqa: BLE001  whatever a foreign forward raises: probing it says so
@@ -147,7 +170,11 @@ class Types:
 def _stuck(expression: Expr, probes: Probes) -> bool:
     """Whether a bare number may be that of a size that could not be changed."""
     number = expression.constant
-    return number is not None and number > 1 and any((own := probes.numbers[name]) > 1 and number % own == 0 for name in probes.stuck)
+    return (
+        number is not None
+        and number > 1
+        and any((own := probes.numbers[name]) > 1 and number % own == 0 for name in probes.stuck)
+    )
 
 
 def _without_windows(probes: Probes) -> list[Sites]:
@@ -160,7 +187,9 @@ def _capped(expression: Expr, numbers: list[int], probes: Probes) -> Expr | None
 
     numbers: the axis's in calls of `SEQ` and of `LONGER` tokens with wide windows.
     """
-    if [expression.value({**probes.released, "B": BATCH, "S": seq}) for seq in (SEQ, LONGER)] == numbers:
+    if [
+        expression.value({**probes.released, "B": BATCH, "S": seq}) for seq in (SEQ, LONGER)
+    ] == numbers:
         return expression
     if numbers[1] - numbers[0] != LONGER - SEQ:
         return None

@@ -29,8 +29,13 @@ _COMPARED = 2
 _Sizes = dict[tuple[int, str], dict[str, Expr]]
 
 
-def typed_values(model: LanguageModel, probes: Probes, types: Types, layers: Sequence[Sequence[int]],
-                 write: Callable[[Type], dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def typed_values(
+    model: LanguageModel,
+    probes: Probes,
+    types: Types,
+    layers: Sequence[Sequence[int]],
+    write: Callable[[Type], dict[str, Any]],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """A row for each value, or for each of its types where kinds of blocks differ, and what did not resolve.
 
     A row is ``{host, name, modules, layers, type}``, what did not resolve ``{at, axis, number}``. ``layers`` are, for
@@ -48,16 +53,25 @@ def typed_values(model: LanguageModel, probes: Probes, types: Types, layers: Seq
             axes: list[Expr | int | None] = []
             for at, axis in enumerate(row.value.axes):
                 expression = _CALL.get(axis) or known.get(axis)
-                if tensor is not None and expression is not None and not _fits(expression, tensor, at, row.value.axes, probes):
+                if (
+                    tensor is not None
+                    and expression is not None
+                    and not _fits(expression, tensor, at, row.value.axes, probes)
+                ):
                     expression = None
                 if expression is None:
                     number = tensor.shape[at] if tensor is not None and at < tensor.dim() else None
-                    unresolved.append({"at": f"{row.host}.{row.name}", "axis": at, "number": number})
+                    unresolved.append(
+                        {"at": f"{row.host}.{row.name}", "axis": at, "number": number}
+                    )
                     axes.append(number)
                 else:
                     axes.append(expression)
-            new = {"host": vocabulary.HOSTS[row.host].path, "name": row.name,
-                   "type": write(Type(tuple(axes), _dtype(row, tensor, tensors, blocks)))}
+            new = {
+                "host": vocabulary.HOSTS[row.host].path,
+                "name": row.name,
+                "type": write(Type(tuple(axes), _dtype(row, tensor, tensors, blocks))),
+            }
             module = _module(model.anatomy, row.host, blocks)
             if rows and rows[-1] | new == rows[-1]:
                 rows[-1]["layers"] = sorted([*rows[-1]["layers"], *blocks])
@@ -86,33 +100,62 @@ def _module(anatomy: Anatomy, host: str, blocks: Sequence[int]) -> str:
     return f"{anatomy.frame.blocks}.{blocks[0]}.{inner}".rstrip(".")
 
 
-def _fits(expression: Expr, tensor: torch.Tensor, at: int, axes: Sequence[str], probes: Probes) -> bool:
+def _fits(
+    expression: Expr, tensor: torch.Tensor, at: int, axes: Sequence[str], probes: Probes
+) -> bool:
     """Whether an expression comes to what one run at the model's own size has."""
     if axes[at] in _CALL or at >= tensor.dim():
         return True
     return expression.value(probes.released) == tensor.shape[at]
 
 
-def _dtype(row: Row, tensor: torch.Tensor | None, tensors: Mapping[tuple, torch.Tensor], blocks: Sequence[int]) -> str:
+def _dtype(
+    row: Row,
+    tensor: torch.Tensor | None,
+    tensors: Mapping[tuple, torch.Tensor],
+    blocks: Sequence[int],
+) -> str:
     """A value's dtype, or both where blocks differ. Of one the run leaves out: that of what it is derived from or comes back as, or a size's integers."""
     source = "state_output" if row.value.name == "state_input" else row.value.source
-    name = source if tensor is None and source is not None and row.value.layout != "Size" else row.name
-    found = [tensors[key] for at in (blocks[:2] or [None]) if (key := (row.host, name, at)) in tensors]
-    return "|".join(dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in found)) or "int64"
+    name = (
+        source if tensor is None and source is not None and row.value.layout != "Size" else row.name
+    )
+    found = [
+        tensors[key] for at in (blocks[:2] or [None]) if (key := (row.host, name, at)) in tensors
+    ]
+    return (
+        "|".join(dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in found)) or "int64"
+    )
 
 
-def _sizes(model: LanguageModel, probes: Probes, types: Types, layers: Sequence[Sequence[int]]) -> _Sizes:
+def _sizes(
+    model: LanguageModel, probes: Probes, types: Types, layers: Sequence[Sequence[int]]
+) -> _Sizes:
     """The expression of each size that discovery gives a host.
 
     It is the one of the model's tensors' axes that comes to that size in several probes, where no other as simple does.
     """
-    axes = [axis for one in types.found.values() for axis in one.axes if isinstance(axis, Expr) and axis.cap is None]
-    known = {axis.replaced(probes.follows): axis for axis in axes if not axis.names & {"B", "S", "Past", "Layers"}}
+    axes = [
+        axis
+        for one in types.found.values()
+        for axis in one.axes
+        if isinstance(axis, Expr) and axis.cap is None
+    ]
+    known = {
+        axis.replaced(probes.follows): axis
+        for axis in axes
+        if not axis.names & {"B", "S", "Past", "Layers"}
+    }
     known |= {Expr.name(name): Expr.name(name) for name in probes.singles if name not in ("B", "S")}
     candidates = sorted(known.values(), key=lambda one: (*_involved(one), str(one)))
     # A size that no tensor of the model itself has may be a share: a head's width where the class cuts the hidden size.
     singles = [name for name in probes.singles if name not in ("B", "S")]
-    shares = [Expr.of({((one, 1), (other, -1)): 1}) for one in singles for other in singles if one != other]
+    shares = [
+        Expr.of({((one, 1), (other, -1)): 1})
+        for one in singles
+        for other in singles
+        if one != other
+    ]
     single = {at for probe in probes.singles.values() for at in probe}
     compared = [at for at in range(len(probes.runs) - 1, 0, -1) if at not in single][:_COMPARED]
     anatomies = [discover(probes.model(at)) for at in compared]
@@ -121,10 +164,16 @@ def _sizes(model: LanguageModel, probes: Probes, types: Types, layers: Sequence[
         sizes = [probes.released, *(probes.runs[at] for at in compared)]
 
         def among(some: Sequence[Expr]) -> list[Expr]:
-            return [one for one in some if all(one.value(run) == number for run, number in zip(sizes, numbers, strict=True))]
+            return [
+                one
+                for one in some
+                if all(one.value(run) == number for run, number in zip(sizes, numbers, strict=True))
+            ]
 
         fits = among(candidates) or among(shares)
-        return fits[0] if len(fits) == 1 or fits and _involved(fits[0]) < _involved(fits[1]) else None
+        return (
+            fits[0] if len(fits) == 1 or fits and _involved(fits[0]) < _involved(fits[1]) else None
+        )
 
     found: _Sizes = {}
     for kind, block in enumerate(model.anatomy.blocks):
@@ -133,11 +182,23 @@ def _sizes(model: LanguageModel, probes: Probes, types: Types, layers: Sequence[
             continue
         others = [anatomy.block(at) for anatomy in anatomies]
         for name, host in block.hosts.items():
-            fitted = {axis: fit([number, *(one.hosts[name].sizes.get(axis) for one in others)]) for axis, number in host.sizes.items()}
-            found[kind, name] = {axis: expression for axis, expression in fitted.items() if expression is not None}
-    logits = next((one for where, one in types.found.items() if where[1:] == ("", "out", "logits")), None)
-    top = {"hidden_size": found.get((0, "layers"), {}).get("hidden_size"), "vocab_size": None if logits is None else logits.axes[-1]}
-    found[-1, "model"] = {axis: expression for axis, expression in top.items() if isinstance(expression, Expr)}
+            fitted = {
+                axis: fit([number, *(one.hosts[name].sizes.get(axis) for one in others)])
+                for axis, number in host.sizes.items()
+            }
+            found[kind, name] = {
+                axis: expression for axis, expression in fitted.items() if expression is not None
+            }
+    logits = next(
+        (one for where, one in types.found.items() if where[1:] == ("", "out", "logits")), None
+    )
+    top = {
+        "hidden_size": found.get((0, "layers"), {}).get("hidden_size"),
+        "vocab_size": None if logits is None else logits.axes[-1],
+    }
+    found[-1, "model"] = {
+        axis: expression for axis, expression in top.items() if isinstance(expression, Expr)
+    }
     return found
 
 

@@ -1,9 +1,9 @@
 """Specimens: one small runnable model per family, trained or drawn from a seed and labelled so.
 
-    from explorer.specimens import build
+from explorer.specimens import build
 
-    specimen = build("qwen3_next")
-    specimen.weights      # "trained"
+specimen = build("qwen3_next")
+specimen.weights      # "trained"
 """
 
 from __future__ import annotations

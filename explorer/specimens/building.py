@@ -9,7 +9,12 @@ from typing import Any
 import torch
 
 import explorer.engine.nnsight_api  # noqa: F401  the engine must be imported before transformers' model classes
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from explorer.specimens import bpe, weights
 from explorer.specimens.errors import SpecimenError
@@ -42,7 +47,9 @@ def config_of(family: str) -> PreTrainedConfig:
     return small_config(family, **recipe(family).config, dtype="float32")
 
 
-def build(family: str, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Specimen:
+def build(
+    family: str, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+) -> Specimen:
     """Builds the specimen of ``family``: eager attention, evaluation mode, no gradients needed to run it.
 
     Numbers are made in float32 and rounded to ``dtype`` afterwards, so that every dtype is the same
@@ -77,7 +84,9 @@ def untrained(family: str) -> PreTrainedModel:
 def _empty(made: Recipe) -> PreTrainedModel:
     """The model in float32 with whatever its class starts from; the process's random state is put back."""
     with torch.random.fork_rng(devices=[]):
-        return AutoModelForCausalLM.from_config(config_of(made.family), attn_implementation="eager", dtype=torch.float32)
+        return AutoModelForCausalLM.from_config(
+            config_of(made.family), attn_implementation="eager", dtype=torch.float32
+        )
 
 
 def _longest(config: PreTrainedConfig) -> int:
@@ -96,5 +105,7 @@ def _measured(made: Recipe) -> dict[str, Any]:
     if made.weights is None:
         return {}
     if not made.measured_path.is_file():
-        raise SpecimenError(f"The measurements {made.measured_path.name} of a trained specimen are missing.")
+        raise SpecimenError(
+            f"The measurements {made.measured_path.name} of a trained specimen are missing."
+        )
     return json.loads(made.measured_path.read_text(encoding="utf-8"))

@@ -18,9 +18,30 @@ FOLDER = Path(__file__).parent
 
 #: The families that have notes and a page of their own; every other decoder of transformers is built by rules alone.
 FAMILIES = (
-    "llama", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text",
-    "gpt2", "gpt_neox", "gptj", "bloom", "opt", "gemma2", "olmo2", "cohere", "granite", "mixtral", "gpt_oss", "deepseek_v3",
-    "mamba", "mamba2", "jamba", "nemotron_h", "falcon_h1", "recurrent_gemma", "lfm2", "kimi_linear",
+    "llama",
+    "qwen3_moe",
+    "qwen3_next",
+    "qwen3_5_moe_text",
+    "gpt2",
+    "gpt_neox",
+    "gptj",
+    "bloom",
+    "opt",
+    "gemma2",
+    "olmo2",
+    "cohere",
+    "granite",
+    "mixtral",
+    "gpt_oss",
+    "deepseek_v3",
+    "mamba",
+    "mamba2",
+    "jamba",
+    "nemotron_h",
+    "falcon_h1",
+    "recurrent_gemma",
+    "lfm2",
+    "kimi_linear",
     "flint",
 )
 
@@ -65,7 +86,9 @@ def recipe(family: str) -> Recipe:
     return Recipe(
         family=family,
         architecture=MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family],
-        config={name: value for name, value in said.get("config", {}).items() if name != "model_type"},
+        config={
+            name: value for name, value in said.get("config", {}).items() if name != "model_type"
+        },
         seed=said.get("seed", 0),
         std=init.get("std", STD),
         norm_std=init.get("norm_std", STD),
@@ -79,7 +102,12 @@ def _unknown(family: str) -> str:
     if (reason := small.why_apart(family)) is not None:
         return f"There is no specimen of the family {family!r}, which is {reason}; ask for a decoder, such as 'llama'."
     known = small.types()
-    begun = sorted((name for name in known if family and name.startswith(family)), key=lambda name: (name not in FAMILIES, name))
+    begun = sorted(
+        (name for name in known if family and name.startswith(family)),
+        key=lambda name: (name not in FAMILIES, name),
+    )
     near = begun or difflib.get_close_matches(family, known, n=1, cutoff=0.4)
     more = f"{', '.join(FAMILIES)} and {len(known) - len(FAMILIES)} more decoders of transformers"
-    return f"There is no specimen of the family {family!r}; " + (f"did you mean {near[0]!r}?" if near else f"there are {more}.")
+    return f"There is no specimen of the family {family!r}; " + (
+        f"did you mean {near[0]!r}?" if near else f"there are {more}."
+    )

@@ -60,8 +60,10 @@ def _class(model_type: str) -> type[PreTrainedConfig]:
 
 def _mended(model_type: str) -> dict[str, Any]:
     """What the class's default needs, its parts included."""
-    found = {name: _full(model_type, value) if name in rules()["per_layer"] else value
-             for name, value in rules()["defaults"].get(model_type, {}).items()}
+    found = {
+        name: _full(model_type, value) if name in rules()["per_layer"] else value
+        for name, value in rules()["defaults"].get(model_type, {}).items()
+    }
     for name, part in _class(model_type).sub_configs.items():
         of = getattr(part, "model_type", None)
         if name not in found and of in rules()["defaults"]:
@@ -87,15 +89,25 @@ def _small(model_type: str, overrides: dict[str, Any], top: bool = False) -> dic
     arguments = {**_mended(model_type), **shrunk, **own}
     names = {field.name for field in dataclasses.fields(config_class)}
     if top or "vocab_size" in names:
-        arguments.update({name: token for name, token in TOKENS.items() if name in names and name not in said})
+        arguments.update(
+            {name: token for name, token in TOKENS.items() if name in names and name not in said}
+        )
     depth = next((name for name in rules()["depth"] if name in names), None)
     if depth is None or depth in said:
         return arguments
     # The kinds of blocks are those that the class makes of the small sizes at its default depth.
     whole = config_class(**arguments)
-    lists = {name: value for name in rules()["per_layer"] if name in names and _is_list(value := getattr(whole, name))}
+    lists = {
+        name: value
+        for name in rules()["per_layer"]
+        if name in names and _is_list(value := getattr(whole, name))
+    }
     chosen = _chosen(getattr(whole, depth), lists)
-    return arguments | {depth: len(chosen)} | {name: [value[i] for i in chosen] for name, value in lists.items()}
+    return (
+        arguments
+        | {depth: len(chosen)}
+        | {name: [value[i] for i in chosen] for name, value in lists.items()}
+    )
 
 
 def _shrunk(default: PreTrainedConfig, said: dict[str, Any]) -> dict[str, Any]:
@@ -105,7 +117,10 @@ def _shrunk(default: PreTrainedConfig, said: dict[str, Any]) -> dict[str, Any]:
         name = field.name
         value = default.__dict__.get(name, field.default)
         if isinstance(value, PreTrainedConfig) and value.model_type in CONFIG_MAPPING:
-            found[name] = {"model_type": value.model_type, **_small(value.model_type, dict(said.get(name, {})))}
+            found[name] = {
+                "model_type": value.model_type,
+                **_small(value.model_type, dict(said.get(name, {}))),
+            }
         elif name in rules()["sizes"] and value is not None and not isinstance(value, bool):
             found[name] = rules()["sizes"][name]
         elif name in rules()["longest"] and value is not None:

@@ -49,7 +49,9 @@ def _draw_vectors_again(model: nn.Module, seed: int) -> None:
                 model._init_weights(module)
 
 
-def _draw(name: str, parameter: torch.Tensor, generator: torch.Generator, std: float, norm_std: float) -> torch.Tensor:
+def _draw(
+    name: str, parameter: torch.Tensor, generator: torch.Generator, std: float, norm_std: float
+) -> torch.Tensor:
     shape, leaf = parameter.shape, name.rsplit(".", 1)[-1]
     if leaf == "A_log":
         return _uniform(shape, generator, *DECAY_RATE_RANGE).log()
@@ -69,13 +71,17 @@ def _constant(tensor: torch.Tensor) -> bool:
     return bool((tensor == tensor.flatten()[0]).all())
 
 
-def _uniform(shape: torch.Size, generator: torch.Generator, low: float, high: float) -> torch.Tensor:
+def _uniform(
+    shape: torch.Size, generator: torch.Generator, low: float, high: float
+) -> torch.Tensor:
     return low + (high - low) * torch.rand(shape, generator=generator)
 
 
 def save(model: nn.Module, path: Path) -> None:
     """Writes the parameters as bfloat16 safetensors: half the bytes, read back exactly as rounded."""
-    tensors = {name: p.detach().to(torch.bfloat16).contiguous() for name, p in model.named_parameters()}
+    tensors = {
+        name: p.detach().to(torch.bfloat16).contiguous() for name, p in model.named_parameters()
+    }
     save_file(tensors, str(path), metadata={"format": "pt"})
 
 
@@ -88,7 +94,9 @@ def load(model: nn.Module, path: Path) -> None:
     wanted = dict(model.named_parameters())
     if stored.keys() != wanted.keys():
         odd = sorted(stored.keys() ^ wanted.keys())
-        raise SpecimenError(f"The weights file {path.name} is of another model: {odd[0]} is on one side only.")
+        raise SpecimenError(
+            f"The weights file {path.name} is of another model: {odd[0]} is on one side only."
+        )
     with torch.no_grad():
         for name, parameter in wanted.items():
             if stored[name].shape != parameter.shape:
@@ -101,8 +109,12 @@ def load(model: nn.Module, path: Path) -> None:
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
     if not path.is_file():
-        raise SpecimenError(f"The weights file {path.name} is missing; train it with python -m explorer.specimens.training.train {path.stem}.")
+        raise SpecimenError(
+            f"The weights file {path.name} is missing; train it with python -m explorer.specimens.training.train {path.stem}."
+        )
     try:
         return load_file(str(path))
     except (SafetensorError, OSError) as error:
-        raise SpecimenError(f"The weights file {path.name} is damaged or cut short and cannot be read ({error}).") from error
+        raise SpecimenError(
+            f"The weights file {path.name} is damaged or cut short and cannot be read ({error})."
+        ) from error

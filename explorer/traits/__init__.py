@@ -23,6 +23,7 @@ from explorer.traits.probe import Witness
 if TYPE_CHECKING:
     from explorer.model.language_model import LanguageModel
 
+
 @dataclass(frozen=True)
 class Trait:
     """One trait of one model: ``name``, ``label`` and ``meaning`` are the catalogue's, ``evidence`` is what this model showed."""
@@ -39,7 +40,11 @@ def traits(model: LanguageModel) -> list[dict[str, str]]:
     Each is a mapping with ``name``, ``label``, ``meaning`` and ``evidence``.
     """
     found = dict(_asked(Witness(model)))
-    return [asdict(Trait(entry.name, entry.label, entry.meaning, found[entry.name])) for entry in ENTRIES if entry.name in found]
+    return [
+        asdict(Trait(entry.name, entry.label, entry.meaning, found[entry.name]))
+        for entry in ENTRIES
+        if entry.name in found
+    ]
 
 
 def _asked(witness: Witness) -> Iterator[tuple[str, str]]:

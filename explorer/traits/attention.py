@@ -36,16 +36,28 @@ def _heads(witness: Witness) -> Found:
     for _, host in witness.hosts("self_attn"):
         heads, shared = host.sizes.get("num_heads"), host.sizes.get("num_kv_heads")
         if heads and shared and shared < heads:
-            yield "multi_query" if shared == 1 else "grouped_query", f"{heads} query heads over {shared} of keys and values"
+            yield (
+                "multi_query" if shared == 1 else "grouped_query",
+                f"{heads} query heads over {shared} of keys and values",
+            )
             return
 
 
 def _latent(heart: Heart) -> Found:
-    values, keys, queries = (_narrow(heart, cuts) for cuts in (heart.value_cuts, heart.key_cuts, heart.query_cuts))
+    values, keys, queries = (
+        _narrow(heart, cuts) for cuts in (heart.value_cuts, heart.key_cuts, heart.query_cuts)
+    )
     sizes = heart.host.sizes
     if values and set(values) == set(heart.value_cuts) and set(keys) & set(values):
-        wide = f"queries and keys are {sizes['qk_head_dim']} wide, values {sizes['head_dim']}" if "qk_head_dim" in sizes else ""
-        yield "latent_attention", "; ".join(filter(None, (f"{_made(heart, values, 'keys and values')}", wide)))
+        wide = (
+            f"queries and keys are {sizes['qk_head_dim']} wide, values {sizes['head_dim']}"
+            if "qk_head_dim" in sizes
+            else ""
+        )
+        yield (
+            "latent_attention",
+            "; ".join(filter(None, (f"{_made(heart, values, 'keys and values')}", wide))),
+        )
     if queries and set(queries) == set(heart.query_cuts):
         yield "latent_queries", _made(heart, queries, "queries")
 
@@ -75,12 +87,17 @@ def _fused(heart: Heart) -> Found:
 
 
 def _qk_norm(heart: Heart) -> Found:
-    found = {"queries": heart.norms(heart.queries, heart.query_cuts), "keys": heart.norms(heart.keys, heart.key_cuts)}
+    found = {
+        "queries": heart.norms(heart.queries, heart.query_cuts),
+        "keys": heart.norms(heart.keys, heart.key_cuts),
+    }
     norms = [norm for each in found.values() for norm in each]
     if norms:
         width = heart.trail.normed_width(norms[0])
         wide = "one head" if width == heart.host.sizes.get("qk_head_dim") else f"{width} numbers"
-        inside = [path for norm in norms if (path := heart.trail.owners[norm].module) != heart.call.module]
+        inside = [
+            path for norm in norms if (path := heart.trail.owners[norm].module) != heart.call.module
+        ]
         where = f"by {listed(map(name, inside))}" if inside else "in the attention's own forward"
         what = listed(what for what, each in found.items() if each)
         yield "qk_norm", f"{what} are normed {where} on their way to the scores, {wide} wide"
@@ -92,7 +109,10 @@ def _biases(heart: Heart) -> Found:
     having = [cut for cut in cuts if _has_bias(trail.owners[cut].fn)]
     if having:
         of = f", of {listed(map(heart.owner, cuts))}" if len(having) < len(cuts) else ""
-        yield "qkv_bias", f"{listed(map(heart.owner, having))} {'has one' if len(having) == 1 else 'have one each'}{of}"
+        yield (
+            "qkv_bias",
+            f"{listed(map(heart.owner, having))} {'has one' if len(having) == 1 else 'have one each'}{of}",
+        )
     last = heart.host.traits.get("projection")
     if last and _has_bias(heart.witness.module(heart.layer, last)):
         yield "output_bias", f"{name(last)} has one"
@@ -110,22 +130,31 @@ def _sinks(heart: Heart) -> Found:
 
 def _cap(heart: Heart) -> Found:
     if (cap := heart.host.traits.get("cap")) is not None:
-        yield "attention_cap", f"scores stay within ±{number(cap)}: a tanh stands before the softmax"
+        yield (
+            "attention_cap",
+            f"scores stay within ±{number(cap)}: a tanh stands before the softmax",
+        )
 
 
 def _multiplier(heart: Heart) -> Found:
     """What the product of what the projections made is multiplied with by plain numbers on its way into the softmax."""
     width = heart.trail.tensors[heart.queries].shape[-1]
-    factor, usual = heart.scale(), width ** -0.5
+    factor, usual = heart.scale(), width**-0.5
     if factor is not None and abs(factor / usual - 1) > 1e-2:
-        yield "attention_multiplier", (
-            f"scores are queries times keys times {number(factor)}; one over the root of {width} would be {number(usual)}")
+        yield (
+            "attention_multiplier",
+            (
+                f"scores are queries times keys times {number(factor)}; one over the root of {width} would be {number(usual)}"
+            ),
+        )
 
 
 def _windows(witness: Witness) -> Found:
     """What the mask lets a token see that stands behind many others, block by block."""
     count = witness.model.num_layers
-    attending = [layer for layer in range(count) if witness.anatomy.block(layer).hosts["self_attn"].places]
+    attending = [
+        layer for layer in range(count) if witness.anatomy.block(layer).hosts["self_attn"].places
+    ]
     if not attending or witness.far is None:
         return
     views = _views(witness, attending)
@@ -133,12 +162,19 @@ def _windows(witness: Witness) -> Found:
     chunks = [layer for layer, view in views.items() if view[1] == view[0] + 1 <= FAR]
     if windows:
         widths = " or ".join(map(str, sorted(set(windows.values()))))
-        yield "sliding_window", f"the mask of {blocks(windows, count)} leaves a token the last {widths} tokens, itself among them"
+        yield (
+            "sliding_window",
+            f"the mask of {blocks(windows, count)} leaves a token the last {widths} tokens, itself among them",
+        )
     if chunks:
         one, next_one = views[chunks[0]]
-        yield "chunked_attention", (
-            f"the mask of {blocks(chunks, count)} leaves the token at {FAR} the last {one} tokens, "
-            f"and the one after it {next_one}")
+        yield (
+            "chunked_attention",
+            (
+                f"the mask of {blocks(chunks, count)} leaves the token at {FAR} the last {one} tokens, "
+                f"and the one after it {next_one}"
+            ),
+        )
     limited = {*windows, *chunks}
     if limited and (rest := [layer for layer in views if layer not in limited]):
         yield "mixed_window", f"the mask of {blocks(rest, count)} leaves everything before a token"
@@ -147,12 +183,20 @@ def _windows(witness: Witness) -> Found:
 def _views(witness: Witness, layers: Sequence[int]) -> dict[int, tuple[int, int]]:
     """By block, how many tokens the two at FAR see, each itself included: as the masks say that blocks are handed."""
     trail, handed = witness.far
-    windows = {layer: window for first, _ in witness.hosts("self_attn") if (window := _own_window(witness, first)) is not None
-               for layer in witness.group(first)}
+    windows = {
+        layer: window
+        for first, _ in witness.hosts("self_attn")
+        if (window := _own_window(witness, first)) is not None
+        for layer in witness.group(first)
+    }
     known: dict[int, tuple[int, int] | None] = {}
     found = {}
     for layer in layers:
-        masks = [t for t in tensors(_handed(handed[layer])) if t.dim() == 4 and t.shape[-2] == 2 < t.shape[-1]]
+        masks = [
+            t
+            for t in tensors(_handed(handed[layer]))
+            if t.dim() == 4 and t.shape[-2] == 2 < t.shape[-1]
+        ]
         for mask in masks:
             if id(mask) not in known:
                 known[id(mask)] = _seen(witness, trail, mask)
@@ -170,7 +214,11 @@ def _own_window(witness: Witness, layer: int) -> int | None:
     host = witness.anatomy.block(layer).hosts["self_attn"]
     prefix = f"{witness.path}.{layer}.{host.module}".rstrip(".")
     for own, buffer in witness.module(layer, host.module).named_buffers():
-        if buffer.dtype == torch.bool and buffer.dim() >= 2 and buffer.shape[-1] == buffer.shape[-2] > 1:
+        if (
+            buffer.dtype == torch.bool
+            and buffer.dim() >= 2
+            and buffer.shape[-1] == buffer.shape[-2] > 1
+        ):
             mask = witness.buffers.numbers(f"{prefix}.{own}")
             if mask is not None and (seen := int(mask[..., -1, :].sum())) < mask.shape[-1]:
                 return seen
@@ -189,4 +237,8 @@ def _seen(witness: Witness, trail: Trail, mask: torch.Tensor) -> tuple[int, int]
 def _handed(call: tuple[tuple, dict]) -> list:
     """All that a block was called with but what it keeps between calls."""
     args, kwargs = call
-    return [value for value in (*args, *kwargs.values()) if isinstance(value, (torch.Tensor, tuple, list, dict))]
+    return [
+        value
+        for value in (*args, *kwargs.values())
+        if isinstance(value, (torch.Tensor, tuple, list, dict))
+    ]

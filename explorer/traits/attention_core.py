@@ -22,7 +22,9 @@ _BETWEEN = PASSING | frozenset(
 )
 
 #: What leaves of a pattern what is multiplied with the values.
-_LEAVING = PASSING | frozenset("mul where masked_fill native_dropout dropout slice narrow index".split())
+_LEAVING = PASSING | frozenset(
+    "mul where masked_fill native_dropout dropout slice narrow index".split()
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,9 @@ class Heart:
     @property
     def columns(self) -> tuple[int, int]:
         """Columns of the softmax, and keys."""
-        return self.trail.tensors[self.trail.ops[self.softmax].reads[0]].shape[-1], self.witness.lengths[1]
+        return self.trail.tensors[self.trail.ops[self.softmax].reads[0]].shape[
+            -1
+        ], self.witness.lengths[1]
 
     def cuts(self, key: int, at: int) -> list[int]:
         """The projections that made an operand of a product."""
@@ -108,7 +112,9 @@ class Heart:
         """
         numbers = self.witness.numbers
         try:
-            factor = self.trail.factor(self.scores, numbers) * self.trail.steps[self.product][2].get("alpha", 1)
+            factor = self.trail.factor(self.scores, numbers) * self.trail.steps[self.product][
+                2
+            ].get("alpha", 1)
             for key, cuts in ((self.queries, self.query_cuts), (self.keys, self.key_cuts)):
                 after = self.after_projection(key, cuts)
                 last = max((i for i in after if self.trail.norming(i)), default=-1)
@@ -130,14 +136,21 @@ class Heart:
 
 def hearts(witness: Witness) -> list[Heart]:
     """The heart of the attention in one block of each kind that has one whose scores go through a softmax."""
-    found = (_heart(witness, layer, host, witness.host_call(layer, host)) for layer, host in witness.hosts("self_attn"))
+    found = (
+        _heart(witness, layer, host, witness.host_call(layer, host))
+        for layer, host in witness.hosts("self_attn")
+    )
     return [heart for heart in found if heart is not None]
 
 
 def hidden(witness: Witness) -> list[int]:
     """The first block of each kind that has an attention somewhere, and no host for it."""
-    return [layer for layer in witness.firsts if not (host := witness.anatomy.block(layer).hosts["self_attn"]).places
-            and _heart(witness, layer, host, witness.call(layer, "")) is not None]
+    return [
+        layer
+        for layer in witness.firsts
+        if not (host := witness.anatomy.block(layer).hosts["self_attn"]).places
+        and _heart(witness, layer, host, witness.call(layer, "")) is not None
+    ]
 
 
 def _heart(witness: Witness, layer: int, host: Host, call: Call) -> Heart | None:
@@ -185,5 +198,10 @@ def _onward(trail: Trail, key: int, stop: int) -> set[int]:
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
     """Numbers in the shape of a tensor that differ along its last axis alone."""
-    row = torch.rand(tensor.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
+    row = (
+        torch.rand(
+            tensor.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
+        + 0.5
+    )
     return row.expand(tensor.shape).clone()

@@ -23,7 +23,9 @@ class Buffers:
     blocks. depth: how many of those anybody asks about.
     """
 
-    def __init__(self, loaded: torch.nn.Module, twin: torch.nn.Module, blocks: str, depth: int) -> None:
+    def __init__(
+        self, loaded: torch.nn.Module, twin: torch.nn.Module, blocks: str, depth: int
+    ) -> None:
         self.loaded, self.twin, self.blocks, self.depth = loaded, twin, blocks, depth
 
     def numbers(self, name: str) -> torch.Tensor | None:
@@ -41,8 +43,15 @@ class Buffers:
         path, _, own = name.rpartition(".")
         owner = self.twin.get_submodule(path)
         layer = next((int(step) for step in path.split(".") if step.isdigit()), None)
-        given = {"config": getattr(owner, "config", self.twin.config.get_text_config()), "layer_idx": layer}
-        asked = [one for one in inspect.signature(type(owner)).parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+        given = {
+            "config": getattr(owner, "config", self.twin.config.get_text_config()),
+            "layer_idx": layer,
+        }
+        asked = [
+            one
+            for one in inspect.signature(type(owner)).parameters.values()
+            if one.kind is one.POSITIONAL_OR_KEYWORD
+        ]
         alone = all(one.name in given or one.default is not one.empty for one in asked)
         if not alone or self.blocks.startswith(path):
             return self._whole.get(name)
@@ -60,7 +69,9 @@ class Buffers:
             try:
                 with _few_numbers():
                     return dict(type(self.twin)._from_config(config).named_buffers())
-            except Exception:  # some classes cannot be built with fewer blocks than their lists name
+            except (
+                Exception
+            ):  # some classes cannot be built with fewer blocks than their lists name
                 if depth == whole:
                     raise
         raise AssertionError("unreachable")
@@ -76,9 +87,13 @@ def _few_numbers() -> Iterator[None]:
 class _FewNumbers(TorchFunctionMode):
     """What would hold many floating-point numbers is made of shapes alone: weights, not what buffers are computed from."""
 
-    factories = frozenset((torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full))
+    factories = frozenset(
+        (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full)
+    )
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func in self.factories:
             shapes = func(*args, **{**kwargs, "device": "meta"})

@@ -15,8 +15,14 @@ Found = Iterator[tuple[str, str]]
 
 #: The trait of each kind of mixer but softmax attention, by host.
 _KINDS = {
-    "linear_attn": "delta_rule", "kda": "delta_rule_channel", "retention": "retention", "ssd": "ssd", "selective_scan": "selective_scan",
-    "gated_recurrence": "gated_recurrence", "short_conv": "convolution_mixer", "mixer": "other_mixer",
+    "linear_attn": "delta_rule",
+    "kda": "delta_rule_channel",
+    "retention": "retention",
+    "ssd": "ssd",
+    "selective_scan": "selective_scan",
+    "gated_recurrence": "gated_recurrence",
+    "short_conv": "convolution_mixer",
+    "mixer": "other_mixer",
 }
 
 #: What evidence calls an attention that lies inside another part of a block.
@@ -34,17 +40,31 @@ def mixers(witness: Witness) -> Found:
     for layer in hidden(witness):
         having.setdefault(_INSIDE, []).extend(witness.group(layer))
     if len(having) > 1:
-        yield "hybrid", ", ".join(f"{kind} in {blocks(layers, count)}" for kind, layers in having.items())
+        yield (
+            "hybrid",
+            ", ".join(f"{kind} in {blocks(layers, count)}" for kind, layers in having.items()),
+        )
     for kind in witness.anatomy.blocks:
         pair = [sub for sub in kind.sublayers if vocabulary.HOSTS[sub.host].mixer]
         if len(pair) > 1 and pair[0].stage == pair[1].stage is not None:
-            yield "side_by_side", f"{listed(sub.host for sub in pair)} read the same stream in {blocks(kind.layers, count)}"
+            yield (
+                "side_by_side",
+                f"{listed(sub.host for sub in pair)} read the same stream in {blocks(kind.layers, count)}",
+            )
             break
     for kind, layers in having.items():
-        if kind not in _KINDS or kind == "short_conv" and any(len(witness.model.mixers[layer]) > 1 for layer in layers):
+        if (
+            kind not in _KINDS
+            or kind == "short_conv"
+            and any(len(witness.model.mixers[layer]) > 1 for layer in layers)
+        ):
             continue
         host = witness.anatomy.block(layers[0]).hosts[kind]
-        called = f"the mixer calls {host.traits['kernel']}" if "kernel" in host.traits else vocabulary.HOSTS[kind].meaning
+        called = (
+            f"the mixer calls {host.traits['kernel']}"
+            if "kernel" in host.traits
+            else vocabulary.HOSTS[kind].meaning
+        )
         yield _KINDS[kind], f"{called}, in {blocks(sorted(layers), count)}"
     yield from _parts(witness)
 
@@ -58,9 +78,18 @@ def _mixes(witness: Witness, layer: int) -> bool:
         reads, makes = ([trail.tensors[key].shape for key in keys] for keys in (op.reads, op.makes))
         if op.name in ("convolution", "cumsum", "cumprod", "roll", "flip"):
             return True
-        if op.name in ("bmm", "mm", "matmul") and reads and len(reads[0]) > 1 and reads[0][-1] == seq:
+        if (
+            op.name in ("bmm", "mm", "matmul")
+            and reads
+            and len(reads[0]) > 1
+            and reads[0][-1] == seq
+        ):
             return True
-        if op.name in ("slice", "select", "constant_pad_nd", "split", "unbind") and seq in reads[0] and seq not in makes[0]:
+        if (
+            op.name in ("slice", "select", "constant_pad_nd", "split", "unbind")
+            and seq in reads[0]
+            and seq not in makes[0]
+        ):
             return True
     return False
 
@@ -70,8 +99,13 @@ def _parts(witness: Witness) -> Found:
     for sizes in (host.sizes for host in hosts if "conv_width" in host.sizes):
         yield "short_convolution", f"width {sizes['conv_width']} over {sizes['channels']} channels"
         break
-    for sizes in (host.sizes for host in hosts if host.sizes.get("key_heads", 0) < host.sizes.get("heads", 0)):
-        yield "grouped_value", f"{sizes['heads']} heads share the queries and keys of {sizes['key_heads']}"
+    for sizes in (
+        host.sizes for host in hosts if host.sizes.get("key_heads", 0) < host.sizes.get("heads", 0)
+    ):
+        yield (
+            "grouped_value",
+            f"{sizes['heads']} heads share the queries and keys of {sizes['key_heads']}",
+        )
         break
 
 
@@ -82,14 +116,19 @@ def block(witness: Witness) -> Found:
     single: list[int] = []
     for kind in witness.anatomy.blocks:
         mlp = next((sub for sub in kind.sublayers if sub.host == "mlp"), None)
-        if mlp is not None and any(sub.stage == mlp.stage is not None for sub in kind.sublayers if sub is not mlp):
+        if mlp is not None and any(
+            sub.stage == mlp.stage is not None for sub in kind.sublayers if sub is not mlp
+        ):
             parallel += kind.layers
         if len(kind.sublayers) == 1 and _alone(witness, kind.layers[0]):
             single += kind.layers
     if parallel:
         shared = witness.anatomy.block(parallel[0])
         norms = {sub.norm for sub in shared.sublayers}
-        yield "parallel", f"{blocks(parallel, count)}, through {'one norm' if len(norms) == 1 else 'norms of their own'}"
+        yield (
+            "parallel",
+            f"{blocks(parallel, count)}, through {'one norm' if len(norms) == 1 else 'norms of their own'}",
+        )
     if len(single) == count:
         yield "one_sublayer", f"{blocks(single, count)} add one thing to the stream"
     yield from _shared(witness)
@@ -101,15 +140,24 @@ def _alone(witness: Witness, layer: int) -> bool:
     trail, block = witness.trail, witness.anatomy.block(layer)
     if block.sublayers[0].host == "mixer":
         return False
-    call, whole = witness.host_call(layer, block.hosts[block.sublayers[0].host]), witness.call(layer, "")
-    return all(call.start <= index < call.stop for index in trail.weighted(range(whole.start, whole.stop)))
+    call, whole = (
+        witness.host_call(layer, block.hosts[block.sublayers[0].host]),
+        witness.call(layer, ""),
+    )
+    return all(
+        call.start <= index < call.stop for index in trail.weighted(range(whole.start, whole.stop))
+    )
 
 
 def _again(witness: Witness) -> Found:
     """Modules with parameters of their own that run on every token more than once."""
     batch, seq = witness.lengths
     within = f"{witness.path}."
-    experts = tuple(f"{within}{layer}.{path}" for layer, host in witness.hosts("mlp") if (path := host.traits.get("experts")))
+    experts = tuple(
+        f"{within}{layer}.{path}"
+        for layer, host in witness.hosts("mlp")
+        if (path := host.traits.get("experts"))
+    )
     runs: Counter[str] = Counter()
     for call in witness.trail.calls:
         given = next(tensors((call.args, call.kwargs)), None)
@@ -118,7 +166,10 @@ def _again(witness: Witness) -> Found:
             runs[call.module] += any(True for _ in call.fn.parameters(recurse=False))
     path, times = max(runs.items(), key=lambda run: run[1])
     if times > 1:
-        yield "called_again", f"{path.removeprefix(within).partition('.')[2]} runs {times} times on every token"
+        yield (
+            "called_again",
+            f"{path.removeprefix(within).partition('.')[2]} runs {times} times on every token",
+        )
 
 
 def _shared(witness: Witness) -> Found:
@@ -132,4 +183,7 @@ def _shared(witness: Witness) -> Found:
         layers = {layer for where in several for layer, _ in where}
         modules = list(dict.fromkeys(path.rpartition(".")[0] for (_, path), *_ in several))
         more = f" and {len(modules) - 1} more modules" if len(modules) > 1 else ""
-        yield "shared_block", f"{blocks(layers, witness.model.num_layers)} hold the same {modules[0]}{more}"
+        yield (
+            "shared_block",
+            f"{blocks(layers, witness.model.num_layers)} hold the same {modules[0]}{more}",
+        )

@@ -79,8 +79,13 @@ def _neurons(witness: Witness) -> Iterator[Neurons]:
             continue
         key, before = trail.taken(products[-1]), products[-1]
         if host.traits.get("normed"):
-            norms = [one for one in trail.calls if call.start <= one.start < one.stop <= products[-1]
-                     and key in trail.onward(id(one.output)) and trail.norms(one)]
+            norms = [
+                one
+                for one in trail.calls
+                if call.start <= one.start < one.stop <= products[-1]
+                and key in trail.onward(id(one.output))
+                and trail.norms(one)
+            ]
             key, before = (id(norms[-1].args[0]), norms[-1].start) if norms else (key, before)
         cuts = trail.cuts(key, before, call.start)
         if not cuts:  # the projections before it stand outside the module it is in
@@ -96,7 +101,10 @@ def _shape(neurons: Neurons) -> Found:
         return
     count = len(neurons.cuts)
     if neurons.gated:
-        yield "gated_mlp", f"{makers} make{'s' * (count == 1)} two numbers for each of {neurons.width} neurons"
+        yield (
+            "gated_mlp",
+            f"{makers} make{'s' * (count == 1)} two numbers for each of {neurons.width} neurons",
+        )
     else:
         yield "plain_mlp", f"{makers} makes one number for each of {neurons.width} neurons"
     activation = _activation(neurons)
@@ -107,8 +115,15 @@ def _shape(neurons: Neurons) -> Found:
 def _activation(neurons: Neurons) -> tuple[str, str] | None:
     """Which function turns what a projection made into the neurons, by trying: None where it cannot be tried."""
     trail = neurons.trail
-    factors = {1.0, *(n for i in trail.between(neurons.key, neurons.before, neurons.cuts, neurons.call.start)
-                      if trail.ops[i].name in ("mul", "mul_") for n in trail.ops[i].numbers)}
+    factors = {
+        1.0,
+        *(
+            n
+            for i in trail.between(neurons.key, neurons.before, neurons.cuts, neurons.call.start)
+            if trail.ops[i].name in ("mul", "mul_")
+            for n in trail.ops[i].numbers
+        ),
+    }
     grid = torch.linspace(-4, 4, neurons.width, dtype=torch.float64)
     asked = False
     for made in _inputs(neurons, grid):
@@ -123,30 +138,50 @@ def _activation(neurons: Neurons) -> tuple[str, str] | None:
                 wanted = function(factor * grid)
                 scale = (row @ wanted) / (wanted @ wanted)
                 if scale != 0 and (row - scale * wanted).abs().max() <= 1e-9 * row.abs().max():
-                    of = "" if factor == 1 else f", of {number(factor)} times what the projection makes"
-                    return trait, f"numbers from -4 to 4 come out as this function has them in {neurons.where}{of}"
+                    of = (
+                        ""
+                        if factor == 1
+                        else f", of {number(factor)} times what the projection makes"
+                    )
+                    return (
+                        trait,
+                        f"numbers from -4 to 4 come out as this function has them in {neurons.where}{of}",
+                    )
     if not asked:
         return None
-    return "activation_other", f"numbers from -4 to 4 come out as no usual function has them in {neurons.where}"
+    return (
+        "activation_other",
+        f"numbers from -4 to 4 come out as no usual function has them in {neurons.where}",
+    )
 
 
 def _inputs(neurons: Neurons, grid: torch.Tensor) -> Iterator[dict[int, torch.Tensor]]:
     """What the projections may have made, with ``grid`` in what passes the activation and one in what is multiplied with it."""
     trail = neurons.trail
-    entering = {id(t): torch.ones(t.shape, dtype=torch.float64) if t.is_floating_point() else torch.zeros(t.shape, dtype=t.dtype)
-                for t in tensors((neurons.call.args, neurons.call.kwargs))}
+    entering = {
+        id(t): torch.ones(t.shape, dtype=torch.float64)
+        if t.is_floating_point()
+        else torch.zeros(t.shape, dtype=t.dtype)
+        for t in tensors((neurons.call.args, neurons.call.kwargs))
+    }
     keys = [trail.ops[cut].makes[0] for cut in neurons.cuts]
     ones = torch.ones_like(grid)
     if not neurons.gated:
         rows = [[grid]]
     elif len(keys) == 1:
         pairs = ((grid, ones), (ones, grid))
-        rows = [[torch.cat(pair)] for pair in pairs] + [[torch.stack(pair, -1).flatten()] for pair in pairs]
+        rows = [[torch.cat(pair)] for pair in pairs] + [
+            [torch.stack(pair, -1).flatten()] for pair in pairs
+        ]
     else:
         rows = [[grid, ones], [ones, grid]]
     for row in rows:
-        if len(row) == len(keys) and all(len(one) == trail.tensors[key].shape[-1] for key, one in zip(keys, row)):
-            yield entering | {key: one.expand(trail.tensors[key].shape).clone() for key, one in zip(keys, row)}
+        if len(row) == len(keys) and all(
+            len(one) == trail.tensors[key].shape[-1] for key, one in zip(keys, row)
+        ):
+            yield entering | {
+                key: one.expand(trail.tensors[key].shape).clone() for key, one in zip(keys, row)
+            }
 
 
 def _biases(neurons: Neurons) -> Found:
@@ -155,15 +190,25 @@ def _biases(neurons: Neurons) -> Found:
     for index in (*neurons.cuts, neurons.down):
         owner = trail.owners[index]
         matrix = trail.matrix(index)
-        own = [key for key, parameter in owner.fn.named_parameters(recurse=False) if parameter.dim() == matrix.dim() - 1]
+        own = [
+            key
+            for key, parameter in owner.fn.named_parameters(recurse=False)
+            if parameter.dim() == matrix.dim() - 1
+        ]
         if own:
-            yield ("expert_bias" if matrix.dim() == 3 else "mlp_bias"), f"{name(owner.module)} has {listed(own)}"
+            yield (
+                ("expert_bias" if matrix.dim() == 3 else "mlp_bias"),
+                f"{name(owner.module)} has {listed(own)}",
+            )
 
 
 def mixture(witness: Witness) -> Found:
     """Traits of mixtures of experts."""
     kinds = [(kind.layers, {sub.role for sub in kind.sublayers}) for kind in witness.anatomy.blocks]
-    mixed, dense = ([layer for layers, roles in kinds if role in roles for layer in layers] for role in ("experts", "mlp"))
+    mixed, dense = (
+        [layer for layers, roles in kinds if role in roles for layer in layers]
+        for role in ("experts", "mlp")
+    )
     if not mixed:
         return
     count = witness.model.num_layers
@@ -184,25 +229,50 @@ def _routing(witness: Witness, layer: int, host: Host, where: str) -> Found:
     router = name(host.traits.get("router", "")) or "the router"
     for function, trait in (("softmax", "router_softmax"), ("sigmoid", "router_sigmoid")):
         if scoring.function == function:
-            yield trait, f"{router} takes a {function} of all {sizes['num_experts']} logits before its top-k"
+            yield (
+                trait,
+                f"{router} takes a {function} of all {sizes['num_experts']} logits before its top-k",
+            )
         if scoring.after == function:
-            yield f"{trait}_chosen", f"{router} takes a {function} of {sizes['top_k']} logits after its top-k"
+            yield (
+                f"{trait}_chosen",
+                f"{router} takes a {function} of {sizes['top_k']} logits after its top-k",
+            )
     choice = _choice(witness, layer, host)
     if choice is not None and (bias := _selection_bias(witness, choice, sizes["num_experts"])):
-        yield "selection_bias", f"{bias} is added to the {sizes['num_experts']} scores that the top-k chooses by"
-    if choice is not None and scoring.masked and (struck := _struck(witness, choice, sizes["num_experts"])):
-        yield "expert_groups", f"of {sizes['num_experts']} experts {struck} are struck out before the top-k"
+        yield (
+            "selection_bias",
+            f"{bias} is added to the {sizes['num_experts']} scores that the top-k chooses by",
+        )
+    if (
+        choice is not None
+        and scoring.masked
+        and (struck := _struck(witness, choice, sizes["num_experts"]))
+    ):
+        yield (
+            "expert_groups",
+            f"of {sizes['num_experts']} experts {struck} are struck out before the top-k",
+        )
     if scoring.renormalised:
         yield "renormalised", "a sum and a division follow the top-k"
-    for what, factor in (("each weight", scoring.factor), ("the experts' sum", host.traits.get("routed_factor", 1.0))):
+    for what, factor in (
+        ("each weight", scoring.factor),
+        ("the experts' sum", host.traits.get("routed_factor", 1.0)),
+    ):
         if factor is not None and factor != 1:
-            yield "routed_factor", f"{what} is multiplied with {name(factor) if isinstance(factor, str) else number(factor)}"
+            yield (
+                "routed_factor",
+                f"{what} is multiplied with {name(factor) if isinstance(factor, str) else number(factor)}",
+            )
             break
     if "shared" in host.traits:
         shared = name(host.traits["shared"])
         yield "shared_expert", f"what {shared} makes is added to the routed experts' sum"
         if (gate := _gate(witness, layer, host.traits["shared"])) is not None:
-            yield "shared_expert_gated", f"what {shared} makes is multiplied with {gate} before it is added"
+            yield (
+                "shared_expert_gated",
+                f"what {shared} makes is multiplied with {gate} before it is added",
+            )
 
 
 def _gate(witness: Witness, layer: int, shared: str) -> str | None:
@@ -214,7 +284,11 @@ def _gate(witness: Witness, layer: int, shared: str) -> str | None:
         if index >= call.stop and op.name in ("mul", "mul_") and len(op.reads) == 2:
             others = [trail.tensors[key] for key in op.reads if key not in onward]
             if others and others[0].dim() > 0:
-                return "one number for each token" if others[0].shape[-1] == 1 else "a vector for each token"
+                return (
+                    "one number for each token"
+                    if others[0].shape[-1] == 1
+                    else "a vector for each token"
+                )
     return None
 
 
@@ -234,7 +308,11 @@ def _choice(witness: Witness, layer: int, host: Host) -> Choice | None:
         scores = trail.ops[topk].reads[0]
         if trail.tensors[scores].shape[-1] == experts:
             made = trail.cuts(scores, topk, call.start)
-            return Choice(topk, scores, [i for i in made if trail.tensors[trail.ops[i].makes[0]].shape[-1] == experts])
+            return Choice(
+                topk,
+                scores,
+                [i for i in made if trail.tensors[trail.ops[i].makes[0]].shape[-1] == experts],
+            )
     return None
 
 
@@ -244,7 +322,11 @@ def _selection_bias(witness: Witness, choice: Choice, experts: int) -> str | Non
     for index in trail.between(choice.scores, choice.topk, choice.logits, 0):
         for key in trail.ops[index].reads if trail.ops[index].name in ("add", "add_") else ():
             source = trail.back(key, index)[-1]
-            if trail.tensors[source].numel() == experts and trail.maker(source, index) is None and (path := witness.name(source)):
+            if (
+                trail.tensors[source].numel() == experts
+                and trail.maker(source, index) is None
+                and (path := witness.name(source))
+            ):
                 return name(path)
     return None
 
@@ -252,10 +334,19 @@ def _selection_bias(witness: Witness, choice: Choice, experts: int) -> str | Non
 def _struck(witness: Witness, choice: Choice, experts: int) -> int:
     """How many experts a token cannot choose, asked with logits of which no two are equal."""
     trail = witness.trail
-    drawn = {made: torch.randn(trail.tensors[made].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-             for index in choice.logits for made in trail.ops[index].makes}
+    drawn = {
+        made: torch.randn(
+            trail.tensors[made].shape,
+            generator=torch.Generator().manual_seed(0),
+            dtype=torch.float64,
+        )
+        for index in choice.logits
+        for made in trail.ops[index].makes
+    }
     try:
-        scores = trail.replay(choice.scores, drawn, witness.numbers, choice.topk).reshape(-1, experts)[0]
+        scores = trail.replay(choice.scores, drawn, witness.numbers, choice.topk).reshape(
+            -1, experts
+        )[0]
     except NoNumbers:
         return 0
     struck = int((scores == scores.min()).sum())

@@ -41,16 +41,26 @@ class Around:
 def norms(witness: Witness) -> Found:
     """Traits of the norms of the stream: where they stand, and what they do."""
     count = witness.model.num_layers
-    carried = {layer: path for layer in witness.firsts if (path := _carrying(witness, layer)) is not None}
-    around = [one for layer in witness.firsts if layer not in carried for one in _around(witness, layer)]
+    carried = {
+        layer: path for layer in witness.firsts if (path := _carrying(witness, layer)) is not None
+    }
+    around = [
+        one for layer in witness.firsts if layer not in carried for one in _around(witness, layer)
+    ]
     if carried:
         layers = [i for layer in carried for i in witness.group(layer)]
-        yield "stream_norm", f"what leaves {blocks(layers, count)} is what {listed(map(name, carried.values()))} makes"
+        yield (
+            "stream_norm",
+            f"what leaves {blocks(layers, count)} is what {listed(map(name, carried.values()))} makes",
+        )
     for trait in _PLACES:
         if having := [one for one in around if one.trait == trait]:
             layers = {i for one in having for i in witness.group(one.layer)}
             names = listed(name(path) for one in having for path in one.paths)
-            yield trait, f"{names} around {listed(one.sublayer.host for one in having)} in {blocks(layers, count)}"
+            yield (
+                trait,
+                f"{names} around {listed(one.sublayer.host for one in having)} in {blocks(layers, count)}",
+            )
     paths = [f"{witness.path}.{one.layer}.{path}" for one in around for path in one.paths]
     paths += [f"{witness.path}.{layer}.{path}" for layer, path in carried.items()]
     paths += [witness.anatomy.norm] if witness.anatomy.norm else []
@@ -81,7 +91,9 @@ def _carrying(witness: Witness, layer: int) -> str | None:
     leaving = set(trail.back(id(next(tensors(block.output)))))
     within = f"{witness.path}.{layer}."
     norms = (call for call in trail.calls if call.module.startswith(within) and trail.norms(call))
-    return next((call.module.removeprefix(within) for call in norms if id(call.output) in leaving), None)
+    return next(
+        (call.module.removeprefix(within) for call in norms if id(call.output) in leaving), None
+    )
 
 
 def _around(witness: Witness, layer: int) -> Iterator[Around]:
@@ -89,7 +101,11 @@ def _around(witness: Witness, layer: int) -> Iterator[Around]:
     prefix = f"{witness.path}.{block.layers[0]}."
     for sub in block.sublayers:
         host = block.hosts[sub.host]
-        before = sub.norm.removeprefix(prefix) if sub.norm else _bare_norm(witness, layer, sub, host.module)
+        before = (
+            sub.norm.removeprefix(prefix)
+            if sub.norm
+            else _bare_norm(witness, layer, sub, host.module)
+        )
         tail = host.traits.get("tail")
         yield Around(layer, sub, before, tail.modules if tail is not None else ())
 
@@ -102,17 +118,28 @@ def _bare_norm(witness: Witness, layer: int, sub: Sublayer, module: str) -> str 
     entering = set(trail.back(id(next(tensors((call.args, call.kwargs)))), call.start))
     within = f"{witness.path}.{layer}."
     for one in trail.calls:
-        if one.module.startswith(within) and one.stop <= call.start and id(one.output) in entering and trail.norms(one):
+        if (
+            one.module.startswith(within)
+            and one.stop <= call.start
+            and id(one.output) in entering
+            and trail.norms(one)
+        ):
             return one.module.removeprefix(within)
     return None
 
 
 def _kind(norm: torch.nn.Module) -> list[str]:
     """What a norm does, asked of a copy with numbers."""
-    made = copy.deepcopy(norm).to_empty(device="cpu") if any(p.is_meta for p in norm.parameters()) else copy.deepcopy(norm).cpu()
+    made = (
+        copy.deepcopy(norm).to_empty(device="cpu")
+        if any(p.is_meta for p in norm.parameters())
+        else copy.deepcopy(norm).cpu()
+    )
     parameters = dict(made.named_parameters())
     # Some without weights know how wide they are, the others take anything.
-    width = next((len(p) for p in parameters.values()), None) or next(iter(getattr(made, "normalized_shape", ())), 64)
+    width = next((len(p) for p in parameters.values()), None) or next(
+        iter(getattr(made, "normalized_shape", ())), 64
+    )
     drawn = torch.Generator().manual_seed(0)
     x = torch.randn(1, 1, width, generator=drawn)
     with torch.no_grad():
@@ -120,7 +147,11 @@ def _kind(norm: torch.nn.Module) -> list[str]:
             parameter.data = 0.5 + torch.rand(parameter.shape, generator=drawn)
         run = lambda x: type(made).forward(made, x)  # noqa: E731  the engine may have wrapped the copied one
         centred = torch.allclose(run(x), run(x + 1), atol=1e-3)
-        traits = ["layer_norm" if "bias" in parameters else "layer_norm_no_bias"] if centred else ["rms_norm"]
+        traits = (
+            ["layer_norm" if "bias" in parameters else "layer_norm_no_bias"]
+            if centred
+            else ["rms_norm"]
+        )
         if not parameters:
             return [*traits, "norm_no_weight"]
         for parameter in parameters.values():
@@ -133,7 +164,10 @@ def _embedding_norm(witness: Witness) -> Found:
     stream = id(next(tensors((call.args, call.kwargs))))
     found = [i for i in trail.sources(stream, call.start) if trail.norming(i)]
     if found:
-        yield "embedding_norm", f"{name(trail.owners[found[0]].module) or 'the model'} runs before block 0"
+        yield (
+            "embedding_norm",
+            f"{name(trail.owners[found[0]].module) or 'the model'} runs before block 0",
+        )
 
 
 def scales(witness: Witness) -> Found:
@@ -158,7 +192,10 @@ def _embedding(witness: Witness) -> Found:
     except NoNumbers:
         return
     if abs(factor - 1) > 1e-3:
-        yield "embedding_multiplier", f"the embedding is multiplied with {number(factor)} before block 0"
+        yield (
+            "embedding_multiplier",
+            f"the embedding is multiplied with {number(factor)} before block 0",
+        )
 
 
 def _residual(witness: Witness) -> Found:
@@ -172,7 +209,10 @@ def _residual(witness: Witness) -> Found:
             factor = _tail_factor(witness, layer, sub)
             said = "" if factor is None else f" with {number(factor)}"
             if factor is None or abs(factor - 1) > 1e-3:
-                yield "residual_multiplier", f"what {sub.host} makes is multiplied{said} before it is added"
+                yield (
+                    "residual_multiplier",
+                    f"what {sub.host} makes is multiplied{said} before it is added",
+                )
                 return
 
 
@@ -181,7 +221,10 @@ _SCALING = frozenset(("mul", "mul_", "div", "div_"))
 
 def _tail_factor(witness: Witness, layer: int, sub: Sublayer) -> float | None:
     """The number an addend is multiplied with at last, None where that is no single number."""
-    trail, call = witness.trail, witness.host_call(layer, witness.anatomy.block(layer).hosts[sub.host])
+    trail, call = (
+        witness.trail,
+        witness.host_call(layer, witness.anatomy.block(layer).hosts[sub.host]),
+    )
     block = witness.call(layer, "")
     products = trail.weighted(range(call.start, call.stop))
     if not products or call is block:
@@ -208,10 +251,14 @@ def _logits(witness: Witness) -> Found:
     trail, frame = witness.trail, witness.anatomy.frame
     head = next(call for call in reversed(trail.calls) if call.module == frame.head)
     factor = 1.0
-    norm = next((call for call in reversed(trail.calls) if call.module == witness.anatomy.norm), None)
+    norm = next(
+        (call for call in reversed(trail.calls) if call.module == witness.anatomy.norm), None
+    )
     if norm is not None and norm.stop <= head.start:
         try:
-            factor *= trail.factor(trail.sources(id(head.args[0]), head.start, norm.stop), witness.numbers)
+            factor *= trail.factor(
+                trail.sources(id(head.args[0]), head.start, norm.stop), witness.numbers
+            )
         except NoNumbers:
             return
     after = trail.sources(id(trail.calls[0].output.logits), None, head.stop)
@@ -223,13 +270,18 @@ def _logits(witness: Witness) -> Found:
         if large < 1e6 * abs(small / 1e-6) / 2:
             yield "logit_cap", f"a logit of a million leaves as {number(large)}"
     if abs(factor - 1) > 1e-3:
-        yield "logits_multiplier", f"logits are the head's, of what the last norm makes, times {number(factor)}"
+        yield (
+            "logits_multiplier",
+            f"logits are the head's, of what the last norm makes, times {number(factor)}",
+        )
 
 
 def _after_head(witness: Witness, head: Call, size: float) -> float | None:
     """A logit of one size as it leaves the model."""
     trail = witness.trail
-    given = {id(head.output): torch.full((1, 1, 8), size, dtype=torch.float64)}  # what comes after works on each alone
+    given = {
+        id(head.output): torch.full((1, 1, 8), size, dtype=torch.float64)
+    }  # what comes after works on each alone
     try:
         out = trail.replay(id(trail.calls[0].output.logits), given, witness.numbers)
     except (NoNumbers, RuntimeError):

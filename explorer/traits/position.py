@@ -48,22 +48,35 @@ def position(witness: Witness, found: Sequence[Heart]) -> Found:
     if turning and (rest := [layer for layer in turned if layer not in turning]):
         yield "rotary_some", f"equal queries stay equal in the attention of {where(rest)}"
     if len(others := _frequencies(turning)) > 1:
-        yield "rotary_bases", f"equal queries are turned by other angles in {where(others[1])} than in {where(others[0])}"
+        yield (
+            "rotary_bases",
+            f"equal queries are turned by other angles in {where(others[1])} than in {where(others[0])}",
+        )
     yield from _mrope(witness)
     biased = dict(bias for heart in found for bias in _bias(heart))
     yield from biased.items()
     added = list(_added(witness))
     yield from added
-    asked = len(turned) == len(witness.hosts("self_attn")) and not hidden(witness) and not witness.hosts("mixer")
+    asked = (
+        len(turned) == len(witness.hosts("self_attn"))
+        and not hidden(witness)
+        and not witness.hosts("mixer")
+    )
     if asked and not turning and not biased and not added:
-        what = "equal queries stay equal wherever they stand, " if turned else "no block has attention, "
+        what = (
+            "equal queries stay equal wherever they stand, "
+            if turned
+            else "no block has attention, "
+        )
         yield "no_position", f"{what}and nothing but the embedding enters the first block"
 
 
 def _turned(heart: Heart) -> Turned | None:
     """The queries as the scores use them when every token's projection gave the same; None where they cannot be worked out."""
     try:
-        queries = heart.trail.replay(heart.queries, heart.alike(heart.query_cuts), heart.witness.numbers, heart.product)
+        queries = heart.trail.replay(
+            heart.queries, heart.alike(heart.query_cuts), heart.witness.numbers, heart.product
+        )
     except NoNumbers:
         return None
     seq, width = heart.witness.lengths[1], queries.shape[-1]
@@ -87,7 +100,9 @@ def _frequencies(turning: dict[int, Turned]) -> list[list[int]]:
     for layer, turn in turning.items():
         for group in groups:
             other = turning[group[0]].queries
-            if other.shape == turn.queries.shape and torch.allclose(other, turn.queries, rtol=1e-9, atol=0):
+            if other.shape == turn.queries.shape and torch.allclose(
+                other, turn.queries, rtol=1e-9, atol=0
+            ):
                 group.append(layer)
                 break
         else:
@@ -99,14 +114,20 @@ def _mrope(witness: Witness) -> Found:
     rope = getattr(witness.config, "rope_parameters", None) or {}
     for one in (rope, *(part for part in rope.values() if isinstance(part, dict))):
         if sections := one.get("mrope_section"):
-            yield "mrope", f"the configuration's mrope_section is {sections}; on text alone it does not show"
+            yield (
+                "mrope",
+                f"the configuration's mrope_section is {sections}; on text alone it does not show",
+            )
             return
 
 
 def _bias(heart: Heart) -> Found:
     """What is added to the scores of equal tokens, different from key to key."""
     trail = heart.trail
-    made = {*trail.ops[heart.product].makes, *(key for index in heart.scores for key in trail.ops[index].makes)}
+    made = {
+        *trail.ops[heart.product].makes,
+        *(key for index in heart.scores for key in trail.ops[index].makes),
+    }
     for index in (heart.product, *heart.scores):
         op = trail.ops[index]
         if op.name not in ("add", "add_", "baddbmm"):
@@ -119,9 +140,15 @@ def _bias(heart: Heart) -> Found:
             straight = torch.allclose(steps, steps[:, :1].expand_as(steps), rtol=1e-2, atol=1e-6)
             if straight and steps[:, 0].unique().numel() == len(rows):
                 slopes = f"{number(float(steps.min()))} to {number(float(steps.max()))}"
-                yield "alibi", f"what is added to the scores falls by {slopes} for each token further back, head by head"
+                yield (
+                    "alibi",
+                    f"what is added to the scores falls by {slopes} for each token further back, head by head",
+                )
             else:
-                yield "score_bias", "what is added to the scores of equal tokens differs from key to key"
+                yield (
+                    "score_bias",
+                    "what is added to the scores of equal tokens differs from key to key",
+                )
 
 
 def _last_rows(heart: Heart, key: int, index: int) -> torch.Tensor | None:
@@ -131,7 +158,9 @@ def _last_rows(heart: Heart, key: int, index: int) -> torch.Tensor | None:
     """
     trail = heart.trail
     try:
-        added = trail.replay(key, heart.alike(trail.cuts(key, index, heart.call.start)), heart.witness.numbers, index)
+        added = trail.replay(
+            key, heart.alike(trail.cuts(key, index, heart.call.start)), heart.witness.numbers, index
+        )
     except NoNumbers:
         return None
     if added.dim() < 3 or not added.is_floating_point():
@@ -159,12 +188,29 @@ def _added(witness: Witness) -> Found:
                 continue
             made = trail.sources(key, index)
             read = (trail.tensors[k] for i in made for k in trail.ops[i].reads)
-            table = next((t for t in read if isinstance(t, torch.nn.Parameter) and t.requires_grad and t.dim() == 2), None)
+            table = next(
+                (
+                    t
+                    for t in read
+                    if isinstance(t, torch.nn.Parameter) and t.requires_grad and t.dim() == 2
+                ),
+                None,
+            )
             if table is None:
-                yield "fixed_positions", "what is added to the embedding for each position is computed, not learned"
+                yield (
+                    "fixed_positions",
+                    "what is added to the embedding for each position is computed, not learned",
+                )
             else:
-                where = next(name(trail.owners[i].module) for i in reversed(made) if trail.owners[i] is not None)
-                yield "learned_positions", f"{where} has {table.shape[0]} vectors, one of which is added for each position"
+                where = next(
+                    name(trail.owners[i].module)
+                    for i in reversed(made)
+                    if trail.owners[i] is not None
+                )
+                yield (
+                    "learned_positions",
+                    f"{where} has {table.shape[0]} vectors, one of which is added for each position",
+                )
 
 
 def of_ids(trail: Trail, stop: int) -> set[int]:

@@ -36,12 +36,23 @@ class Witness:
         config = model.hf.config
         text = config.get_text_config()
         # transformers' own experts classes say so; a loop over the experts chosen cannot run on shapes alone.
-        loops = text._experts_implementation == "eager" and any(hasattr(one, "_is_expert_parallel") for one in model.hf.modules())
+        loops = text._experts_implementation == "eager" and any(
+            hasattr(one, "_is_expert_parallel") for one in model.hf.modules()
+        )
         eager = text._attn_implementation == "eager"
-        if model.hf.device.type == "meta" and model.hf.dtype == torch.bfloat16 and eager and not loops:
+        if (
+            model.hf.device.type == "meta"
+            and model.hf.dtype == torch.bfloat16
+            and eager
+            and not loops
+        ):
             self.twin = model.hf
         else:
-            self.twin = build_meta(config, experts_implementation="grouped_mm" if loops else None, model_class=type(model.hf))
+            self.twin = build_meta(
+                config,
+                experts_implementation="grouped_mm" if loops else None,
+                model_class=type(model.hf),
+            )
         # Another attention than the eager one hides its scores from finding too.
         self.anatomy: Anatomy = model.anatomy if eager else discover(self.twin)
         self.config = text
@@ -54,8 +65,14 @@ class Witness:
     def alike(self) -> list[tuple[int, ...]]:
         """Blocks that are alike in every plain attribute too, by number, in order of first appearance."""
         plain = [_plain(block) for block in self.blocks]
-        names = {name for each in plain for name, value in each.items() if not isinstance(value, bool)}
-        own = {name for name in names if all(each.get(name, layer) == layer for layer, each in enumerate(plain))}
+        names = {
+            name for each in plain for name, value in each.items() if not isinstance(value, bool)
+        }
+        own = {
+            name
+            for name in names
+            if all(each.get(name, layer) == layer for layer, each in enumerate(plain))
+        }
         finer: dict[tuple, list[int]] = {}
         for number, block in enumerate(self.anatomy.blocks):
             for layer in block.layers:
@@ -77,7 +94,11 @@ class Witness:
 
     def hosts(self, name: str) -> list[tuple[int, Host]]:
         """The first block of each kind that has a host, with the host."""
-        return [(layer, host) for layer in self.firsts if (host := self.anatomy.block(layer).hosts[name]).places]
+        return [
+            (layer, host)
+            for layer in self.firsts
+            if (host := self.anatomy.block(layer).hosts[name]).places
+        ]
 
     def host_call(self, layer: int, host: Host) -> Call:
         """The call of a host's module, or of its block where it is a part without one."""
@@ -113,8 +134,14 @@ class Witness:
 
     def _prompted(self) -> Trail:
         ids = torch.zeros(*self.lengths, dtype=torch.long, device=self.twin.device)
-        with self.model.lock, unpadded(self.twin), _with_blocks(self.twin, self.path, self.blocks[: max(self.firsts) + 1]):
-            return recorded(self.twin, lambda: self.twin(ids, use_cache=True, **mask(ids, self.anatomy.masked)))
+        with (
+            self.model.lock,
+            unpadded(self.twin),
+            _with_blocks(self.twin, self.path, self.blocks[: max(self.firsts) + 1]),
+        ):
+            return recorded(
+                self.twin, lambda: self.twin(ids, use_cache=True, **mask(ids, self.anatomy.masked))
+            )
 
     @cached_property
     def far(self) -> tuple[Trail, dict[int, Any]] | None:
@@ -126,8 +153,12 @@ class Witness:
         from transformers.cache_utils import DynamicLayer
 
         handed: dict[int, Any] = {}
-        stand_ins = [_StandIn(block, layer, self.anatomy.block(layer).hosts["layers"].traits["returns"], handed)
-                     for layer, block in enumerate(self.blocks)]
+        stand_ins = [
+            _StandIn(
+                block, layer, self.anatomy.block(layer).hosts["layers"].traits["returns"], handed
+            )
+            for layer, block in enumerate(self.blocks)
+        ]
         cache = DynamicCache(config=self.twin.config)
         for layer in cache.layers:
             if isinstance(layer, DynamicLayer):
@@ -136,7 +167,9 @@ class Witness:
         ids = torch.zeros(1, 2, dtype=torch.long, device=self.twin.device)
         with self.model.lock, unpadded(self.twin), _with_blocks(self.twin, self.path, stand_ins):
             try:
-                return recorded(self.twin, lambda: self.twin(ids, cache=cache, use_cache=True)), handed
+                return recorded(
+                    self.twin, lambda: self.twin(ids, cache=cache, use_cache=True)
+                ), handed
             except Exception:  # a model that keeps something of its own says so in ways of its own
                 return None
 
@@ -150,12 +183,16 @@ class Witness:
         if tensor.device.type != "meta":
             return _double(tensor)
         if isinstance(tensor, torch.nn.Parameter) and tensor.numel() <= _SMALL:
-            return 0.5 + torch.rand(tensor.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            return 0.5 + torch.rand(
+                tensor.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+            )
         name = self.name(id(tensor))
         if name is not None and (found := self.buffers.numbers(name)) is not None:
             return _double(found)
         if tensor.numel() == 0:
-            return torch.empty(tensor.shape, dtype=torch.float64 if tensor.is_floating_point() else tensor.dtype)
+            return torch.empty(
+                tensor.shape, dtype=torch.float64 if tensor.is_floating_point() else tensor.dtype
+            )
         raise NoNumbers(f"nobody knows the numbers of {name or 'a tensor'} {list(tensor.shape)}")
 
     def name(self, key: int) -> str | None:
@@ -168,7 +205,10 @@ class Witness:
 
     @cached_property
     def _names(self) -> dict[int, str]:
-        return {id(tensor): name for name, tensor in (*self.twin.named_parameters(), *self.twin.named_buffers())}
+        return {
+            id(tensor): name
+            for name, tensor in (*self.twin.named_parameters(), *self.twin.named_buffers())
+        }
 
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:
@@ -178,14 +218,20 @@ def _double(tensor: torch.Tensor) -> torch.Tensor:
 
 def _plain(block: torch.nn.Module) -> dict[tuple[str, str], Any]:
     """The plain attributes of a block's modules, by path and name."""
-    return {(path, name): value for path, module in block.named_modules() for name, value in vars(module).items()
-            if isinstance(value, bool | int | float | str | None)}
+    return {
+        (path, name): value
+        for path, module in block.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, bool | int | float | str | None)
+    }
 
 
 class _StandIn(torch.nn.Module):
     """Notes what a block is called with and hands the stream on; otherwise the block to whoever looks."""
 
-    def __init__(self, block: torch.nn.Module, layer: int, returns: int | None, handed: dict[int, Any]) -> None:
+    def __init__(
+        self, block: torch.nn.Module, layer: int, returns: int | None, handed: dict[int, Any]
+    ) -> None:
         super().__init__()
         self.__dict__.update(block=block, layer=layer, returns=returns, handed=handed)
 

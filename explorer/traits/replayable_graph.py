@@ -20,10 +20,14 @@ from torch.utils._pytree import tree_map
 from explorer.discovery.trace_graph import PASSING, Call, Flow, tensors
 
 #: Operations that multiply with weights, where one of what they read is a parameter.
-PRODUCTS = frozenset("mm addmm bmm baddbmm matmul linear _grouped_mm convolution mv addmv dot _scaled_mm".split())
+PRODUCTS = frozenset(
+    "mm addmm bmm baddbmm matmul linear _grouped_mm convolution mv addmv dot _scaled_mm".split()
+)
 
 #: Operations that measure a length or a deviation, which a norm then divides by.
-_NORMING = frozenset("rsqrt sqrt native_layer_norm _fused_rms_norm rms_norm linalg_vector_norm norm std".split())
+_NORMING = frozenset(
+    "rsqrt sqrt native_layer_norm _fused_rms_norm rms_norm linalg_vector_norm norm std".split()
+)
 
 #: Numbers are worked out in double precision: the slowest rotary frequencies turn by less than single precision can tell.
 _FLOATS = torch.float64
@@ -39,7 +43,9 @@ class Trail(Flow):
 
     steps: list[tuple[Callable, tuple, dict]] = field(default_factory=list)
 
-    def sources(self, key: int, before: int | None = None, start: int = 0, stop: Collection[int] = ()) -> list[int]:
+    def sources(
+        self, key: int, before: int | None = None, start: int = 0, stop: Collection[int] = ()
+    ) -> list[int]:
         """The operations from ``start`` on that made tensor ``key`` as it was before an operation; none behind ``stop``."""
         found: set[int] = set()
         todo = [(key, before)]
@@ -54,12 +60,23 @@ class Trail(Flow):
 
     def parameter(self, key: int, before: int | None = None) -> torch.nn.Parameter | None:
         """The parameter a tensor is, or is a view or copy of."""
-        return next((t for k in self.back(key, before) if isinstance(t := self.tensors[k], torch.nn.Parameter)), None)
+        return next(
+            (
+                t
+                for k in self.back(key, before)
+                if isinstance(t := self.tensors[k], torch.nn.Parameter)
+            ),
+            None,
+        )
 
     def weighted(self, indices: Sequence[int]) -> list[int]:
         """Of some operations those that multiply with a parameter."""
-        return [i for i in indices if self.ops[i].name in PRODUCTS
-                and any(self.parameter(key, i) is not None for key in self.ops[i].reads)]
+        return [
+            i
+            for i in indices
+            if self.ops[i].name in PRODUCTS
+            and any(self.parameter(key, i) is not None for key in self.ops[i].reads)
+        ]
 
     def cuts(self, key: int, before: int | None, start: int) -> list[int]:
         """The nearest operations with weights that a tensor was made by: what stands between it and them is without weights."""
@@ -83,15 +100,23 @@ class Trail(Flow):
 
     def matrix(self, product: int) -> torch.nn.Parameter:
         """The weights an operation multiplies with."""
-        found = [p for k in self.ops[product].reads if (p := self.parameter(k, product)) is not None]
+        found = [
+            p for k in self.ops[product].reads if (p := self.parameter(k, product)) is not None
+        ]
         return max(found, key=lambda p: p.dim())
 
     def taken(self, product: int) -> int:
         """The tensor an operation multiplies with weights."""
         reads = self.ops[product].reads
-        return next(k for k in reads if self.parameter(k, product) is None and self.tensors[k].is_floating_point())
+        return next(
+            k
+            for k in reads
+            if self.parameter(k, product) is None and self.tensors[k].is_floating_point()
+        )
 
-    def factor(self, indices: Iterable[int], numbers: Callable[[torch.Tensor], torch.Tensor]) -> float:
+    def factor(
+        self, indices: Iterable[int], numbers: Callable[[torch.Tensor], torch.Tensor]
+    ) -> float:
         """What some operations multiply with and divide by, where that is one number: the product of all.
 
         Raises NoNumbers as `replay` does.
@@ -99,7 +124,10 @@ class Trail(Flow):
         factor = 1.0
         for index in indices:
             op = self.ops[index]
-            if op.name not in ("mul", "mul_", "div", "div_") or not self.tensors[op.makes[0]].is_floating_point():
+            if (
+                op.name not in ("mul", "mul_", "div", "div_")
+                or not self.tensors[op.makes[0]].is_floating_point()
+            ):
                 continue
             by = prod(op.numbers)
             for key in op.reads[1:]:
@@ -116,7 +144,11 @@ class Trail(Flow):
     def norms(self, call: Call) -> bool:
         """Whether a call of a module norms what it is called with, and multiplies it with no matrix on the way."""
         entered, own = next(tensors((call.args, call.kwargs)), None), range(call.start, call.stop)
-        alike = entered is not None and isinstance(call.output, torch.Tensor) and call.output.shape == entered.shape
+        alike = (
+            entered is not None
+            and isinstance(call.output, torch.Tensor)
+            and call.output.shape == entered.shape
+        )
         return alike and any(map(self.norming, own)) and not self.weighted(own)
 
     def normed_width(self, norm: int) -> int:
@@ -126,8 +158,13 @@ class Trail(Flow):
             key, before = self.ops[index].reads[0], index
         return self.tensors[key].shape[-1]
 
-    def replay(self, key: int, given: Mapping[int, torch.Tensor], numbers: Callable[[torch.Tensor], torch.Tensor],
-               before: int | None = None) -> torch.Tensor:
+    def replay(
+        self,
+        key: int,
+        given: Mapping[int, torch.Tensor],
+        numbers: Callable[[torch.Tensor], torch.Tensor],
+        before: int | None = None,
+    ) -> torch.Tensor:
         """The tensor ``key`` as it was before an operation, worked out in double precision on the CPU.
 
         given: numbers of tensors by key; what made those is not run. numbers: those of what nothing
@@ -171,7 +208,9 @@ class _Steps(TorchDispatchMode):
         self.trail = trail
         self.views: dict[int, list[int]] = {}
 
-    def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         trail = self.trail
@@ -203,9 +242,19 @@ def recorded(root: torch.nn.Module, run: Callable[[], Any]) -> Trail:
         def hook(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
             nonlocal clock
             clock += 1
-            call = Call(path, (), module, args, kwargs, len(trail.ops), parent=stack[-1] if stack else None, began=clock)
+            call = Call(
+                path,
+                (),
+                module,
+                args,
+                kwargs,
+                len(trail.ops),
+                parent=stack[-1] if stack else None,
+                began=clock,
+            )
             trail.calls.append(call)
             stack.append(call)
+
         return hook
 
     def leaving(module: torch.nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
@@ -218,7 +267,9 @@ def recorded(root: torch.nn.Module, run: Callable[[], Any]) -> Trail:
 
     with ExitStack() as hooks:
         for path, module in root.named_modules():
-            hooks.enter_context(_removed(module.register_forward_pre_hook(entering(path), with_kwargs=True)))
+            hooks.enter_context(
+                _removed(module.register_forward_pre_hook(entering(path), with_kwargs=True))
+            )
             hooks.enter_context(_removed(module.register_forward_hook(leaving, with_kwargs=True)))
         with torch.no_grad(), _Steps(trail):
             run()

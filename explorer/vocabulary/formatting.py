@@ -11,7 +11,15 @@ from collections.abc import Iterable
 CALL = {"batch": "B", "seq": "S", "query": "S", "key": "S"}
 
 #: Dtypes as types are read; others by torch's name.
-_DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int64": "i64", "int32": "i32", "uint8": "u8"}
+_DTYPES = {
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "float32": "f32",
+    "float64": "f64",
+    "int64": "i64",
+    "int32": "i32",
+    "uint8": "u8",
+}
 
 _DECIMAL, _BINARY = ("B", "kB", "MB", "GB", "TB"), ("B", "KiB", "MiB", "GiB", "TiB")
 

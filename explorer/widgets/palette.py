@@ -31,33 +31,53 @@ class Role:
         return self.light if theme == "light" else self.dark
 
 
-ROLES: Mapping[str, Role] = MappingProxyType({
-    role.name: role
-    for role in (
-        Role("ink", "#1b2430", "#e7ecf3", "text", "none"),
-        Role("muted", "#5b6776", "#9aa7b8", "types and captions", "none"),
-        Role("stream", "#1f3f9e", "#9db7ff", "residual stream", "heavy line"),
-        Role("attention", "#6a45cc", "#bda8ff", "softmax attention", "circle"),
-        Role("recurrent", "#0b7a86", "#63d3df", "recurrent mixer and its state", "diamond"),
-        Role("mlp", "#a3540a", "#f2b266", "MLP and experts", "square"),
-        Role("router", "#b3135f", "#ff93c3", "router", "triangle"),
-        Role("norm", "#4f6357", "#a9bfb2", "norms", "rounded box"),
-    )
-})
+ROLES: Mapping[str, Role] = MappingProxyType(
+    {
+        role.name: role
+        for role in (
+            Role("ink", "#1b2430", "#e7ecf3", "text", "none"),
+            Role("muted", "#5b6776", "#9aa7b8", "types and captions", "none"),
+            Role("stream", "#1f3f9e", "#9db7ff", "residual stream", "heavy line"),
+            Role("attention", "#6a45cc", "#bda8ff", "softmax attention", "circle"),
+            Role("recurrent", "#0b7a86", "#63d3df", "recurrent mixer and its state", "diamond"),
+            Role("mlp", "#a3540a", "#f2b266", "MLP and experts", "square"),
+            Role("router", "#b3135f", "#ff93c3", "router", "triangle"),
+            Role("norm", "#4f6357", "#a9bfb2", "norms", "rounded box"),
+        )
+    }
+)
 
 #: The role of a value that does not follow from its host alone.
 _ROLE_OF_VALUE = {
-    "router_logits": "router", "router_scores": "router", "router_margin": "router",
-    "expert_weights": "router", "expert_indices": "router",
-    "attention_norm_output": "norm", "mlp_norm_output": "norm", "final_norm_output": "norm",
+    "router_logits": "router",
+    "router_scores": "router",
+    "router_margin": "router",
+    "expert_weights": "router",
+    "expert_indices": "router",
+    "attention_norm_output": "norm",
+    "mlp_norm_output": "norm",
+    "final_norm_output": "norm",
 }
 _ROLE_OF_HOST = {
-    "model": "stream", "layers": "stream", "layers[i]": "stream", "self_attn": "attention", "linear_attn": "recurrent",
-    "mixer": "recurrent", "mlp": "mlp", "shared_experts": "mlp", "extra": "mlp",
+    "model": "stream",
+    "layers": "stream",
+    "layers[i]": "stream",
+    "self_attn": "attention",
+    "linear_attn": "recurrent",
+    "mixer": "recurrent",
+    "mlp": "mlp",
+    "shared_experts": "mlp",
+    "extra": "mlp",
 }
 #: The role a sublayer's box is drawn in.
 ROLE_OF_SUBLAYER = {
-    "recurrent": "recurrent", "convolution": "recurrent", "mixer": "recurrent", "attention": "attention", "mlp": "mlp", "experts": "mlp", "extra": "mlp",
+    "recurrent": "recurrent",
+    "convolution": "recurrent",
+    "mixer": "recurrent",
+    "attention": "attention",
+    "mlp": "mlp",
+    "experts": "mlp",
+    "extra": "mlp",
 }
 
 
@@ -73,7 +93,9 @@ def css(selectors: Mapping[str, str]) -> str:
     rules = []
     for theme, selector in selectors.items():
         lines = [f"  --role-{role.name}: {role.on(theme)};" for role in ROLES.values()]
-        rules.append("\n".join([f"{selector} {{", f"  --role-ground: {BACKGROUND[theme]};", *lines, "}"]))
+        rules.append(
+            "\n".join([f"{selector} {{", f"  --role-ground: {BACKGROUND[theme]};", *lines, "}"])
+        )
     return "\n".join(rules) + "\n"
 
 
@@ -128,6 +150,10 @@ def diverging(theme: str = "light") -> tuple[str, ...]:
     in lightness, so that equal magnitudes look equally strong.
     """
     middle = "#f4f5f7" if theme == "light" else "#1a212b"
-    low = ("#123a86", "#3f74c4", "#9cbfe8") if theme == "light" else ("#b7d3ff", "#6a9df0", "#2f5596")
-    high = ("#eab78a", "#c46a1f", "#7a3603") if theme == "light" else ("#8a4a17", "#e08a3c", "#ffd0a1")
+    low = (
+        ("#123a86", "#3f74c4", "#9cbfe8") if theme == "light" else ("#b7d3ff", "#6a9df0", "#2f5596")
+    )
+    high = (
+        ("#eab78a", "#c46a1f", "#7a3603") if theme == "light" else ("#8a4a17", "#e08a3c", "#ffd0a1")
+    )
     return _between((*low, middle), 128)[:-1] + _between((middle, *high), 128)

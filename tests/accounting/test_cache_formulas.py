@@ -20,14 +20,18 @@ from tests.support.configs import FAMILIES, TWENTY, built, small
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (2, 3), (3, 11)])
 def test_sizes_are_those_of_the_cache_transformers_makes(family, batch, tokens):
     model = accounting.build_meta(small(family))
-    assert accounting.cache_bytes(model, tokens, batch) == accounting.measured_cache_bytes(model, tokens, batch)
+    assert accounting.cache_bytes(model, tokens, batch) == accounting.measured_cache_bytes(
+        model, tokens, batch
+    )
 
 
 @pytest.mark.parametrize("family", TWENTY)
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (3, 11)])
 def test_sizes_of_the_twenty_are_those_really_kept(family, batch, tokens):
     model = accounting.build_meta(small_config(family))
-    assert accounting.cache_bytes(model, tokens, batch) == accounting.measured_cache_bytes(model, tokens, batch)
+    assert accounting.cache_bytes(model, tokens, batch) == accounting.measured_cache_bytes(
+        model, tokens, batch
+    )
 
 
 @pytest.mark.parametrize("id", [card.id for card in cards.all_cards() if card.place == 1])
@@ -37,11 +41,17 @@ def test_sizes_at_the_released_size(id):
 
 
 def test_sizes_of_a_hybrid_by_hand():
-    found = {row["name"]: row for row in accounting.cache_sizes(cards.config("Qwen/Qwen3.5-35B-A3B"))}
-    keys, state, history = (found[name] for name in ("keys and values", "recurrent state", "convolution inputs"))
+    found = {
+        row["name"]: row for row in accounting.cache_sizes(cards.config("Qwen/Qwen3.5-35B-A3B"))
+    }
+    keys, state, history = (
+        found[name] for name in ("keys and values", "recurrent state", "convolution inputs")
+    )
     assert keys["per_token_bytes"] == 10 * 2 * 2 * 256 * 2 and keys["fixed_bytes"] is None
     assert keys["layers"] == list(range(3, 40, 4))
-    assert state["fixed_bytes"] == 30 * 2 * 2**20 and state["per_token_bytes"] is None     # 2 MiB in each block
+    assert (
+        state["fixed_bytes"] == 30 * 2 * 2**20 and state["per_token_bytes"] is None
+    )  # 2 MiB in each block
     assert state["dtype"] == "float32" and history["dtype"] == "bfloat16"
     assert history["fixed_bytes"] == 30 * 8192 * 4 * 2
 
@@ -58,17 +68,26 @@ def test_formula_numbers_and_bytes_agree(id):
         json.dumps(row)
 
 
-@pytest.mark.parametrize(("id", "numbers"), [
-    # layers, then the axes, then bytes: one latent of 512 and a rotary key of 64 for all heads.
-    ("deepseek-ai/DeepSeek-V3", ["61 × 576 × 2"]),
-    ("moonshotai/Kimi-Linear-48B-A3B-Instruct", ["20 × 32 × 128 × 128 × 4", "20 × 12288 × 4 × 2", "7 × 576 × 2"]),
-    ("openai/gpt-oss-20b", ["12 × 2 × 8 × 64 × 2", "12 × 2 × 8 × 64 × 2"]),
-    ("state-spaces/mamba-130m-hf", ["24 × 1536 × 16 × 4", "24 × 1536 × 4 × 2"]),
-    ("mistralai/Mamba-Codestral-7B-v0.1", ["64 × 128 × 64 × 128 × 4", "64 × 10240 × 4 × 2"]),
-    ("tiiuae/Falcon-H1-0.5B-Base", ["36 × 2 × 2 × 64 × 2", "36 × 24 × 64 × 128 × 4", "36 × 1792 × 4 × 2"]),
-    ("google/recurrentgemma-2b", ["18 × 2560 × 4", "18 × 2560 × 3 × 2", "8 × 2 × 1 × 256 × 2"]),
-    ("LiquidAI/LFM2-1.2B", ["10 × 2048 × 3 × 2", "6 × 2 × 8 × 64 × 2"]),
-])
+@pytest.mark.parametrize(
+    ("id", "numbers"),
+    [
+        # layers, then the axes, then bytes: one latent of 512 and a rotary key of 64 for all heads.
+        ("deepseek-ai/DeepSeek-V3", ["61 × 576 × 2"]),
+        (
+            "moonshotai/Kimi-Linear-48B-A3B-Instruct",
+            ["20 × 32 × 128 × 128 × 4", "20 × 12288 × 4 × 2", "7 × 576 × 2"],
+        ),
+        ("openai/gpt-oss-20b", ["12 × 2 × 8 × 64 × 2", "12 × 2 × 8 × 64 × 2"]),
+        ("state-spaces/mamba-130m-hf", ["24 × 1536 × 16 × 4", "24 × 1536 × 4 × 2"]),
+        ("mistralai/Mamba-Codestral-7B-v0.1", ["64 × 128 × 64 × 128 × 4", "64 × 10240 × 4 × 2"]),
+        (
+            "tiiuae/Falcon-H1-0.5B-Base",
+            ["36 × 2 × 2 × 64 × 2", "36 × 24 × 64 × 128 × 4", "36 × 1792 × 4 × 2"],
+        ),
+        ("google/recurrentgemma-2b", ["18 × 2560 × 4", "18 × 2560 × 3 × 2", "8 × 2 × 1 × 256 × 2"]),
+        ("LiquidAI/LFM2-1.2B", ["10 × 2048 × 3 × 2", "6 × 2 × 8 × 64 × 2"]),
+    ],
+)
 def test_sizes_by_kind_of_block(id, numbers):
     assert [row["numbers"] for row in accounting.cache_sizes(built(id))] == numbers
 
@@ -77,14 +96,22 @@ def test_sources_are_worked_out():
     config = AutoConfig.for_model("gpt2", n_embd=48, n_head=6)
     assert figure(config, "hidden_size ÷ num_attention_heads") == 8
     assert figure(config, "2 × hidden_size + 3 × num_attention_heads - 1") == 113
-    assert figure(config, "hidden_size ÷ 5") is figure(config, "hidden_size × no_such_figure") is None
-    assert figure(small_config("gemma4_text"), "head_dim") is None      # one for each block
+    assert (
+        figure(config, "hidden_size ÷ 5") is figure(config, "hidden_size × no_such_figure") is None
+    )
+    assert figure(small_config("gemma4_text"), "head_dim") is None  # one for each block
 
 
 def test_sizes_follow_the_dtype():
-    half, single = (accounting.cache_bytes(small("llama"), 5, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+    half, single = (
+        accounting.cache_bytes(small("llama"), 5, dtype=dtype)
+        for dtype in (torch.bfloat16, torch.float32)
+    )
     assert single == 2 * half
-    assert accounting.cache_bytes(accounting.build_meta(small("llama"), dtype=torch.float32), 5) == single
+    assert (
+        accounting.cache_bytes(accounting.build_meta(small("llama"), dtype=torch.float32), 5)
+        == single
+    )
 
 
 def test_a_window_bounds_the_cache():
@@ -94,10 +121,15 @@ def test_a_window_bounds_the_cache():
     assert accounting.cache_bytes(config, 4) == accounting.cache_bytes(config, 400)
 
 
-@pytest.mark.parametrize(("family", "sentence"), [
-    ("rwkv", "writes nothing to transformers' cache"), ("deepseek_v32", "keeps as indexer_keys has no formula here"),
-    ("cpmant", "keeps keys of 35 places for 3 tokens"), ("dbrx", "running it failed with"),
-])
+@pytest.mark.parametrize(
+    ("family", "sentence"),
+    [
+        ("rwkv", "writes nothing to transformers' cache"),
+        ("deepseek_v32", "keeps as indexer_keys has no formula here"),
+        ("cpmant", "keeps keys of 35 places for 3 tokens"),
+        ("dbrx", "running it failed with"),
+    ],
+)
 def test_an_unknown_cache_is_not_guessed(family, sentence):
     with pytest.raises(ValueError, match=sentence):
         accounting.cache_sizes(small_config(family))

@@ -17,14 +17,20 @@ from tests.support.configs import FAMILIES, TWENTY, built, small
 
 
 def rows(config) -> dict[str, dict]:
-    return {row["part"]: row for row in accounting.parameters(accounting.build_meta(config))["by_part"]}
+    return {
+        row["part"]: row for row in accounting.parameters(accounting.build_meta(config))["by_part"]
+    }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parts_add_up_to_every_parameter(family):
     model = accounting.build_meta(small(family))
     counted = accounting.parameters(model)
-    assert counted["total"] == sum(p.numel() for p in model.parameters()) == sum(r["count"] for r in counted["by_part"])
+    assert (
+        counted["total"]
+        == sum(p.numel() for p in model.parameters())
+        == sum(r["count"] for r in counted["by_part"])
+    )
     assert counted["active"] == sum(r["active"] for r in counted["by_part"]) <= counted["total"]
     assert "other" not in [r["part"] for r in counted["by_part"]]
     assert all(r["count"] > 0 for r in counted["by_part"])
@@ -34,7 +40,11 @@ def test_parts_add_up_to_every_parameter(family):
 def test_parts_of_the_twenty_add_up(family):
     model = accounting.build_meta(small_config(family))
     counted = accounting.parameters(model)
-    assert counted["total"] == sum(p.numel() for p in model.parameters()) == sum(r["count"] for r in counted["by_part"])
+    assert (
+        counted["total"]
+        == sum(p.numel() for p in model.parameters())
+        == sum(r["count"] for r in counted["by_part"])
+    )
     assert counted["active"] == sum(r["active"] for r in counted["by_part"]) <= counted["total"]
     parts = [r["part"] for r in counted["by_part"]]
     assert "other" not in parts and len(set(parts)) == len(parts)
@@ -50,27 +60,75 @@ def test_every_parameter_is_in_one_part(id):
     count = dict.fromkeys(table, 0)
     for path, parameter in model.named_parameters():
         count[parts.part(path, parameter)] += parameter.numel()
-    assert count == table and sum(table.values()) == sum(p.numel() for p in model.parameters()) and "other" not in table
+    assert (
+        count == table
+        and sum(table.values()) == sum(p.numel() for p in model.parameters())
+        and "other" not in table
+    )
 
 
-@pytest.mark.parametrize(("family", "parts"), [
-    # Two tables of embeddings, fused projections with biases, and norms with biases.
-    ("gpt2", {"embedding": 64 * (100 + 50), "attention": 2 * (64 * 192 + 192 + 64 * 64 + 64),
-              "dense mlp": 2 * (2 * 64 * 112 + 112 + 64), "norms": 5 * 2 * 64}),
-    # An MLP without a module; two more places than positions.
-    ("opt", {"embedding": 64 * (100 + 52), "attention": 2 * 4 * (64 * 64 + 64), "dense mlp": 2 * (2 * 64 * 112 + 112 + 64),
-             "norms": 5 * 2 * 64}),
-    # Sandwich norms.
-    ("gemma2", {"embedding": 100 * 64, "attention": 2 * 64 * 16 * (4 + 2 + 2 + 4), "dense mlp": 2 * 3 * 64 * 112,
-                "norms": 9 * 64}),
-])
+@pytest.mark.parametrize(
+    ("family", "parts"),
+    [
+        # Two tables of embeddings, fused projections with biases, and norms with biases.
+        (
+            "gpt2",
+            {
+                "embedding": 64 * (100 + 50),
+                "attention": 2 * (64 * 192 + 192 + 64 * 64 + 64),
+                "dense mlp": 2 * (2 * 64 * 112 + 112 + 64),
+                "norms": 5 * 2 * 64,
+            },
+        ),
+        # An MLP without a module; two more places than positions.
+        (
+            "opt",
+            {
+                "embedding": 64 * (100 + 52),
+                "attention": 2 * 4 * (64 * 64 + 64),
+                "dense mlp": 2 * (2 * 64 * 112 + 112 + 64),
+                "norms": 5 * 2 * 64,
+            },
+        ),
+        # Sandwich norms.
+        (
+            "gemma2",
+            {
+                "embedding": 100 * 64,
+                "attention": 2 * 64 * 16 * (4 + 2 + 2 + 4),
+                "dense mlp": 2 * 3 * 64 * 112,
+                "norms": 9 * 64,
+            },
+        ),
+    ],
+)
 def test_parts_of_dense_builds_by_hand(family, parts):
     sizes = {
-        "gpt2": {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_inner": 112, "vocab_size": 100, "n_positions": 50},
-        "opt": {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "ffn_dim": 112, "vocab_size": 100,
-                "max_position_embeddings": 50},
-        "gemma2": {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 2,
-                   "intermediate_size": 112, "vocab_size": 100},
+        "gpt2": {
+            "n_embd": 64,
+            "n_head": 4,
+            "n_layer": 2,
+            "n_inner": 112,
+            "vocab_size": 100,
+            "n_positions": 50,
+        },
+        "opt": {
+            "hidden_size": 64,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 2,
+            "ffn_dim": 112,
+            "vocab_size": 100,
+            "max_position_embeddings": 50,
+        },
+        "gemma2": {
+            "hidden_size": 64,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "num_hidden_layers": 2,
+            "intermediate_size": 112,
+            "vocab_size": 100,
+        },
     }
     found = rows(AutoConfig.for_model(family, **sizes[family]))
     assert {part: row["count"] for part, row in found.items()} == parts
@@ -79,26 +137,57 @@ def test_parts_of_dense_builds_by_hand(family, parts):
 
 
 def test_parts_of_blocks_with_one_sublayer_by_hand():
-    found = rows(AutoConfig.for_model(
-        "nemotron_h", hybrid_override_pattern="ME*-", hidden_size=64, intermediate_size=112, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, mamba_num_heads=8, mamba_head_dim=16, ssm_state_size=12, n_groups=2,
-        n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, moe_shared_expert_intermediate_size=28,
-        vocab_size=100,
-    ))
+    found = rows(
+        AutoConfig.for_model(
+            "nemotron_h",
+            hybrid_override_pattern="ME*-",
+            hidden_size=64,
+            intermediate_size=112,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            mamba_num_heads=8,
+            mamba_head_dim=16,
+            ssm_state_size=12,
+            n_groups=2,
+            n_routed_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            moe_shared_expert_intermediate_size=28,
+            vocab_size=100,
+        )
+    )
     conv = 8 * 16 + 2 * 2 * 12
     mixer = 64 * (8 * 16 + conv + 8) + conv * 4 + conv + 3 * 8 + 8 * 16 + 8 * 16 * 64
     assert {part: (row["count"], row["active"]) for part, row in found.items()} == {
-        "embedding": (6400, 6400), "head": (6400, 6400), "attention": (12 * 16 * 64, 12 * 16 * 64), "mixer": (mixer, mixer),
-        "router": (6 * 64, 6 * 64), "routed experts": (6 * 2 * 64 * 24, 2 * 2 * 64 * 24),
-        "shared expert": (2 * 64 * 28, 2 * 64 * 28), "dense mlp": (2 * 64 * 112, 2 * 64 * 112), "norms": (5 * 64, 5 * 64),
+        "embedding": (6400, 6400),
+        "head": (6400, 6400),
+        "attention": (12 * 16 * 64, 12 * 16 * 64),
+        "mixer": (mixer, mixer),
+        "router": (6 * 64, 6 * 64),
+        "routed experts": (6 * 2 * 64 * 24, 2 * 2 * 64 * 24),
+        "shared expert": (2 * 64 * 28, 2 * 64 * 28),
+        "dense mlp": (2 * 64 * 112, 2 * 64 * 112),
+        "norms": (5 * 64, 5 * 64),
     }
-    assert found["mixer"]["note"] == "NemotronHMamba2Mixer" and found["routed experts"]["note"] == "2 of 6 for each token"
+    assert (
+        found["mixer"]["note"] == "NemotronHMamba2Mixer"
+        and found["routed experts"]["note"] == "2 of 6 for each token"
+    )
 
 
-@pytest.mark.parametrize(("family", "mixer"), [
-    ("mamba", "MambaMixer"), ("mamba2", "Mamba2Mixer"), ("jamba", "JambaMambaMixer"), ("falcon_h1", "FalconH1Mixer"),
-    ("recurrent_gemma", "RecurrentGemmaRecurrentBlock"), ("lfm2", "Lfm2ShortConv"), ("kimi_linear", "KimiLinearDeltaAttention"),
-])
+@pytest.mark.parametrize(
+    ("family", "mixer"),
+    [
+        ("mamba", "MambaMixer"),
+        ("mamba2", "Mamba2Mixer"),
+        ("jamba", "JambaMambaMixer"),
+        ("falcon_h1", "FalconH1Mixer"),
+        ("recurrent_gemma", "RecurrentGemmaRecurrentBlock"),
+        ("lfm2", "Lfm2ShortConv"),
+        ("kimi_linear", "KimiLinearDeltaAttention"),
+    ],
+)
 def test_mixers_are_told_from_attention(family, mixer):
     """A mixer's parameters are those of the modules of its class, whatever they are called and hold."""
     model = accounting.build_meta(small_config(family))
@@ -111,7 +200,10 @@ def test_mixers_are_told_from_attention(family, mixer):
 def test_parts_of_a_dense_model_by_hand():
     found = rows(small("llama"))
     assert {part: row["count"] for part, row in found.items()} == {
-        "embedding": 50 * 24, "head": 50 * 24, "attention": 4 * 24 * 10 * (4 + 2 + 2 + 4), "dense mlp": 4 * 3 * 24 * 30,
+        "embedding": 50 * 24,
+        "head": 50 * 24,
+        "attention": 4 * 24 * 10 * (4 + 2 + 2 + 4),
+        "dense mlp": 4 * 3 * 24 * 30,
         "norms": (4 * 2 + 1) * 24,
     }
     assert all(row["count"] == row["active"] for row in found.values())
@@ -129,12 +221,14 @@ def test_parts_of_a_hybrid_mixture_by_hand():
     conv, width = 2 * 2 * 6 + 4 * 7, 4
     mixer = 24 * (conv + 4 * 7) + 24 * 2 * 4 + conv * width + 2 * 4 + 7 + 4 * 7 * 24
     assert found["mixer"]["count"] == 3 * mixer
-    assert found["attention"]["count"] == 24 * 10 * (2 * 4 + 2 + 2 + 4) + 2 * 10     # gate, and the head norms
+    assert (
+        found["attention"]["count"] == 24 * 10 * (2 * 4 + 2 + 2 + 4) + 2 * 10
+    )  # gate, and the head norms
     assert found["router"]["count"] == 4 * 24 * 6
     assert found["routed experts"]["count"] == 4 * 6 * 3 * 24 * 16
     assert found["routed experts"]["active"] == 4 * 2 * 3 * 24 * 16
     assert found["routed experts"]["note"] == "2 of 6 for each token"
-    assert found["shared expert"]["count"] == 4 * (3 * 24 * 9 + 24)                   # and its gate
+    assert found["shared expert"]["count"] == 4 * (3 * 24 * 9 + 24)  # and its gate
     assert found["norms"]["count"] == (4 * 2 + 1) * 24
 
 
@@ -146,7 +240,10 @@ def test_dense_blocks_among_mixtures():
 
 def test_another_family_of_mixtures():
     found = rows(small("mixtral"))
-    assert (found["routed experts"]["active"], found["router"]["count"]) == (4 * 2 * 3 * 24 * 16, 4 * 24 * 6)
+    assert (found["routed experts"]["active"], found["router"]["count"]) == (
+        4 * 2 * 3 * 24 * 16,
+        4 * 24 * 6,
+    )
 
 
 class Listed(nn.Module):
@@ -169,7 +266,9 @@ class Listed(nn.Module):
 def test_experts_in_a_list_and_parameters_of_no_known_part():
     counted = accounting.parameters(Listed(num_experts_per_tok=2))
     assert {r["part"]: (r["count"], r["active"]) for r in counted["by_part"]} == {
-        "router": (15, 15), "routed experts": (45, 18), "other": (7, 7),
+        "router": (15, 15),
+        "routed experts": (45, 18),
+        "other": (7, 7),
     }
     wrapper = type("Wrapper", (), {"_module": Listed(num_experts_per_tok=2)})()
     assert accounting.parameters(wrapper) == counted
@@ -178,7 +277,11 @@ def test_experts_in_a_list_and_parameters_of_no_known_part():
 def test_an_unknown_choice_is_not_guessed():
     counted = accounting.parameters(Listed())
     assert (counted["total"], counted["active"]) == (67, None)
-    assert {r["part"]: r["active"] for r in counted["by_part"]} == {"router": 15, "routed experts": None, "other": 7}
+    assert {r["part"]: r["active"] for r in counted["by_part"]} == {
+        "router": 15,
+        "routed experts": None,
+        "other": 7,
+    }
 
 
 class Odd(nn.Module):
@@ -187,15 +290,26 @@ class Odd(nn.Module):
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
-            self.one, self.two, self.three, self.four = nn.LayerNorm(8), nn.Module(), nn.Module(), nn.Linear(8, 8, bias=False)
+            self.one, self.two, self.three, self.four = (
+                nn.LayerNorm(8),
+                nn.Module(),
+                nn.Module(),
+                nn.Linear(8, 8, bias=False),
+            )
             self.two.within = Odd.Keeps()
             self.two.out = nn.Linear(8, 8, bias=False)
-            self.three.pile, self.three.pick, self.three.always = Odd.Pile(), nn.Linear(8, 5, bias=False), nn.Linear(8, 8)
+            self.three.pile, self.three.pick, self.three.always = (
+                Odd.Pile(),
+                nn.Linear(8, 5, bias=False),
+                nn.Linear(8, 8),
+            )
 
         def forward(self, x, cache):
             x = x + self.two.out(self.two.within(self.one(x), cache))
             chosen = self.three.pick(x).topk(3).indices
-            return x + self.three.pile(x, chosen.flatten(0, 1)) + self.three.always(x) + self.four(x)
+            return (
+                x + self.three.pile(x, chosen.flatten(0, 1)) + self.three.always(x) + self.four(x)
+            )
 
     class Keeps(nn.Module):
         def __init__(self):
@@ -203,7 +317,9 @@ class Odd(nn.Module):
             self.a, self.b = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
 
         def forward(self, x, cache):
-            keys, values = (part(x).unflatten(-1, (2, 4)).transpose(1, 2) for part in (self.a, self.b))
+            keys, values = (
+                part(x).unflatten(-1, (2, 4)).transpose(1, 2) for part in (self.a, self.b)
+            )
             cache.update(keys, values, 0)
             return x
 
@@ -217,9 +333,20 @@ class Odd(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.table, self.pieces, self.last = nn.Embedding(11, 8), nn.ModuleList([Odd.Block()]), nn.Linear(8, 11, bias=False)
-        self.config = AutoConfig.for_model("llama", num_hidden_layers=1, vocab_size=11, hidden_size=8, intermediate_size=8,
-                                           num_attention_heads=2, pad_token_id=0)
+        self.table, self.pieces, self.last = (
+            nn.Embedding(11, 8),
+            nn.ModuleList([Odd.Block()]),
+            nn.Linear(8, 11, bias=False),
+        )
+        self.config = AutoConfig.for_model(
+            "llama",
+            num_hidden_layers=1,
+            vocab_size=11,
+            hidden_size=8,
+            intermediate_size=8,
+            num_attention_heads=2,
+            pad_token_id=0,
+        )
         self.device, self.dtype = torch.device("cpu"), torch.float32
 
     def forward(self, input_ids, cache, use_cache):
@@ -235,17 +362,27 @@ class Odd(nn.Module):
 def test_parts_do_not_go_by_names():
     counted = accounting.parameters(Odd())
     assert {row["part"]: (row["count"], row["active"]) for row in counted["by_part"]} == {
-        "embedding": (88, 88), "head": (88, 88), "attention": (192, 192), "router": (40, 40),
-        "routed experts": (5 * 96, 3 * 96), "shared expert": (72, 72), "dense mlp": (64, 64), "norms": (16, 16),
+        "embedding": (88, 88),
+        "head": (88, 88),
+        "attention": (192, 192),
+        "router": (40, 40),
+        "routed experts": (5 * 96, 3 * 96),
+        "shared expert": (72, 72),
+        "dense mlp": (64, 64),
+        "norms": (16, 16),
     }
 
 
 def test_experts_that_were_not_told_apart_leave_the_active_count_open():
     """Tokens are sent to something here that is built unlike any experts known."""
     model = Odd()
-    model.pieces[0].three.pile.up, model.pieces[0].three.pile.down = (nn.Parameter(torch.zeros(30, 8)) for _ in range(2))
+    model.pieces[0].three.pile.up, model.pieces[0].three.pile.down = (
+        nn.Parameter(torch.zeros(30, 8)) for _ in range(2)
+    )
     counted = accounting.parameters(model)
-    assert counted["active"] is None and counted["total"] == sum(p.numel() for p in model.parameters())
+    assert counted["active"] is None and counted["total"] == sum(
+        p.numel() for p in model.parameters()
+    )
     assert "routed experts" not in [row["part"] for row in counted["by_part"]]
 
 
@@ -256,30 +393,55 @@ def test_without_a_run_parts_are_not_guessed():
 
     counted = accounting.parameters(Stuck())
     assert {row["part"]: row["count"] for row in counted["by_part"]} == {
-        "embedding": 88, "head": 88, "router": 40, "routed experts": 480, "shared expert": 72, "norms": 16, "other": 192 + 64,
+        "embedding": 88,
+        "head": 88,
+        "router": 40,
+        "routed experts": 480,
+        "shared expert": 72,
+        "norms": 16,
+        "other": 192 + 64,
     }
-    assert counted["active"] is None        # nor does anything say how many a token chooses
+    assert counted["active"] is None  # nor does anything say how many a token chooses
 
 
 def test_a_run_leaves_the_model_as_it_was():
     model = accounting.build_meta(small_config("recurrent_gemma"))
     padding = model.config.pad_token_id
-    blocks = [block.temporal_block for block in model.model.layers if hasattr(block.temporal_block, "rg_lru")]
+    blocks = [
+        block.temporal_block
+        for block in model.model.layers
+        if hasattr(block.temporal_block, "rg_lru")
+    ]
     seen = kept(model)
-    assert [held.shape for held in seen.keepers[0].held] == [(2, 64, 3), (2, 64)] and padding is not None
-    assert all(block.conv1d_state is None and block.rg_lru.recurrent_states is None for block in blocks)
+    assert [held.shape for held in seen.keepers[0].held] == [
+        (2, 64, 3),
+        (2, 64),
+    ] and padding is not None
+    assert all(
+        block.conv1d_state is None and block.rg_lru.recurrent_states is None for block in blocks
+    )
     assert model.config.pad_token_id == padding
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-REPEATING = ("gemma2", "deepseek_v3", "nemotron_h", "falcon_h1", "recurrent_gemma", "gemma3n_text", "dory")
+REPEATING = (
+    "gemma2",
+    "deepseek_v3",
+    "nemotron_h",
+    "falcon_h1",
+    "recurrent_gemma",
+    "gemma3n_text",
+    "dory",
+)
 
 
 @pytest.mark.parametrize("family", REPEATING)
 def test_blocks_built_alike_are_run_once_and_come_to_the_same(family):
     """A deeper model, where blocks repeat: those of gemma3n_text need earlier ones, and dory goes round in loops."""
     deep = {"gemma2": 8, "deepseek_v3": 8, "falcon_h1": 5, "recurrent_gemma": 9}
-    model = accounting.build_meta(small_config(family, **({"num_hidden_layers": deep[family]} if family in deep else {})))
+    model = accounting.build_meta(
+        small_config(family, **({"num_hidden_layers": deep[family]} if family in deep else {}))
+    )
     run, whole = kept(model), kept(model, whole=True)
     assert (run.keepers, run.slots) == (whole.keepers, whole.slots)
     assert len(run.keepers) >= len({keeper.layer for keeper in run.keepers}) > 1
@@ -293,12 +455,14 @@ def test_a_block_left_out_is_not_run():
     assert [keeper.layer for keeper in kept(model).keepers] == list(range(6)) and len(ran) < 6
     ran.clear()
     kept(model, whole=True)
-    assert ran == list(range(6)) and all("forward" not in vars(block) for block in model.model.layers)
+    assert ran == list(range(6)) and all(
+        "forward" not in vars(block) for block in model.model.layers
+    )
 
 
 def test_a_real_model_is_counted_without_being_run():
     model = accounting.build_meta(small_config("gpt2")).to_empty(device="cpu")
-    model.forward = None        # a run of it would fail
+    model.forward = None  # a run of it would fail
     assert accounting.parameters(model)["active"] == sum(p.numel() for p in model.parameters())
 
 
@@ -308,7 +472,10 @@ def test_build_meta():
     model = accounting.build_meta(config, dtype=torch.float32, experts_implementation="eager")
     assert {(p.device.type, p.dtype) for p in model.parameters()} == {("meta", torch.float32)}
     assert not model.training
-    assert model.config._attn_implementation == "eager" and model.config._experts_implementation == "eager"
+    assert (
+        model.config._attn_implementation == "eager"
+        and model.config._experts_implementation == "eager"
+    )
     assert json.dumps(config.to_dict(), default=str) == before
     with pytest.raises(ValueError, match="no causal language model for a t5 configuration"):
         accounting.build_meta(AutoConfig.for_model("t5"))

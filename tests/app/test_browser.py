@@ -20,12 +20,16 @@ def test_the_page_opens_clean_and_says_what_it_shows(opened, model):
     seen = opened()
     assert seen.text("[data-weights]") == "weights: random, seed 0"
     tokens = model.record(PROMPT, values=["logits"]).tokens
-    assert seen.page.eval_on_selector_all("[data-strip] button", "all => all.map(one => one.textContent)") == [
-        shown_token(token) for token in tokens
-    ]
-    assert f"{len(tokens)} tokens" in seen.text("[data-status]") and "random" in seen.text("[data-status]")
+    assert seen.page.eval_on_selector_all(
+        "[data-strip] button", "all => all.map(one => one.textContent)"
+    ) == [shown_token(token) for token in tokens]
+    assert f"{len(tokens)} tokens" in seen.text("[data-status]") and "random" in seen.text(
+        "[data-status]"
+    )
     likeliest = model.record(PROMPT, values=["logits"])["logits"][0, -1].argmax()
-    assert seen.page.text_content("[data-next] tbody td") == shown_token(model.tokenizer.decode([likeliest]))
+    assert seen.page.text_content("[data-next] tbody td") == shown_token(
+        model.tokenizer.decode([likeliest])
+    )
     seen.visited.assert_clean()
 
 
@@ -44,18 +48,28 @@ def test_the_slider_moves_diagram_and_panels(opened):
     before = seen.image("router_grid")
     assert "Gated DeltaNet" in seen.text(".bd-stage")
     seen.block(3)
-    assert seen.page.get_attribute(".bd-stage", "data-layer") == "3" and "Gated attention" in seen.text(".bd-stage")
+    assert seen.page.get_attribute(
+        ".bd-stage", "data-layer"
+    ) == "3" and "Gated attention" in seen.text(".bd-stage")
     assert "block 3" in seen.text("[data-card=router_grid] [data-title]")
     assert seen.image("router_grid")["sum"] != before["sum"]
-    lit = [int(number) for number in seen.page.get_attribute(".bd-narrow .bd-cells", "data-lit").split()]
-    slots = seen.page.eval_on_selector_all("[data-router-words] b", "all => all.map(one => Number(one.textContent.split(' ')[1]))")
+    lit = [
+        int(number)
+        for number in seen.page.get_attribute(".bd-narrow .bd-cells", "data-lit").split()
+    ]
+    slots = seen.page.eval_on_selector_all(
+        "[data-router-words] b", "all => all.map(one => Number(one.textContent.split(' ')[1]))"
+    )
     assert sorted(lit) == sorted(slots) and len(slots) == 6
 
 
 def test_the_types_of_the_diagram_are_those_of_the_run(opened):
     seen = opened()
     seen.page.get_by_role("button", name="at B, S").click()
-    assert f"[1, {len(seen.page.query_selector_all('[data-strip] [data-token]'))}, " in seen.page.locator(".bd-svg:visible .bd-t").first.text_content()
+    assert (
+        f"[1, {len(seen.page.query_selector_all('[data-strip] [data-token]'))}, "
+        in seen.page.locator(".bd-svg:visible .bd-t").first.text_content()
+    )
 
 
 def test_choosing_a_head_redraws_its_pattern_and_nothing_else(opened):
@@ -74,7 +88,9 @@ def test_a_tile_of_the_mosaic_chooses_its_head(opened):
     box = seen.page.locator("[data-card=attention_all] .plot").bounding_box()
     # The second tile of three in the first of three rows.
     seen.page.mouse.click(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.2)
-    seen.page.wait_for_function("document.querySelector('[data-card=attention_one] [data-head]').value === '1'")
+    seen.page.wait_for_function(
+        "document.querySelector('[data-card=attention_one] [data-head]').value === '1'"
+    )
     assert "head 1" in seen.text("[data-card=attention_one] [data-title]")
 
 
@@ -86,14 +102,22 @@ def test_zooming_in_shows_the_exact_cells(opened):
     plot = seen.page.locator("[data-card=attention_one] .plot")
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
-    at = [(box["x"] + box["width"] * share, box["y"] + box["height"] * share) for share in (0.4, 0.55)]
+    at = [
+        (box["x"] + box["width"] * share, box["y"] + box["height"] * share) for share in (0.4, 0.55)
+    ]
     seen.page.mouse.move(*at[0])
     seen.page.mouse.down()
     seen.page.mouse.move(*at[1], steps=4)
     seen.page.mouse.up()
-    seen.page.wait_for_function(f"document.querySelector('{words}').textContent === 'every cell shown'")
+    seen.page.wait_for_function(
+        f"document.querySelector('{words}').textContent === 'every cell shown'"
+    )
     near = seen.image("attention_one")
-    assert near["left"] > whole["left"] and near["wide"] < whole["wide"] and near["shape"][1] == near["wide"]
+    assert (
+        near["left"] > whole["left"]
+        and near["wide"] < whole["wide"]
+        and near["shape"][1] == near["wide"]
+    )
 
 
 MARKUP = "<script>window.hacked = 1</script> <img src=x onerror='window.hacked=2'> <b>bold</b> &amp; $$x^2$$ \\(y\\)"
@@ -105,14 +129,20 @@ def test_a_prompt_is_shown_and_never_interpreted(opened, model, prompt):
     seen = opened()
     seen.run(prompt)
     tokens = model.record(prompt, values=["logits"]).tokens
-    shown = seen.page.eval_on_selector_all("[data-strip] button", "all => all.map(one => one.textContent)")
+    shown = seen.page.eval_on_selector_all(
+        "[data-strip] button", "all => all.map(one => one.textContent)"
+    )
     assert shown == [shown_token(token) for token in tokens]
     assert "\u202e" not in "".join(shown)
     for tab in ("router", "attention", "state", "stream", "compare"):
         seen.tab(tab)
     seen.settled(lambda: seen.page.locator(".bd-narrow [data-value=layer_output]").click())
-    assert prompt.splitlines()[0][:8] in seen.text("[data-part-code]") or "\\u202e" in seen.text("[data-part-code]")
-    assert seen.page.evaluate("[window.hacked, document.querySelectorAll('img, b b, [onerror]').length]") == [None, 0]
+    assert prompt.splitlines()[0][:8] in seen.text("[data-part-code]") or "\\u202e" in seen.text(
+        "[data-part-code]"
+    )
+    assert seen.page.evaluate(
+        "[window.hacked, document.querySelectorAll('img, b b, [onerror]').length]"
+    ) == [None, 0]
     seen.visited.assert_clean()
 
 
@@ -126,12 +156,18 @@ def test_ablating_an_expert_shows_what_it_did(opened, model):
     seen.tab("compare")
     assert f"ablate expert {expert} of block 0" in seen.text("[data-compare-title]")
     before = model.record(PROMPT, values=["logits"])["logits"][0, -1].softmax(-1)
-    after = model.record(PROMPT, values=["logits"], edits=[ablate_expert(0, expert)])["logits"][0, -1].softmax(-1)
+    after = model.record(PROMPT, values=["logits"], edits=[ablate_expert(0, expert)])["logits"][
+        0, -1
+    ].softmax(-1)
     first = int(before.argmax())
-    row = seen.page.eval_on_selector_all("[data-compare] tbody tr:first-child td", "all => all.map(one => one.textContent)")
+    row = seen.page.eval_on_selector_all(
+        "[data-compare] tbody tr:first-child td", "all => all.map(one => one.textContent)"
+    )
     assert float(row[1].split()[0]) == pytest.approx(100 * float(before[first]), rel=5e-3)
     assert float(row[2].split()[0]) == pytest.approx(100 * float(after[first]), rel=5e-3)
-    assert float(row[3].replace("−", "-")) == pytest.approx(100 * float(after[first] - before[first]), rel=5e-2)
+    assert float(row[3].replace("−", "-")) == pytest.approx(
+        100 * float(after[first] - before[first]), rel=5e-2
+    )
     assert "KL(before ‖ after)" in seen.text("[data-card=compare_kl] [data-title]")
     seen.page.click("[data-switch]")
     seen.page.wait_for_function("!document.querySelector('[data-next] .up, [data-next] .down')")
@@ -152,9 +188,13 @@ def test_zeroing_a_head_changes_what_the_panels_show_after(opened):
 
 def test_panels_refuse_with_the_reason(opened):
     seen = opened(tab="attention", block=0)
-    assert "no softmax pattern: its mixer is a recurrent mixer" in seen.text("#panel-attention [data-panel-refusal]")
+    assert "no softmax pattern: its mixer is a recurrent mixer" in seen.text(
+        "#panel-attention [data-panel-refusal]"
+    )
     seen.block(3)
-    assert seen.page.is_hidden("#panel-attention [data-panel-refusal]") and seen.page.is_visible("[data-card=attention_one]")
+    assert seen.page.is_hidden("#panel-attention [data-panel-refusal]") and seen.page.is_visible(
+        "[data-card=attention_one]"
+    )
     seen.tab("state")
     assert "Blocks with a state: 0, 1, 2" in seen.text("#panel-state [data-panel-refusal]")
     seen.run(PROMPT, "specimen:llama")
@@ -168,9 +208,18 @@ def test_clicking_a_part_shows_the_tensor_itself(opened, model):
     seen = opened(block=1)
     seen.settled(lambda: seen.page.click(".bd-narrow [data-value=decays]"))
     decays = model.record(PROMPT, values=["decays"], layers=[1])["decays", 1]
-    facts = dict(seen.page.eval_on_selector_all("[data-part-facts] > div", "all => all.map(one => [...one.children].map(c => c.textContent))"))
+    facts = dict(
+        seen.page.eval_on_selector_all(
+            "[data-part-facts] > div",
+            "all => all.map(one => [...one.children].map(c => c.textContent))",
+        )
+    )
     assert facts["shape"] == " × ".join(map(str, decays.shape)) and facts["dtype"] == "float32"
-    for name, value in (("minimum", decays.min()), ("mean", decays.mean()), ("maximum", decays.max())):
+    for name, value in (
+        ("minimum", decays.min()),
+        ("mean", decays.mean()),
+        ("maximum", decays.max()),
+    ):
         assert float(facts[name].replace("−", "-")) == pytest.approx(float(value), rel=1e-2)
     seen.page.click("[data-part-copy]")
     code = seen.page.evaluate("navigator.clipboard.readText()")
@@ -195,12 +244,16 @@ def test_the_pointer_reads_a_cell_out(opened, model):
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
     seen.page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.3)
-    seen.page.wait_for_function("document.querySelector('[data-card=router_grid] [data-readout]').textContent.includes('≈')")
+    seen.page.wait_for_function(
+        "document.querySelector('[data-card=router_grid] [data-readout]').textContent.includes('≈')"
+    )
     said = seen.text("[data-card=router_grid] [data-readout]")
     place, rest = said.split(" → expert ")
     expert, value = rest.split(": ≈ ")
     scores = model.record(PROMPT, values=["router_scores"], layers=[0])["router_scores", 0][0]
-    assert float(value) == pytest.approx(float(scores[int(place.split()[0]), int(expert)]), abs=0.02)
+    assert float(value) == pytest.approx(
+        float(scores[int(place.split()[0]), int(expert)]), abs=0.02
+    )
     assert seen.page.locator("[data-strip] .pointed").count() == 1
 
 
@@ -220,5 +273,7 @@ def test_a_slider_in_motion_is_never_pulled_back(opened):
       return seen
     }""")
     assert all(positions)
-    seen.page.wait_for_function("new URLSearchParams(location.search).get('block') === '3' && !document.querySelector('[data-card=attention_one]').hidden")
+    seen.page.wait_for_function(
+        "new URLSearchParams(location.search).get('block') === '3' && !document.querySelector('[data-card=attention_one]').hidden"
+    )
     assert "block 3" in seen.text("[data-card=attention_one] [data-title]")

@@ -65,12 +65,20 @@ def agree(shown: np.ndarray, drawn: np.ndarray) -> None:
 
 CASES = [
     (card, chosen)
-    for card in CARDS if card.code is not None and not card.compares
+    for card in CARDS
+    if card.code is not None and not card.compares
     for chosen in (
-        [Selection(block=RECURRENT, head=2, token=3, router=choice) for choice in ("scores", "logits", "weights")]
-        if card.name == "router_grid" else
-        [Selection(block=SOFTMAX, head=2, token=3, pattern=choice) for choice in ("probabilities", "scores")]
-        if card.tab == "attention" else [Selection(block=RECURRENT, head=2, token=3)]
+        [
+            Selection(block=RECURRENT, head=2, token=3, router=choice)
+            for choice in ("scores", "logits", "weights")
+        ]
+        if card.name == "router_grid"
+        else [
+            Selection(block=SOFTMAX, head=2, token=3, pattern=choice)
+            for choice in ("probabilities", "scores")
+        ]
+        if card.tab == "attention"
+        else [Selection(block=RECURRENT, head=2, token=3)]
     )
 ]
 
@@ -81,7 +89,11 @@ def test_a_cell_makes_the_numbers_of_its_card(card, chosen, runs):
     agree(run_cell(card.code(plain, chosen)), numbers_of(card.view(plain, chosen)))
 
 
-@pytest.mark.parametrize("card", [card for card in CARDS if card.tab == "state" and card.code is not None and not card.compares], ids=lambda card: card.name)
+@pytest.mark.parametrize(
+    "card",
+    [card for card in CARDS if card.tab == "state" and card.code is not None and not card.compares],
+    ids=lambda card: card.name,
+)
 def test_a_cell_makes_the_numbers_of_a_state_with_fixed_decays(card, store):
     run = store.run("specimen:minimax", PROMPT, (), Job("test", lambda job: None, lambda job: None))
     chosen = Selection(block=1, head=2, token=3)
@@ -109,9 +121,15 @@ def test_the_cell_of_a_comparison_makes_its_curve(runs, capsys):
     assert shown.max() > 0 and len(capsys.readouterr().out.splitlines()) == 5
 
 
-@pytest.mark.parametrize("key, layer", [
-    ("decays", RECURRENT), ("attention_keys", SOFTMAX), ("shared_experts.mlp_neurons", 0), ("logits", None),
-])
+@pytest.mark.parametrize(
+    "key, layer",
+    [
+        ("decays", RECURRENT),
+        ("attention_keys", SOFTMAX),
+        ("shared_experts.mlp_neurons", 0),
+        ("logits", None),
+    ],
+)
 def test_the_cell_of_a_part_reads_it(key, layer, runs):
     plain, _ = runs
     value = value_of(key, plain.mixers[layer or 0])
@@ -122,7 +140,16 @@ def test_the_cell_of_a_part_reads_it(key, layer, runs):
 
 
 def test_text_in_a_cell_is_a_string_whatever_it_holds():
-    for text in ('a "quoted" word', "it's", "\u202e turned", "two\nlines", "back\\slash", "é 😀", "'", ""):
+    for text in (
+        'a "quoted" word',
+        "it's",
+        "\u202e turned",
+        "two\nlines",
+        "back\\slash",
+        "é 😀",
+        "'",
+        "",
+    ):
         assert eval(snippets.quoted(text)) == text  # noqa: S307
         assert "\u202e" not in snippets.quoted(text)
 

@@ -11,7 +11,15 @@ from explorer.checkpoints import load as loading
 from explorer.app.cards import CARDS, look
 from explorer.app.runs import wanted
 from explorer.app.store import Store
-from explorer.app.messages import attention_words, compare_words, diagram_words, first_tab, part_words, router_words, run_words
+from explorer.app.messages import (
+    attention_words,
+    compare_words,
+    diagram_words,
+    first_tab,
+    part_words,
+    router_words,
+    run_words,
+)
 from explorer.app.requests import clamped, impossible, looked_at
 from explorer.app.worker import Job
 from explorer.vocabulary import HOSTS
@@ -62,31 +70,54 @@ def test_every_card_draws_or_says_why_and_its_code_makes_its_numbers(store, run,
     for block in range(run.num_layers):
         for one in seen(store, run, clamped(run, Selection(block=block, token=2, head=1)), tab)[1]:
             if isinstance(one.view, Refusal):
-                assert "could not be drawn" not in one.view.reason and one.view.reason.endswith(".") and one.view.reason[0].isupper()
+                assert (
+                    "could not be drawn" not in one.view.reason
+                    and one.view.reason.endswith(".")
+                    and one.view.reason[0].isupper()
+                )
                 continue
             drawn += 1
-            agree(run_cell(one.card.code(one.run, clamped(run, Selection(block=block, token=2, head=1)))), numbers_of(one.view))
-    has = {"router": any(("expert_indices", layer) in run for layer in range(run.num_layers)), "stream": True,
-           "attention": any("self_attn" in mixers for mixers in run.mixers),
-           "state": any(HOSTS[mixer].recurrent for mixers in run.mixers for mixer in mixers)}
+            agree(
+                run_cell(
+                    one.card.code(one.run, clamped(run, Selection(block=block, token=2, head=1)))
+                ),
+                numbers_of(one.view),
+            )
+    has = {
+        "router": any(("expert_indices", layer) in run for layer in range(run.num_layers)),
+        "stream": True,
+        "attention": any("self_attn" in mixers for mixers in run.mixers),
+        "state": any(HOSTS[mixer].recurrent for mixers in run.mixers for mixer in mixers),
+    }
     assert bool(drawn) == has[tab]
 
 
 def test_every_value_can_be_clicked(store, run):
     model = store.model(run.origin.source)
-    assert run_words(model, run)["mixers"] == [[HOSTS[mixer].attribute for mixer in mixers] for mixers in run.mixers]
+    assert run_words(model, run)["mixers"] == [
+        [HOSTS[mixer].attribute for mixer in mixers] for mixers in run.mixers
+    ]
     for block in range(run.num_layers):
         for row in model.support(block):
             second = row.host in run.mixers[block][1:] or row.host == "shared_experts"
             key = f"{HOSTS[row.host].attribute}.{row.name}" if second else row.name
             if not row.available:
                 continue
-            layer, chosen = None if row.host == "model" else block, clamped(run, Selection(block=block, part=key, token=2))
+            layer, chosen = (
+                None if row.host == "model" else block,
+                clamped(run, Selection(block=block, part=key, token=2)),
+            )
             if run.askable(key, layer):
                 store.part(run, [(key, layer)], a_job())
             said = part_words(store.filled(run), chosen)
-            assert said["expression"] == f"{HOSTS[row.host].path}.{row.name}".replace("[i]", f"[{block}]")
-            assert said["refusal"] is None or "is None here" in said["refusal"] or row.name == "input_size", said
+            assert said["expression"] == f"{HOSTS[row.host].path}.{row.name}".replace(
+                "[i]", f"[{block}]"
+            )
+            assert (
+                said["refusal"] is None
+                or "is None here" in said["refusal"]
+                or row.name == "input_size"
+            ), said
             assert said["code"] and (said["refusal"] or dict(said["facts"])["axes"])
 
 
@@ -101,13 +132,19 @@ def test_the_words_beside_the_panels_and_the_interventions(store, run):
                 assert not run.heads[block] and "no head to zero" in reason
                 continue
             moved = store.run(run.origin.source, PROMPT, (one,), a_job())
-            assert (views_next.divergence(run, moved) > 0).any() and (host in compare_words(run, moved, chosen, str)["changed"][0])
-    assert "no second mixer called nonsense" in impossible(run, Intervention("head", 0, 0, "nonsense"))
+            assert (views_next.divergence(run, moved) > 0).any() and (
+                host in compare_words(run, moved, chosen, str)["changed"][0]
+            )
+    assert "no second mixer called nonsense" in impossible(
+        run, Intervention("head", 0, 0, "nonsense")
+    )
 
 
 def test_logits_that_were_left_out_are_those_of_the_model(store, run, monkeypatch):
     model = store.model(run.origin.source)
-    monkeypatch.setattr(app_runs, "BUDGET", sum(row.bytes for row in wanted(model, len(run.tokens)) if row.needed))
+    monkeypatch.setattr(
+        app_runs, "BUDGET", sum(row.bytes for row in wanted(model, len(run.tokens)) if row.needed)
+    )
     other = Store(loading.load)
     lean = other.run(run.origin.source, PROMPT, (), a_job())
     assert "logits" not in lean and lean.lacks_logits(2)
@@ -117,6 +154,9 @@ def test_logits_that_were_left_out_are_those_of_the_model(store, run, monkeypatc
     assert found[views_next.ROW, 2].sub(run["logits"][0, 2]).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize(("family", "tab"), [("mamba2", "state"), ("llama", "attention"), ("mixtral", "router"), ("qwen3_next", "router")])
+@pytest.mark.parametrize(
+    ("family", "tab"),
+    [("mamba2", "state"), ("llama", "attention"), ("mixtral", "router"), ("qwen3_next", "router")],
+)
 def test_a_page_opens_on_a_tab_that_has_something(store, family, tab):
     assert first_tab(store.run(f"specimen:{family}", PROMPT, (), a_job())) == tab

@@ -44,14 +44,18 @@ def test_zeroing_a_head_of_it_moves_paris(seen):
     seen.page.wait_for_selector("[data-next] .up, [data-next] .down", timeout=60_000)
     seen.tab("compare")
     assert "zero head 0 of block 12" in seen.text("[data-compare-title]")
-    cells = seen.page.eval_on_selector_all("[data-compare] tbody tr:first-child td", "all => all.map(one => one.textContent)")
+    cells = seen.page.eval_on_selector_all(
+        "[data-compare] tbody tr:first-child td", "all => all.map(one => one.textContent)"
+    )
     assert cells[0] == "·Paris" and cells[3] != "0"
 
 
 def test_the_page_answers_while_a_run_goes_on_and_the_run_can_be_cancelled(seen):
     seen.page.fill("[data-prompt]", LONG)
     seen.page.click("[data-run]")
-    seen.page.wait_for_function("document.querySelector('[data-progress]').value > 0", timeout=60_000)
+    seen.page.wait_for_function(
+        "document.querySelector('[data-progress]').value > 0", timeout=60_000
+    )
     drawn = seen.page.evaluate("Number(document.body.dataset.drawn)")
     seen.page.keyboard.press("Tab")
     seen.page.click("#tab-stream")
@@ -60,5 +64,7 @@ def test_the_page_answers_while_a_run_goes_on_and_the_run_can_be_cancelled(seen)
     seen.page.click("[data-cancel]")
     seen.page.wait_for_function(DRAWN, timeout=60_000)
     assert "Cancelled" in seen.text("[data-notice]")
-    assert seen.page.locator("[data-strip] button").count() == 9, "the last finished run is still shown"
+    assert seen.page.locator("[data-strip] button").count() == 9, (
+        "the last finished run is still shown"
+    )
     seen.visited.assert_clean()

@@ -49,7 +49,12 @@ def test_runs_are_made_once():
 
 
 def test_the_largest_that_would_not_fit_are_left_for_later():
-    rows = [Wanted("stream", 90, True), Wanted("small", 10), Wanted("logits", 100), Wanted("probabilities", 1000)]
+    rows = [
+        Wanted("stream", 90, True),
+        Wanted("small", 10),
+        Wanted("logits", 100),
+        Wanted("probabilities", 1000),
+    ]
     assert plan(rows, 1200) == Plan(("stream", "small", "logits", "probabilities"), (), 1200)
     assert plan(rows, 1199) == Plan(("stream", "small", "logits"), ("probabilities",), 200)
     assert plan(rows, 110) == Plan(("stream", "small"), ("logits", "probabilities"), 100)
@@ -88,16 +93,29 @@ def test_a_lean_run_gives_the_same_next_tokens_and_comparison(monkeypatch):
     lean_page = Page(prompt="In the beginning")
     monkeypatch.setattr("explorer.app.runs.BUDGET", lean(lean_page.session.services.store))
     lean_page.start()
-    assert "logits" not in lean_page.session.run and lean_page.session.run.recording.bytes <= lean(lean_page.session.services.store)
+    assert "logits" not in lean_page.session.run and lean_page.session.run.recording.bytes <= lean(
+        lean_page.session.services.store
+    )
     lean_page.say(do="intervene", list=edit)
-    said = lean_page.wait(lambda: (lean_page.last("compare").get("kl") or {}).get("at_token") and lean_page.last("compare"))
+    said = lean_page.wait(
+        lambda: (
+            (lean_page.last("compare").get("kl") or {}).get("at_token")
+            and lean_page.last("compare")
+        )
+    )
     assert [row["token"] for row in said["rows"]] == [row["token"] for row in full["rows"]]
-    assert [row["after"] for row in said["rows"]] == pytest.approx([row["after"] for row in full["rows"]], rel=1e-4)
+    assert [row["after"] for row in said["rows"]] == pytest.approx(
+        [row["after"] for row in full["rows"]], rel=1e-4
+    )
     assert said["kl"] == full["kl"] | {"mean": None, "largest": None, "where": None}
     lean_page.say(do="select", tab="compare", seq=1)
     lean_page.answered(1)
     assert "would not fit" in lean_page.cards["compare_kl"]["refusal"]
-    assert lean_page.last("run")["heads"] == list(lean_page.session.run.heads) == [{"linear_attn": 10}] * 3 + [{"self_attn": 9}]
+    assert (
+        lean_page.last("run")["heads"]
+        == list(lean_page.session.run.heads)
+        == [{"linear_attn": 10}] * 3 + [{"self_attn": 9}]
+    )
     lean_page.session.close()
 
 
@@ -107,7 +125,11 @@ def test_what_is_asked_later_is_refused_where_it_would_not_fit():
     store.extras.limit = 100
     store.part(run, [("states", 0)], job)
     looked = store.filled(run)
-    assert ("states", 0) not in looked and not looked.askable("states", 0) and "above the 100 B kept" in looked.why("states", 0)
+    assert (
+        ("states", 0) not in looked
+        and not looked.askable("states", 0)
+        and "above the 100 B kept" in looked.why("states", 0)
+    )
 
 
 def test_the_estimate_of_a_run_is_what_it_takes():
@@ -122,8 +144,17 @@ def test_values_left_out_are_recorded_when_looked_at(monkeypatch):
     monkeypatch.setattr("explorer.app.runs.BUDGET", lean(page.session.services.store))
     page.say(do="hello", wish={"block": 3, "tab": "attention", "prompt": "In the beginning"})
     title = page.wait(lambda: (page.cards.get("attention_one") or {}).get("title", None))
-    assert page.session.run.later and page.cards["attention_one"]["refusal"] is None and "key/value head" in title
-    for tab, card in (("router", "router_load"), ("stream", "stream_addends"), ("state", "state_matrix"), ("state", "state_one")):
+    assert (
+        page.session.run.later
+        and page.cards["attention_one"]["refusal"] is None
+        and "key/value head" in title
+    )
+    for tab, card in (
+        ("router", "router_load"),
+        ("stream", "stream_addends"),
+        ("state", "state_matrix"),
+        ("state", "state_one"),
+    ):
         page.say(do="select", tab=tab, block=0)
         page.wait(lambda: (page.cards.get(card) or {}).get("title", None))
     page.session.close()
@@ -133,17 +164,30 @@ def test_values_left_out_are_recorded_when_looked_at(monkeypatch):
 def runs():
     """A run of every kind of model, by its source."""
     store, job = Store(load), Job("test", lambda job: None, lambda job: None)
-    return {source: store.run(source, "In the beginning", (), job) for source in (HYBRID, "specimen:llama")}
+    return {
+        source: store.run(source, "In the beginning", (), job)
+        for source in (HYBRID, "specimen:llama")
+    }
 
 
-@pytest.mark.parametrize("source, name, layer, asked, reason", [
-    (HYBRID, "states", 0, True, None), (HYBRID, "states", 3, False, "softmax attention"),
-    (HYBRID, "linear_attn.states", 3, False, "no linear_attn"), (HYBRID, "state", 0, False, None),
-    (HYBRID, "expert_outputs", 3, True, None), (HYBRID, "lm_head_output", None, True, None), (HYBRID, "lm_head_output", 0, False, None),
-    ("specimen:llama", "expert_outputs", 1, False, "dense"), ("specimen:llama", "states", 1, False, "softmax attention"),
-    ("specimen:llama", "layer_input", 1, False, None),
-])
-def test_only_what_the_model_has_there_may_be_asked_for_later(runs, source, name, layer, asked, reason):
+@pytest.mark.parametrize(
+    "source, name, layer, asked, reason",
+    [
+        (HYBRID, "states", 0, True, None),
+        (HYBRID, "states", 3, False, "softmax attention"),
+        (HYBRID, "linear_attn.states", 3, False, "no linear_attn"),
+        (HYBRID, "state", 0, False, None),
+        (HYBRID, "expert_outputs", 3, True, None),
+        (HYBRID, "lm_head_output", None, True, None),
+        (HYBRID, "lm_head_output", 0, False, None),
+        ("specimen:llama", "expert_outputs", 1, False, "dense"),
+        ("specimen:llama", "states", 1, False, "softmax attention"),
+        ("specimen:llama", "layer_input", 1, False, None),
+    ],
+)
+def test_only_what_the_model_has_there_may_be_asked_for_later(
+    runs, source, name, layer, asked, reason
+):
     run = runs[source]
     assert run.askable(name, layer) == asked
     assert reason is None or reason in run.why(name, layer)
@@ -157,16 +201,24 @@ def test_a_run_never_changes_and_what_is_asked_later_is_kept_beside_it():
     store.part(run, [("states", 0)], job)
     looked = store.filled(run)
     assert ("states", 0) not in run and run.askable("states", 0)
-    assert ("states", 0) in looked and ("linear_attn.states", 0) in looked and not looked.askable("states", 0)
+    assert (
+        ("states", 0) in looked
+        and ("linear_attn.states", 0) in looked
+        and not looked.askable("states", 0)
+    )
     assert looked["states", 0].shape[1] == len(run.tokens) and looked.number == run.number
     store.extras.limit = looked["states", 0].nbytes
     store.part(run, [("expert_outputs", 0)], job)
-    assert ("states", 0) not in store.filled(run) and ("states", 0) in looked, "what is being looked at stays whole"
+    assert ("states", 0) not in store.filled(run) and ("states", 0) in looked, (
+        "what is being looked at stays whole"
+    )
 
 
 def test_what_a_figure_has_in_view_is_a_fact_that_other_threads_may_have():
     zoom = Zoom((4, 6), 0.5, -0.5, 3.5, 3.5)
-    seen = Heatmap("", numbered_axis("x", 6), numbered_axis("y", 4), np.zeros((4, 6), dtype=np.float32))
+    seen = Heatmap(
+        "", numbered_axis("x", 6), numbered_axis("y", 4), np.zeros((4, 6), dtype=np.float32)
+    )
     assert zoom.window_for(seen) == Window(1.0, 0.0, 4.0, 4.0)
     assert replace(zoom, left=-0.5, right=5.5).window_for(seen) is None
     assert replace(zoom, shape=(4, 7)).window_for(seen) is None, "another matrix is shown whole"
@@ -176,4 +228,8 @@ def test_models_of_one_name_have_diagrams_of_their_own():
     first, second = (load(source) for source in ("specimen:llama", HYBRID))
     second.label = first.label
     drawn = [diagram(model) for model in (first, second, first)]
-    assert drawn[0]["key"] != drawn[1]["key"] and drawn[0]["html"] != drawn[1]["html"] and drawn[0] is drawn[2]
+    assert (
+        drawn[0]["key"] != drawn[1]["key"]
+        and drawn[0]["html"] != drawn[1]["html"]
+        and drawn[0] is drawn[2]
+    )

@@ -89,15 +89,25 @@ def opened():
 def test_a_page_gets_its_model_tokens_and_panels(opened):
     run = next(message["run"] for message in opened.sent if "run" in message)
     assert run["weights"] == "random, seed 0" and "".join(run["tokens"]) == "In·the·beginning·God"
-    assert run["mixers"] == [["linear_attn"]] * 3 + [["self_attn"]] and opened.last("selection")["token"] == len(run["tokens"]) - 1
+    assert (
+        run["mixers"] == [["linear_attn"]] * 3 + [["self_attn"]]
+        and opened.last("selection")["token"] == len(run["tokens"]) - 1
+    )
     assert {"router_grid", "router_load", "router_margin"} <= set(opened.cards)
     assert opened.last("compare")["rows"][0]["before"] > 0
 
 
-@pytest.mark.parametrize("named, opens", [
-    (HYBRID, True), ("specimen:llama", True), ("/somewhere/model.gguf", False), ("someone/some-checkpoint", False),
-    ("specimen:../llama", False), (["specimen:llama"], False),
-])
+@pytest.mark.parametrize(
+    "named, opens",
+    [
+        (HYBRID, True),
+        ("specimen:llama", True),
+        ("/somewhere/model.gguf", False),
+        ("someone/some-checkpoint", False),
+        ("specimen:../llama", False),
+        (["specimen:llama"], False),
+    ],
+)
 def test_an_address_loads_nothing_that_is_not_shipped_or_open_already(named, opens):
     asked = []
 
@@ -109,11 +119,18 @@ def test_an_address_loads_nothing_that_is_not_shipped_or_open_already(named, ope
     page.say(do="hello", wish={"model": named, "block": 3, "prompt": "In the beginning"})
     if not opens:
         assert page.session.job is None and not asked and page.last("run") is None
-        assert page.last("hello")["source"] == str(named) and page.last("hello")["prompt"] == "In the beginning"
+        assert (
+            page.last("hello")["source"] == str(named)
+            and page.last("hello")["prompt"] == "In the beginning"
+        )
         assert str(named) in page.last("notice") and "press Run" in page.last("notice")
         page.say(do="run", model=str(named), prompt="In the beginning")
     page.wait(lambda: page.last("selection"))
-    assert asked == [str(named)] and page.last("selection")["block"] == 3 and page.last("notice") is None
+    assert (
+        asked == [str(named)]
+        and page.last("selection")["block"] == 3
+        and page.last("notice") is None
+    )
     page.say(do="hello", wish={"model": named})
     assert page.session.job is not None, "a model that is loaded opens at once"
     page.session.close()
@@ -123,7 +140,12 @@ def test_selections_are_answered_and_kept_in_range(opened):
     opened.say(do="select", block=99, token=99, head=99, tab="attention", seq=101)
     opened.answered(101)
     assert opened.last("selection") | {"part": ""} == {
-        "block": 3, "token": len(opened.session.run.tokens) - 1, "head": 8, "pattern": "probabilities", "router": "scores", "part": "",
+        "block": 3,
+        "token": len(opened.session.run.tokens) - 1,
+        "head": 8,
+        "pattern": "probabilities",
+        "router": "scores",
+        "part": "",
     }
     opened.say(do="select", block="nonsense", pattern="<b>", tab="nowhere", seq=102)
     opened.answered(102)
@@ -131,7 +153,14 @@ def test_selections_are_answered_and_kept_in_range(opened):
 
 
 def test_messages_that_make_no_sense_are_ignored(opened):
-    for message in (None, "hello", {}, {"do": None}, {"do": "__init__"}, {"do": "select", "block": [1]}):
+    for message in (
+        None,
+        "hello",
+        {},
+        {"do": None},
+        {"do": "__init__"},
+        {"do": "select", "block": [1]},
+    ):
         opened.session.receive(message)
 
 
@@ -151,33 +180,57 @@ def test_a_part_shows_facts_and_code(opened):
     opened.answered(301)
     part = opened.last("part")
     assert part["expression"] == "model.layers[0].linear_attn.decays" and part["refusal"] is None
-    assert dict(part["facts"])["shape"] == f"1 × {len(opened.session.run.tokens)} × 10" and 'rec["decays", 0]' in part["code"]
+    assert (
+        dict(part["facts"])["shape"] == f"1 × {len(opened.session.run.tokens)} × 10"
+        and 'rec["decays", 0]' in part["code"]
+    )
     opened.say(do="select", part="expert_outputs", seq=302)
-    opened.wait(lambda: (opened.last("part") or {}).get("name") == "expert_outputs" and opened.last("part")["refusal"] is None)
+    opened.wait(
+        lambda: (
+            (opened.last("part") or {}).get("name") == "expert_outputs"
+            and opened.last("part")["refusal"] is None
+        )
+    )
     opened.say(do="select", part="lm_head_output", seq=305)
-    opened.wait(lambda: (opened.last("part") or {}).get("name") == "lm_head_output" and opened.last("part")["refusal"] is None)
+    opened.wait(
+        lambda: (
+            (opened.last("part") or {}).get("name") == "lm_head_output"
+            and opened.last("part")["refusal"] is None
+        )
+    )
     opened.say(do="select", part="states", block=3, seq=306)
     opened.answered(306)
     assert "softmax attention" in opened.last("part")["refusal"] and opened.session.job is None
     opened.say(do="select", block=0, part="head_gate", seq=303)
     opened.answered(303)
-    assert "recurrent" in opened.last("part")["refusal"] or "softmax" in opened.last("part")["refusal"]
+    assert (
+        "recurrent" in opened.last("part")["refusal"] or "softmax" in opened.last("part")["refusal"]
+    )
     opened.say(do="select", part="router_logit", seq=304)
     opened.answered(304)
     assert "router_logits" in opened.last("part")["refusal"], "nearest names are offered"
 
 
 def test_the_state_is_shown_after_the_chosen_token(opened):
-    rec = load(HYBRID).record(opened.session.run.origin.prompt, values=["linear_attn.states"], layers=[1])
+    rec = load(HYBRID).record(
+        opened.session.run.origin.prompt, values=["linear_attn.states"], layers=[1]
+    )
     for seq, token in ((401, 1), (402, 3)):
         opened.say(do="select", tab="tensor", part="state", block=1, head=2, token=token, seq=seq)
         opened.answered(seq)
         part, facts = opened.last("part"), dict(opened.last("part")["facts"])
         state = rec["states", 1][0, token, 2]
-        assert part["refusal"] is None and facts["shape"] == " × ".join(map(str, (1, 1, *state.shape)))
-        assert float(facts["maximum"].replace("−", "-")) == pytest.approx(float(state.max()), rel=1e-2)
+        assert part["refusal"] is None and facts["shape"] == " × ".join(
+            map(str, (1, 1, *state.shape))
+        )
+        assert float(facts["maximum"].replace("−", "-")) == pytest.approx(
+            float(state.max()), rel=1e-2
+        )
         assert f"rec.state(1, 2, {token})" in part["code"]
-        assert opened.cards["part"]["refusal"] is None and f"state of head 2 after token {token}" in opened.cards["part"]["title"]
+        assert (
+            opened.cards["part"]["refusal"] is None
+            and f"state of head 2 after token {token}" in opened.cards["part"]["title"]
+        )
     opened.say(do="select", block=3, seq=403)
     opened.answered(403)
     assert "softmax attention" in opened.last("part")["refusal"] and opened.session.job is None
@@ -198,19 +251,30 @@ def test_figures_are_made_when_there_is_first_something_to_draw_on_them():
     page.answered(2)
     page.say(do="select", tab="router", block=0, seq=3)
     page.answered(3)
-    assert set(board.figures) == {*made, "attention_all", "attention_one"} and made.items() <= board.figures.items()
+    assert (
+        set(board.figures) == {*made, "attention_all", "attention_one"}
+        and made.items() <= board.figures.items()
+    )
     for name, figure in board.figures.items():
         assert board.places[name].children == [figure.figure]
-        assert figure.figure.outline_line_color == (None if name == "attention_all" else palette.ROLES["muted"].dark)
+        assert figure.figure.outline_line_color == (
+            None if name == "attention_all" else palette.ROLES["muted"].dark
+        )
     page.session.close()
 
 
 def test_an_intervention_changes_the_run_and_switching_it_off_takes_it_back():
     page = Page().start()
-    rows = [{"kind": "expert", "layer": 0, "index": 1, "on": True}, {"kind": "head", "layer": 3, "index": 2, "on": True}]
+    rows = [
+        {"kind": "expert", "layer": 0, "index": 1, "on": True},
+        {"kind": "head", "layer": 3, "index": 2, "on": True},
+    ]
     page.say(do="intervene", list=rows)
     kl = page.wait(lambda: (page.last("compare") or {}).get("kl"))
-    assert float(kl["largest"]) > 0 and page.last("compare")["changed"] == ["ablate expert 1 of block 0", "zero head 2 of block 3"]
+    assert float(kl["largest"]) > 0 and page.last("compare")["changed"] == [
+        "ablate expert 1 of block 0",
+        "zero head 2 of block 3",
+    ]
     assert abs(page.last("compare")["rows"][0]["difference"]) > 0
     page.say(do="shown", shown="after", seq=None)
     page.wait(lambda: page.last("shown") == "after")
@@ -218,23 +282,37 @@ def test_an_intervention_changes_the_run_and_switching_it_off_takes_it_back():
     page.wait(lambda: page.last("shown") == "before" and "kl" not in page.last("compare"))
 
 
-@pytest.mark.parametrize("row, sentence", [
-    ({"kind": "expert", "layer": 0, "index": 99}, "experts 0 to 11"), ({"kind": "head", "layer": 3, "index": 9}, "heads 0 to 8"),
-    ({"kind": "head", "layer": 77, "index": 0}, "no block 77"), ({"kind": "bomb", "layer": 0, "index": 0}, "There is no"),
-])
+@pytest.mark.parametrize(
+    "row, sentence",
+    [
+        ({"kind": "expert", "layer": 0, "index": 99}, "experts 0 to 11"),
+        ({"kind": "head", "layer": 3, "index": 9}, "heads 0 to 8"),
+        ({"kind": "head", "layer": 77, "index": 0}, "no block 77"),
+        ({"kind": "bomb", "layer": 0, "index": 0}, "There is no"),
+    ],
+)
 def test_an_impossible_intervention_is_refused_in_a_sentence(opened, row, sentence):
     opened.say(do="intervene", list=[row | {"on": True}])
     assert sentence in opened.last("notice")
 
 
-@pytest.mark.parametrize("model, prompt, sentence", [
-    (HYBRID, "", "The prompt is empty"), (HYBRID, " \n ", "The prompt is empty"), (HYBRID, "a " * 9000, "takes at most"),
-    ("specimen:qwen", "a", "qwen3"), ("/no/such/folder", "a", "/no/such/folder"), ("", "a", "."),
-])
+@pytest.mark.parametrize(
+    "model, prompt, sentence",
+    [
+        (HYBRID, "", "The prompt is empty"),
+        (HYBRID, " \n ", "The prompt is empty"),
+        (HYBRID, "a " * 9000, "takes at most"),
+        ("specimen:qwen", "a", "qwen3"),
+        ("/no/such/folder", "a", "/no/such/folder"),
+        ("", "a", "."),
+    ],
+)
 def test_what_cannot_be_run_is_said_on_the_page(opened, model, prompt, sentence):
     before = len(opened.sent)
     opened.say(do="run", model=model, prompt=prompt)
-    notice = opened.wait(lambda: next((m["notice"] for m in opened.sent[before:] if m.get("notice")), None))
+    notice = opened.wait(
+        lambda: next((m["notice"] for m in opened.sent[before:] if m.get("notice")), None)
+    )
     assert sentence in notice and "\n" not in notice.strip()
 
 
@@ -264,7 +342,9 @@ def test_a_closed_session_hears_nothing_more():
 
 def test_pages_are_counted():
     desk = Desk(2)
-    assert desk.enter("a") and not desk.full and desk.enter("b") and desk.full and not desk.enter("c")
+    assert (
+        desk.enter("a") and not desk.full and desk.enter("b") and desk.full and not desk.enter("c")
+    )
     desk.leave("a")
     assert not desk.full and desk.enter("c")
 
@@ -300,31 +380,51 @@ def test_a_busy_port_is_said_before_a_model_is_loaded(capsys):
             free_port("127.0.0.1", port)
         assert main([HYBRID, "--port", str(port), "--no-browser"]) == 2
     said = capsys.readouterr().err
-    assert f"Port {port} of 127.0.0.1 is busy" in said and "Loading" not in said and "Traceback" not in said
+    assert (
+        f"Port {port} of 127.0.0.1 is busy" in said
+        and "Loading" not in said
+        and "Traceback" not in said
+    )
 
 
-@pytest.mark.parametrize("arguments, sentence", [
-    ([HYBRID, "--prompt", ""], "The prompt is empty"),
-    ([HYBRID, "--prompt", "a " * 9000], "takes at most"),
-    (["specimen:quen3_next"], "qwen3_next"),
-    (["/no/such/model.gguf"], "/no/such/model.gguf"),
-    ([HYBRID, "--port", "70000"], "no port 70000"),
-    ([HYBRID, "--host", "192.0.2.7"], "not an address of this machine"),
-])
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        ([HYBRID, "--prompt", ""], "The prompt is empty"),
+        ([HYBRID, "--prompt", "a " * 9000], "takes at most"),
+        (["specimen:quen3_next"], "qwen3_next"),
+        (["/no/such/model.gguf"], "/no/such/model.gguf"),
+        ([HYBRID, "--port", "70000"], "no port 70000"),
+        ([HYBRID, "--host", "192.0.2.7"], "not an address of this machine"),
+    ],
+)
 def test_what_cannot_be_served_is_one_sentence_and_2(arguments, sentence, capsys):
     port = [] if "--port" in arguments else ["--port", "0"]
     assert main([*arguments, *port, "--no-browser"]) == 2
-    said = [line for line in capsys.readouterr().err.strip().splitlines() if not line.startswith("Loading")]
+    said = [
+        line
+        for line in capsys.readouterr().err.strip().splitlines()
+        if not line.startswith("Loading")
+    ]
     assert len(said) == 1 and sentence in said[0]
 
 
 def websocket_status(address: tuple[str, int], origin: str) -> int:
     """How the server answers a websocket from a page of ``origin``."""
     line = http.client.HTTPConnection(*address, timeout=30)
-    line.request("GET", "/ws", headers={
-        "Host": f"{address[0]}:{address[1]}", "Origin": origin, "Upgrade": "websocket", "Connection": "Upgrade",
-        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Protocol": "bokeh, token",
-    })
+    line.request(
+        "GET",
+        "/ws",
+        headers={
+            "Host": f"{address[0]}:{address[1]}",
+            "Origin": origin,
+            "Upgrade": "websocket",
+            "Connection": "Upgrade",
+            "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+            "Sec-WebSocket-Version": "13",
+            "Sec-WebSocket-Protocol": "bokeh, token",
+        },
+    )
     status = line.getresponse().status
     line.close()
     return status

@@ -12,7 +12,10 @@ from tests.support.explorer_server import HYBRID, explorer  # noqa: F401  a fixt
 def test_another_model_can_be_picked_and_says_what_its_weights_are(opened):
     seen = opened()
     seen.run(PROMPT, "specimen:qwen3_next")
-    assert seen.text("[data-label]") == "specimen:qwen3_next" and seen.text("[data-weights]") == "weights: trained"
+    assert (
+        seen.text("[data-label]") == "specimen:qwen3_next"
+        and seen.text("[data-weights]") == "weights: trained"
+    )
     assert "random" not in seen.text("[data-status]") and seen.page.is_hidden("[data-notice]")
     seen.visited.assert_clean()
 
@@ -31,7 +34,11 @@ def test_a_picked_model_says_that_it_waits_to_be_loaded(opened):
     seen.page.fill("[data-path]", "/nowhere/at/all")
     assert "press Load and run" in seen.text(hint)
     seen.run(PROMPT, "specimen:llama")
-    assert seen.page.is_hidden(hint) and seen.text("[data-run]") == "Run" and seen.text("[data-label]") == "specimen:llama"
+    assert (
+        seen.page.is_hidden(hint)
+        and seen.text("[data-run]") == "Run"
+        and seen.text("[data-label]") == "specimen:llama"
+    )
     seen.visited.assert_clean()
 
 
@@ -61,14 +68,31 @@ def test_what_can_be_used_can_be_reached_by_tab_and_has_a_name(opened):
     reached = set()
     for _ in range(90):
         seen.page.keyboard.press("Tab")
-        reached.add(seen.page.evaluate("document.activeElement.dataset ? Object.keys(document.activeElement.dataset)[0] ?? '' : ''"))
-    assert {"prompt", "model", "run", "token", "tab", "value", "codeButton", "themeButton"} <= reached
+        reached.add(
+            seen.page.evaluate(
+                "document.activeElement.dataset ? Object.keys(document.activeElement.dataset)[0] ?? '' : ''"
+            )
+        )
+    assert {
+        "prompt",
+        "model",
+        "run",
+        "token",
+        "tab",
+        "value",
+        "codeButton",
+        "themeButton",
+    } <= reached
     nameless = seen.page.evaluate("""[...document.querySelectorAll('button, select, input, textarea')].filter((one) => one.offsetParent
       && !one.textContent.trim() && !one.labels?.length && !one.getAttribute('aria-label') && !one.title).map((one) => one.outerHTML)""")
     assert nameless == []
 
 
-@pytest.mark.parametrize("prompt, sentence", [("", "The prompt is empty"), ("word " * 9000, "takes at most")], ids=["empty", "long"])
+@pytest.mark.parametrize(
+    "prompt, sentence",
+    [("", "The prompt is empty"), ("word " * 9000, "takes at most")],
+    ids=["empty", "long"],
+)
 def test_a_prompt_that_cannot_run_is_said_and_the_last_run_stays(opened, prompt, sentence):
     seen = opened()
     seen.page.fill("[data-prompt]", prompt)
@@ -80,14 +104,24 @@ def test_a_prompt_that_cannot_run_is_said_and_the_last_run_stays(opened, prompt,
 
 
 def test_an_address_that_names_a_file_waits_for_the_person(visit, explorer):
-    visited = visit(explorer.at(model="/nowhere/model.gguf", prompt=PROMPT), width=1440, height=1000)
+    visited = visit(
+        explorer.at(model="/nowhere/model.gguf", prompt=PROMPT), width=1440, height=1000
+    )
     page = visited.page
     page.wait_for_selector("[data-notice]:not([hidden])", timeout=60_000)
-    assert "press Run" in page.inner_text("[data-notice]") and "/nowhere/model.gguf" in page.inner_text("[data-notice]")
-    assert page.input_value("[data-path]") == "/nowhere/model.gguf" and page.input_value("[data-prompt]") == PROMPT
+    assert "press Run" in page.inner_text(
+        "[data-notice]"
+    ) and "/nowhere/model.gguf" in page.inner_text("[data-notice]")
+    assert (
+        page.input_value("[data-path]") == "/nowhere/model.gguf"
+        and page.input_value("[data-prompt]") == PROMPT
+    )
     assert page.is_hidden("[data-job]") and page.inner_text("[data-label]") == "no model yet"
     page.click("[data-run]")
-    page.wait_for_function("document.querySelector('[data-notice]').textContent.includes('There is no file')", timeout=60_000)
+    page.wait_for_function(
+        "document.querySelector('[data-notice]').textContent.includes('There is no file')",
+        timeout=60_000,
+    )
     visited.assert_clean()
 
 
@@ -109,7 +143,11 @@ def test_on_a_narrow_page_a_click_leads_to_the_part_and_back(opened):
         return box is not None and 0 <= box["y"] and box["y"] + box["height"] <= 1000
 
     seen.settled(pill.click)
-    assert in_view(seen.page.locator("[data-part-name]")) and in_view(seen.page.locator("#tab-tensor")) and not in_view(pill)
+    assert (
+        in_view(seen.page.locator("[data-part-name]"))
+        and in_view(seen.page.locator("#tab-tensor"))
+        and not in_view(pill)
+    )
     assert in_view(seen.page.locator("[data-card=part] .plot"))
     seen.settled(lambda: seen.page.click("[data-let-go]"))
     assert in_view(pill) and pill.get_attribute("aria-pressed") == "false"
@@ -124,13 +162,18 @@ def test_on_a_narrow_page_a_click_leads_to_the_part_and_back(opened):
 def test_on_a_wide_page_a_click_scrolls_nothing(opened):
     seen = opened(width=1440, block=0)
     seen.settled(seen.page.locator(".bd-narrow [data-value=layer_input]").click)
-    assert seen.page.evaluate("scrollY") == 0 and seen.page.locator("[data-part-name]").bounding_box()["y"] < 400
+    assert (
+        seen.page.evaluate("scrollY") == 0
+        and seen.page.locator("[data-part-name]").bounding_box()["y"] < 400
+    )
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_a_narrow_window_holds_everything(opened, dark):
     seen = opened(width=500, dark=dark, prompt=LONG)
-    assert seen.page.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")
+    assert seen.page.evaluate("document.documentElement.dataset.theme") == (
+        "dark" if dark else "light"
+    )
     for block in (3, 0):
         seen.block(block)
         for tab in ("router", "attention", "state", "stream", "compare", "tensor"):
@@ -190,7 +233,9 @@ def test_a_page_too_many_says_so_and_a_closed_one_gives_its_place_back(chromium,
     for page in (slow, late):
         assert f"{MOST_SESSIONS} pages open" in page.inner_text("[data-full][role=alert]")
         assert page.query_selector("[data-run-form]") is None
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 20, 27)", "in the theme of the system"
+        assert (
+            page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 20, 27)"
+        ), "in the theme of the system"
     first.close()
     arrived(late, explorer.at(prompt=PROMPT))
     context.close()

@@ -13,7 +13,17 @@ from builder.commands.weights import gguf_path
 
 
 def figure(**changes):
-    return bench.Figure(**{"section": "facts", "name": "facts of x", "value": 1.5, "unit": "x", "aim": 2.0, "detail": "why"} | changes)
+    return bench.Figure(
+        **{
+            "section": "facts",
+            "name": "facts of x",
+            "value": 1.5,
+            "unit": "x",
+            "aim": 2.0,
+            "detail": "why",
+        }
+        | changes
+    )
 
 
 def test_a_ratio_is_of_medians():
@@ -33,7 +43,9 @@ def test_the_sampled_peak_agrees_with_the_kernels():
     size = 64 * 1024 * 1024
 
     def hold():
-        with mmap.mmap(-1, size) as fresh:  # pages of its own: what a process has let go of is not used again
+        with mmap.mmap(
+            -1, size
+        ) as fresh:  # pages of its own: what a process has let go of is not used again
             for page in range(0, size, mmap.PAGESIZE):
                 fresh[page] = 1
             time.sleep(0.5)
@@ -43,7 +55,13 @@ def test_the_sampled_peak_agrees_with_the_kernels():
 
 
 def test_the_table_says_whether_an_aim_is_met():
-    text = bench.table([figure(), figure(name="slow", value=3.0), figure(name="free", aim=None, unit="MB", value=120)])
+    text = bench.table(
+        [
+            figure(),
+            figure(name="slow", value=3.0),
+            figure(name="free", aim=None, unit="MB", value=120),
+        ]
+    )
     assert [line.split()[-1] for line in text.splitlines() if "<=" in line] == ["met", "missed"]
     assert "120 MB" in text and text.count("why") == 3
 
@@ -53,9 +71,13 @@ def test_a_section_that_fails_is_named_and_leaves_the_others(monkeypatch):
         yield figure()
         raise RuntimeError("no luck")
 
-    monkeypatch.setattr(bench, "SECTIONS", {"broken": broken, "fine": lambda settings: iter([figure(name="other")])})
+    monkeypatch.setattr(
+        bench, "SECTIONS", {"broken": broken, "fine": lambda settings: iter([figure(name="other")])}
+    )
     figures, failed = bench.measure(["broken", "fine"], bench.Settings(), lambda text: None)
-    assert [f.name for f in figures] == ["facts of x", "other"] and failed == {"broken": "RuntimeError: no luck"}
+    assert [f.name for f in figures] == ["facts of x", "other"] and failed == {
+        "broken": "RuntimeError: no luck"
+    }
 
 
 def test_an_unknown_family_is_refused(capsys):
@@ -76,7 +98,9 @@ def test_every_section_measures(tmp_path, capsys):
     by_name = {f["name"]: f for f in told["figures"]}
     whole, again = by_name["build of 1 family"], by_name["the same again, nothing changed"]
     assert "mkdocs" in whole["detail"] and again["value"] > 0
-    assert by_name["page of qwen3_next"]["value"] > 0 and by_name["largest websocket message"]["met"]
+    assert (
+        by_name["page of qwen3_next"]["value"] > 0 and by_name["largest websocket message"]["met"]
+    )
     assert any(name.startswith("head switch at 5") for name in by_name)
 
 
@@ -101,4 +125,8 @@ def test_memory_is_told_of_each_family(tmp_path, monkeypatch):
     monkeypatch.setattr(collect, "collect", taken)
     peaks, _ = bench_build.memory(tmp_path, ["a", "b", "c"])
     assert set(peaks) == {"a", "b"} and peaks["b"] > peaks["a"] > 20 * bench_build.MEGABYTE
-    assert {path.name for path in (tmp_path / "bestiary").iterdir()} == {"contract-a-1.json", "records-a-1.json", "records-b-1.json"}
+    assert {path.name for path in (tmp_path / "bestiary").iterdir()} == {
+        "contract-a-1.json",
+        "records-a-1.json",
+        "records-b-1.json",
+    }

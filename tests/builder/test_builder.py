@@ -36,7 +36,11 @@ def site(tmp_path, monkeypatch):
 def test_facts_prints_one_record(capsys):
     assert main(["facts", "llama"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["family"] == "llama" and found["contract"]["failed"] == 0 and found["contract"]["passed"] > 10
+    assert (
+        found["family"] == "llama"
+        and found["contract"]["failed"] == 0
+        and found["contract"]["passed"] > 10
+    )
     assert all(row["verified"] for row in found["values"])
 
 
@@ -66,7 +70,9 @@ def test_a_page_folder_that_cannot_be_written_is_said(tmp_path, capsys):
 
 def test_a_family_that_fails_leaves_the_others_built(site, tmp_path):
     notes = site / "families" / "qwen3_moe" / "notes.md"
-    notes.write_text(notes.read_text() + "\n```python\nassert model.num_layers == 99, 'not so many'\n```\n")
+    notes.write_text(
+        notes.read_text() + "\n```python\nassert model.num_layers == 99, 'not so many'\n```\n"
+    )
     failed = pipeline.build(["llama", "qwen3_moe"], tmp_path / "out", jobs=1, site=site).failed
     assert len(failed) == 1 and failed[0].startswith("qwen3_moe:") and "not so many" in failed[0]
     assert f"{notes}:{len(notes.read_text().splitlines()) - 1}" in failed[0]
@@ -95,11 +101,16 @@ def counted(tmp_path, monkeypatch):
         def call(*args, **options):
             ran[what] += 1
             return function(*args, **options)
+
         return call
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(explorer.contract, "check", counting("contract", lambda model, prompt: Report([])))
-    monkeypatch.setattr(explorer.facts.record, "facts", counting("record", explorer.facts.record.facts))
+    monkeypatch.setattr(
+        explorer.contract, "check", counting("contract", lambda model, prompt: Report([]))
+    )
+    monkeypatch.setattr(
+        explorer.facts.record, "facts", counting("record", explorer.facts.record.facts)
+    )
     monkeypatch.setattr(snippets, "run_notes", counting("notes", snippets.run_notes))
     monkeypatch.setattr(write, "build_site", lambda out, **rest: out)
     return ran
@@ -115,7 +126,11 @@ def test_what_did_not_change_is_not_run_again(site, tmp_path, counted):
         assert sorted(built.families) == families and built.failed == []
         return dict(counted), built.anew
 
-    whole = {"contract": 2, "record": len(cards.family_checkpoints("gpt2")) + len(cards.family_checkpoints("opt")), "notes": 2 + guides}
+    whole = {
+        "contract": 2,
+        "record": len(cards.family_checkpoints("gpt2")) + len(cards.family_checkpoints("opt")),
+        "notes": 2 + guides,
+    }
     assert build()[0] == whole
     assert build() == ({}, {})
     before = (site / "families" / "opt" / "index.md").read_text()
@@ -129,15 +144,23 @@ def test_what_did_not_change_is_not_run_again(site, tmp_path, counted):
     assert build(fresh=True)[0] == whole
 
 
-def test_families_are_collected_side_by_side_by_processes_that_are_replaced(site, tmp_path, monkeypatch):
+def test_families_are_collected_side_by_side_by_processes_that_are_replaced(
+    site, tmp_path, monkeypatch
+):
     """What a family that cannot be loaded says comes back from the process it was tried in."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(pipeline, "_IN_A_PROCESS", 1)
     started = []
     pools = pipeline.ProcessPoolExecutor
-    monkeypatch.setattr(pipeline, "ProcessPoolExecutor", lambda jobs, **options: started.append(jobs) or pools(jobs, **options))
+    monkeypatch.setattr(
+        pipeline,
+        "ProcessPoolExecutor",
+        lambda jobs, **options: started.append(jobs) or pools(jobs, **options),
+    )
     found = dict(pipeline._collected(["llamas", "gpt3", "opal"], 2, False, tqdm(disable=True)))
-    assert {family: str(error).partition("'")[2].partition("'")[0] for family, error in found.items()} == {name: name for name in found}
+    assert {
+        family: str(error).partition("'")[2].partition("'")[0] for family, error in found.items()
+    } == {name: name for name in found}
     assert set(found) == {"llamas", "gpt3", "opal"} and started == [2, 2]
 
 
@@ -148,8 +171,14 @@ def test_what_is_kept_goes_by_all_it_depends_on(tmp_path, monkeypatch):
     elsewhere.write_text('```python\nload("specimen:opt")\n```')
 
     def keys():
-        return {"proof": reuse.proof_key("gpt2"), "records": reuse.records_key("gpt2"), "notes": reuse.notes_key(notes, "gpt2"),
-                "naming opt": reuse.notes_key(elsewhere, "gpt2"), "records of opt": reuse.records_key("opt"), "records without a card": reuse.records_key("apertus")}
+        return {
+            "proof": reuse.proof_key("gpt2"),
+            "records": reuse.records_key("gpt2"),
+            "notes": reuse.notes_key(notes, "gpt2"),
+            "naming opt": reuse.notes_key(elsewhere, "gpt2"),
+            "records of opt": reuse.records_key("opt"),
+            "records without a card": reuse.records_key("apertus"),
+        }
 
     def changed(before):
         return {name for name, key in keys().items() if key != before[name]}
@@ -158,11 +187,22 @@ def test_what_is_kept_goes_by_all_it_depends_on(tmp_path, monkeypatch):
     assert keys() == before and len(set(before.values())) == len(before)
     with monkeypatch.context() as patch:
         cards_now = cards.all_cards()
-        patch.setattr(cards, "all_cards", lambda: tuple(replace(card, title="Another") if card.family == "opt" else card for card in cards_now))
+        patch.setattr(
+            cards,
+            "all_cards",
+            lambda: tuple(
+                replace(card, title="Another") if card.family == "opt" else card
+                for card in cards_now
+            ),
+        )
         assert changed(before) == {"records of opt", "naming opt"}
     with monkeypatch.context() as patch:
         recipe = recipes.recipe
-        patch.setattr(recipes, "recipe", lambda family: replace(recipe(family), seed=9) if family == "gpt2" else recipe(family))
+        patch.setattr(
+            recipes,
+            "recipe",
+            lambda family: replace(recipe(family), seed=9) if family == "gpt2" else recipe(family),
+        )
         patch.setattr(reuse, "_recipe", reuse._recipe.__wrapped__)
         assert changed(before) == {"proof", "records", "notes", "naming opt"}
     with monkeypatch.context() as patch:
@@ -175,14 +215,28 @@ def test_what_is_kept_goes_by_all_it_depends_on(tmp_path, monkeypatch):
 
 def test_a_proof_does_not_go_by_what_only_shows(monkeypatch):
     def sources(changed):
-        monkeypatch.setattr(reuse, "_files", lambda paths: [[path.name, "changed" if path.as_posix().endswith(changed) else ""] for path in paths])
+        monkeypatch.setattr(
+            reuse,
+            "_files",
+            lambda paths: [
+                [path.name, "changed" if path.as_posix().endswith(changed) else ""]
+                for path in paths
+            ],
+        )
         made = reuse._sources.__wrapped__
         return made(reuse._NOT_PROVING), made(reuse._SHOWING)
 
     as_it_is = sources("nothing")
-    assert sources("explorer/widgets/diagram/draw.py") == sources("explorer/app/server.py") == as_it_is
-    assert sources("explorer/facts/record.py")[0] == as_it_is[0] and sources("explorer/facts/record.py")[1] != as_it_is[1]
-    assert all(one != other for one, other in zip(sources("explorer/discovery/residual.py"), as_it_is))
+    assert (
+        sources("explorer/widgets/diagram/draw.py") == sources("explorer/app/server.py") == as_it_is
+    )
+    assert (
+        sources("explorer/facts/record.py")[0] == as_it_is[0]
+        and sources("explorer/facts/record.py")[1] != as_it_is[1]
+    )
+    assert all(
+        one != other for one, other in zip(sources("explorer/discovery/residual.py"), as_it_is)
+    )
 
 
 def test_results_of_other_checkouts_are_kept_for_a_while(tmp_path, monkeypatch):
@@ -191,7 +245,10 @@ def test_results_of_other_checkouts_are_kept_for_a_while(tmp_path, monkeypatch):
     for number in range(9):
         assert kept.get("records", "llama", f"{number:x}", lambda: [number]) == [number]
     kept.get("records", "llama4", "a", lambda: 1)
-    assert len(list(tmp_path.glob("bestiary/records-llama-*"))) == 4 and len(list(tmp_path.glob("bestiary/records-llama4-*"))) == 1
+    assert (
+        len(list(tmp_path.glob("bestiary/records-llama-*"))) == 4
+        and len(list(tmp_path.glob("bestiary/records-llama4-*"))) == 1
+    )
     assert kept.get("records", "llama", "8", lambda: "made") == [8] and len(kept.made) == 10
 
 
@@ -205,10 +262,15 @@ def test_every_family_that_is_proven_gets_a_page(site, tmp_path, monkeypatch, co
     """Those with notes and those without; what a full run refused has none."""
     verdicts = {"gpt2": "proven", "apertus": "in part", "blt": "refused", "phimoe": "failed"}
     versions = {name: version(name) for name in ("transformers", "torch", "nnsight")}
-    data = {"versions": versions, "families": {name: {"verdict": said} for name, said in verdicts.items()}}
+    data = {
+        "versions": versions,
+        "families": {name: {"verdict": said} for name, said in verdicts.items()},
+    }
     (site / "coverage.json").write_text(json.dumps(data))
     assert collect.proven(site) == ["gpt2", "apertus"]
-    (site / "coverage.json").write_text(json.dumps(data | {"versions": versions | {"torch": "1.0"}}))
+    (site / "coverage.json").write_text(
+        json.dumps(data | {"versions": versions | {"torch": "1.0"}})
+    )
     assert collect.proven(site) is None
     (site / "coverage.json").unlink()
     monkeypatch.setattr("explorer.specimens.small.types", lambda: ("gpt2", "apertus", "blt"))
@@ -216,10 +278,21 @@ def test_every_family_that_is_proven_gets_a_page(site, tmp_path, monkeypatch, co
     assert built.families == ["gpt2", "apertus"] and built.failed == []
     assert [line.partition(":")[0] for line in built.left_out] == ["blt"]
     page = (site / "families" / "apertus" / "index.md").read_text()
-    assert "no released checkpoint" in page and "adding-a-family.html" in page and "huggingface.co" not in page
+    assert (
+        "no released checkpoint" in page
+        and "adding-a-family.html" in page
+        and "huggingface.co" not in page
+    )
     # What has no notes is generated, all of it, and stays out of the repository.
-    assert {path.name for path in (site / "families" / "apertus").iterdir()} == {"index.md", "facts.json", ".gitignore"}
-    assert not (site / "families" / "gpt2" / ".gitignore").exists() and not (site / "families" / "blt").exists()
+    assert {path.name for path in (site / "families" / "apertus").iterdir()} == {
+        "index.md",
+        "facts.json",
+        ".gitignore",
+    }
+    assert (
+        not (site / "families" / "gpt2" / ".gitignore").exists()
+        and not (site / "families" / "blt").exists()
+    )
     # Without it, the families with notes alone.
     built = pipeline.build([], tmp_path / "out", jobs=1, site=site)
     assert built.families == ["gpt2"] and not (site / "families" / "apertus").exists()
@@ -235,7 +308,11 @@ def test_a_default_that_does_not_run_leaves_the_specimens_sizes(counted, monkeyp
 
     monkeypatch.setattr("explorer.facts.record.load", load)
     (found,) = collect.collect("apertus").records
-    assert found["checkpoint"] == "specimen:apertus" and not found["released"] and found["sizes"]["hidden_size"] < 200
+    assert (
+        found["checkpoint"] == "specimen:apertus"
+        and not found["released"]
+        and found["sizes"]["hidden_size"] < 200
+    )
     assert "the small model made here" in found["provenance"]["sources"]["config"]
 
 
@@ -286,8 +363,13 @@ def test_a_page_of_records_in_another_form_is_taken_away(tmp_path):
 
 
 def test_records_are_written_so_that_changes_show(tmp_path):
-    record = {"checkpoint": "c", "provenance": {"generated": "now"}, "layers": [1, 2, 3], "dims": [["a, b", "[\n]"], [], {"x": [0.5, None]}],
-              "printout": "long " * 40}
+    record = {
+        "checkpoint": "c",
+        "provenance": {"generated": "now"},
+        "layers": [1, 2, 3],
+        "dims": [["a, b", "[\n]"], [], {"x": [0.5, None]}],
+        "printout": "long " * 40,
+    }
     text = collect.write_facts("llama", [record], tmp_path).read_text(encoding="utf-8")
     assert json.loads(text) == [record]
     assert '"layers": [1, 2, 3],\n' in text and '[], {"x": [0.5, null]}],\n' in text

@@ -28,28 +28,58 @@ from tests.support.tasks import do
 #: How many families stand for all of them in a run of the tests.
 PICKED = 5
 
-PROVEN = {"verdict": "proven", "class": "A", "weights": "random, seed 0", "blocks": 3,
-          "served": ["model.logits", "mlp.mlp_output"], "lacking": [], "unproven": [], "laws": {"passed": 9, "failed": 0},
-          "types": {"axes": 3000, "resolved": 2999}}
-IN_PART = PROVEN | {"verdict": "in part", "lacking": [
-    {"value": "layers.layer_mid", "blocks": "block 1", "reason": "nothing reads it"},
-    {"value": "mlp.mlp_activation", "blocks": "", "reason": "nothing reads it"}]}
-FAILED = PROVEN | {"verdict": "failed", "laws": {"passed": 8, "failed": 1}, "failed": [
-    {"law": "addends", "host": "model.layers[i]", "values": ["layers.layer_output"], "detail": "an error of 0.123"}]}
-REFUSED = {"verdict": "refused", "reason": "its addend is <no> module's", "class": "B", "weights": "random, seed 0",
-           "types": {"unknown": "it has no list of blocks"}}
+PROVEN = {
+    "verdict": "proven",
+    "class": "A",
+    "weights": "random, seed 0",
+    "blocks": 3,
+    "served": ["model.logits", "mlp.mlp_output"],
+    "lacking": [],
+    "unproven": [],
+    "laws": {"passed": 9, "failed": 0},
+    "types": {"axes": 3000, "resolved": 2999},
+}
+IN_PART = PROVEN | {
+    "verdict": "in part",
+    "lacking": [
+        {"value": "layers.layer_mid", "blocks": "block 1", "reason": "nothing reads it"},
+        {"value": "mlp.mlp_activation", "blocks": "", "reason": "nothing reads it"},
+    ],
+}
+FAILED = PROVEN | {
+    "verdict": "failed",
+    "laws": {"passed": 8, "failed": 1},
+    "failed": [
+        {
+            "law": "addends",
+            "host": "model.layers[i]",
+            "values": ["layers.layer_output"],
+            "detail": "an error of 0.123",
+        }
+    ],
+}
+REFUSED = {
+    "verdict": "refused",
+    "reason": "its addend is <no> module's",
+    "class": "B",
+    "weights": "random, seed 0",
+    "types": {"unknown": "it has no list of blocks"},
+}
 STOPPED = {"verdict": "stopped", "reason": "it died of SIGSEGV"}
 OUTCOMES = {"one": PROVEN, "two": FAILED, "three": IN_PART, "four": REFUSED, "five": STOPPED}
 
 
 def committed() -> dict:
     kept = coverage.read()
-    assert kept is not None, f"{coverage.DATA} is missing: python -m builder check --all --write makes it"
+    assert kept is not None, (
+        f"{coverage.DATA} is missing: python -m builder check --all --write makes it"
+    )
     return kept
 
 
 def picked() -> list[str]:
     """A handful of families, others with every release of transformers, the same in every run."""
+
     def rank(name: str) -> str:
         return hashlib.sha256(f"{name} {version('transformers')}".encode()).hexdigest()
 
@@ -64,7 +94,11 @@ def outcomes(*tasks: str, jobs: int = 1, limits: Limits = Limits(60, 4 << 30)) -
 
 
 def test_each_task_gives_its_result_and_prints_nothing(capfd):
-    assert outcomes("a", "shout", "b", jobs=2) == {"a": "a done", "shout": "shout done", "b": "b done"}
+    assert outcomes("a", "shout", "b", jobs=2) == {
+        "a": "a done",
+        "shout": "shout done",
+        "b": "b done",
+    }
     assert capfd.readouterr() == ("", "")
 
 
@@ -73,17 +107,22 @@ def test_a_process_that_hangs_is_ended_and_the_others_go_on():
     assert found == {"hang": Stopped("it took more than 3 seconds"), "answer": "answer done"}
 
 
-@pytest.mark.parametrize(("task", "reason"), [
-    ("exit", "it ended with exit code 3 and no result"),
-    ("crash", "it died of SIGSEGV"),
-    ("raise", "it raised ValueError: no good at all"),
-])
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        ("exit", "it ended with exit code 3 and no result"),
+        ("crash", "it died of SIGSEGV"),
+        ("raise", "it raised ValueError: no good at all"),
+    ],
+)
 def test_a_process_that_dies_is_said_to_have_died_of_what(task, reason):
     assert outcomes(task, "answer") == {task: Stopped(reason), "answer": "answer done"}
 
 
 def test_a_process_that_eats_memory_is_ended():
-    assert outcomes("eat", limits=Limits(60, 2 << 30)) == {"eat": Stopped("it needed more than 2 GiB of memory")}
+    assert outcomes("eat", limits=Limits(60, 2 << 30)) == {
+        "eat": Stopped("it needed more than 2 GiB of memory")
+    }
 
 
 def test_no_process_is_left_when_nobody_looks_any_more():
@@ -104,7 +143,9 @@ def alive(pid: int) -> bool:
 
 def test_ctrl_c_ends_the_sweep_with_one_word_and_no_process_left():
     command = [sys.executable, "-m", "builder", "check", "--all"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as sweep:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as sweep:
         shown = ""
         while "1/161" not in shown:  # the first family is through, and the second at work
             shown += (read := sweep.stderr.read(1))
@@ -141,13 +182,20 @@ def test_what_takes_too_long_is_stopped_though_it_goes_on_after_any_error():
 
 
 def test_an_absence_by_nature_is_no_lack():
-    reasons = {0: elsewhere("no MLP is in this block"), 1: unfollowed("this was not found"), 2: unfollowed("this was not found"),
-               3: setting("this kernel makes none"), 4: absent("it has none")}
+    reasons = {
+        0: elsewhere("no MLP is in this block"),
+        1: unfollowed("this was not found"),
+        2: unfollowed("this was not found"),
+        3: setting("this kernel makes none"),
+        4: absent("it has none"),
+    }
     assert coverage.lacks("mlp.mlp_output", reasons) == [
         {"value": "mlp.mlp_output", "blocks": "blocks 1-2", "reason": "this was not found"},
         {"value": "mlp.mlp_output", "blocks": "block 3", "reason": "this kernel makes none"},
     ]
-    assert coverage.lacks("model.logits", {None: unfollowed("it is not there")}) == [{"value": "model.logits", "blocks": "", "reason": "it is not there"}]
+    assert coverage.lacks("model.logits", {None: unfollowed("it is not there")}) == [
+        {"value": "model.logits", "blocks": "", "reason": "it is not there"}
+    ]
 
 
 def test_what_a_broken_law_makes_of_an_outcome():
@@ -164,7 +212,9 @@ def test_what_a_broken_law_makes_of_an_outcome():
     broken = Check("writes", "model", "about", False, "an error of 1", 1.0, values[:1])
     found = coverage.outcome(model, Report.of([held, broken]))
     assert found["verdict"] == "failed" and found["laws"] == {"passed": 1, "failed": 1}
-    assert found["failed"] == [{"law": "writes", "host": "model", "values": [values[0]], "detail": "an error of 1"}]
+    assert found["failed"] == [
+        {"law": "writes", "host": "model", "values": [values[0]], "detail": "an error of 1"}
+    ]
 
 
 def test_axes_of_types_are_counted_or_it_is_said_why_not(monkeypatch):
@@ -172,19 +222,30 @@ def test_axes_of_types_are_counted_or_it_is_said_why_not(monkeypatch):
 
     found = coverage.typed(specimen("llama"))
     assert found["axes"] == found["resolved"] > 300
-    assert coverage.typed(torch.nn.Linear(2, 2))["unknown"].startswith("Linear has no signature here")
+    assert coverage.typed(torch.nn.Linear(2, 2))["unknown"].startswith(
+        "Linear has no signature here"
+    )
     monkeypatch.setattr(coverage, "_FOR_TYPES", 0.05)
-    assert coverage.typed(specimen("qwen3_next")) == {"unknown": "it took more than 0.05 seconds of processor time"}
+    assert coverage.typed(specimen("qwen3_next")) == {
+        "unknown": "it took more than 0.05 seconds of processor time"
+    }
 
 
 def test_the_share_of_axes_is_rounded_down_and_told_for_all():
     assert coverage.share([PROVEN]) == 99.9 and coverage.share([REFUSED, STOPPED]) is None
     assert coverage.percent(PROVEN) == "99.9 %" and coverage.percent(STOPPED) == ""
-    assert coverage.resolved(OUTCOMES | {"six": PROVEN | {"types": {"axes": 10, "resolved": 9}}}) == (
-        "4 of 6 model types have a signature, in which 99.9 % of all axes resolved: every one in 0, at least 98 % in 3.")
+    assert coverage.resolved(
+        OUTCOMES | {"six": PROVEN | {"types": {"axes": 10, "resolved": 9}}}
+    ) == (
+        "4 of 6 model types have a signature, in which 99.9 % of all axes resolved: every one in 0, at least 98 % in 3."
+    )
     assert coverage.resolved({"five": STOPPED}) == "None of them was asked for its signature."
     printed = coverage.table(OUTCOMES, 130)
-    assert " 99.9 %  2 values" in printed and "types: it has no list of blocks" in printed and printed.endswith("at least 98 % in 3.")
+    assert (
+        " 99.9 %  2 values" in printed
+        and "types: it has no list of blocks" in printed
+        and printed.endswith("at least 98 % in 3.")
+    )
 
 
 def test_a_model_that_cannot_be_built_says_the_error(monkeypatch):
@@ -194,7 +255,10 @@ def test_a_model_that_cannot_be_built_says_the_error(monkeypatch):
         raise ImportError("This needs the timm library. Please install it.\n")
 
     monkeypatch.setattr(specimens, "build", raises)
-    assert coverage.prove("gemma3n") == {"verdict": "not built", "reason": "ImportError: This needs the timm library"}
+    assert coverage.prove("gemma3n") == {
+        "verdict": "not built",
+        "reason": "ImportError: This needs the timm library",
+    }
 
 
 def test_a_contract_that_cannot_be_begun_is_a_failure(monkeypatch):
@@ -205,7 +269,10 @@ def test_a_contract_that_cannot_be_begun_is_a_failure(monkeypatch):
 
     monkeypatch.setattr(contract, "check", raises)
     found = coverage.prove("llama")
-    assert (found["verdict"], found["reason"]) == ("failed", "the contract cannot be run: RuntimeError: no twin")
+    assert (found["verdict"], found["reason"]) == (
+        "failed",
+        "the contract cannot be run: RuntimeError: no twin",
+    )
 
 
 # -- what is printed, and what is kept ----------------------------------------------
@@ -223,16 +290,28 @@ def test_the_table_goes_from_best_to_worst_and_counts():
 
 
 def test_a_long_list_of_failures_is_cut():
-    failed = [{"law": f"law {i}", "host": "model", "values": [], "detail": f"error {i % 6}"} for i in range(60)]
+    failed = [
+        {"law": f"law {i}", "host": "model", "values": [], "detail": f"error {i % 6}"}
+        for i in range(60)
+    ]
     said = coverage.said(FAILED | {"failed": failed})
-    assert said[1] == "law 0 on model, law 6 on model, law 12 on model, law 18 on model and 6 more: error 0"
+    assert (
+        said[1]
+        == "law 0 on model, law 6 on model, law 12 on model, law 18 on model and 6 more: error 0"
+    )
     assert said[-1] == "and 2 more" and len(said) == 6
 
 
-@pytest.mark.parametrize(("names", "code"), [(["one", "three", "four", "five"], 0), (["one", "two"], 1)])
+@pytest.mark.parametrize(
+    ("names", "code"), [(["one", "three", "four", "five"], 0), (["one", "two"], 1)]
+)
 def test_only_a_broken_law_is_a_failure(names, code, monkeypatch, capsys):
     monkeypatch.setattr(coverage, "types", lambda: tuple(names))
-    monkeypatch.setattr(coverage, "sweep", lambda families, jobs, limits: ((name, OUTCOMES[name]) for name in reversed(families)))
+    monkeypatch.setattr(
+        coverage,
+        "sweep",
+        lambda families, jobs, limits: ((name, OUTCOMES[name]) for name in reversed(families)),
+    )
     assert check.run_all(1) == code
     assert f"{len(names)} decoders: " in capsys.readouterr().out
     assert check.run_all(1, as_json=True) == code
@@ -243,25 +322,35 @@ def test_only_a_broken_law_is_a_failure(names, code, monkeypatch, capsys):
 def test_what_is_kept_is_the_same_at_every_run(tmp_path, monkeypatch):
     changed = {name: OUTCOMES[name] for name in reversed(OUTCOMES)}
     changed["two"] = FAILED | {"failed": [FAILED["failed"][0] | {"detail": "an error of 0.124"}]}
-    texts = [coverage.write(found, tmp_path / name).read_text() for found, name in ((OUTCOMES, "a.json"), (changed, "b.json"))]
+    texts = [
+        coverage.write(found, tmp_path / name).read_text()
+        for found, name in ((OUTCOMES, "a.json"), (changed, "b.json"))
+    ]
     assert texts[0] == texts[1] and "0.12" not in texts[0]
     kept = json.loads(texts[0])
-    assert list(kept["families"]) == sorted(OUTCOMES) and kept["versions"]["transformers"] == version("transformers")
+    assert list(kept["families"]) == sorted(OUTCOMES) and kept["versions"][
+        "transformers"
+    ] == version("transformers")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
 
 
 def test_own_lines_are_those_of_the_family_s_file():
     assert coverage.own_lines("mistral") == 0
-    assert coverage.own_lines("llama") == len(Path("explorer/specimens/llama.json").read_text().splitlines())
+    assert coverage.own_lines("llama") == len(
+        Path("explorer/specimens/llama.json").read_text().splitlines()
+    )
 
 
-@pytest.mark.parametrize(("words", "says"), [
-    (["check", "--all", "llama"], "name none beside it"),
-    (["check", "--jobs", "2"], "go with --all"),
-    (["check", "--write", "llama"], "go with --all"),
-    (["check", "--all", "--jobs", "3"], "1 or 2"),
-    (["check", "--all", "--jobs", "0"], "1 or 2"),
-])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["check", "--all", "llama"], "name none beside it"),
+        (["check", "--jobs", "2"], "go with --all"),
+        (["check", "--write", "llama"], "go with --all"),
+        (["check", "--all", "--jobs", "3"], "1 or 2"),
+        (["check", "--all", "--jobs", "0"], "1 or 2"),
+    ],
+)
 def test_bad_words_get_one_sentence_and_exit_2(words, says, capsys):
     assert main(words) == 2
     err = capsys.readouterr().err
@@ -280,8 +369,15 @@ def test_data_is_not_written_where_there_is_no_site(tmp_path, monkeypatch, capsy
 def test_the_committed_data_is_of_every_decoder_and_of_these_versions():
     kept = committed()
     assert tuple(kept["families"]) == small.types()
-    assert kept["versions"] == {name: version(name) for name in ("transformers", "torch", "nnsight")}
-    assert {found["verdict"] for found in kept["families"].values()} <= {"proven", "in part", "refused", "not built"}
+    assert kept["versions"] == {
+        name: version(name) for name in ("transformers", "torch", "nnsight")
+    }
+    assert {found["verdict"] for found in kept["families"].values()} <= {
+        "proven",
+        "in part",
+        "refused",
+        "not built",
+    }
 
 
 def test_the_picked_families_come_out_as_committed():
@@ -296,11 +392,19 @@ def test_the_picked_families_come_out_as_committed():
 def test_the_page_says_every_outcome_and_links_what_has_a_page(tmp_path):
     coverage.write(OUTCOMES, tmp_path / "coverage.json")
     text = write.write_coverage({"one": "One"}, site=tmp_path).read_text()
-    assert '<a href="families/one/index.html"><code>one</code></a>' in text and "families/three" not in text
+    assert (
+        '<a href="families/one/index.html"><code>one</code></a>' in text
+        and "families/three" not in text
+    )
     assert "its addend is &lt;no&gt; module" in text and "<no>" not in text
     assert 'data-trait="in-part"' in text and 'data-traits="in-part mlp"' in text
-    assert text.count("<tr class=") == len(OUTCOMES) and text.count('<td class="number">99.9 %</td>') == 3
-    assert "3 of 5 model types have a signature" in text and "types: it has no list of blocks" in text
+    assert (
+        text.count("<tr class=") == len(OUTCOMES)
+        and text.count('<td class="number">99.9 %</td>') == 3
+    )
+    assert (
+        "3 of 5 model types have a signature" in text and "types: it has no list of blocks" in text
+    )
     assert {"Coverage": "coverage.md"} in write.navigation({"one": "One"}, tmp_path)
     write.clear(tmp_path)
     assert not (tmp_path / "coverage.md").exists() and (tmp_path / "coverage.json").exists()

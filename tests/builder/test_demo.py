@@ -47,7 +47,10 @@ def test_a_free_port_is_kept_and_a_busy_one_left(busy_port):
 
 
 def test_waiting_gives_up_when_the_program_is_gone(busy_port):
-    assert demo.wait_for(f"http://127.0.0.1:{demo.choose_port(0)}/", lambda: False, patience=60) is False
+    assert (
+        demo.wait_for(f"http://127.0.0.1:{demo.choose_port(0)}/", lambda: False, patience=60)
+        is False
+    )
 
 
 def test_without_a_site_it_says_what_to_do(tmp_path, capsys):
@@ -56,10 +59,26 @@ def test_without_a_site_it_says_what_to_do(tmp_path, capsys):
 
 
 def test_both_are_served_until_interrupted(site, busy_port):
-    command = [sys.executable, "-m", "builder.commands.demo", "--site", str(site),
-               "--site-port", str(busy_port), "--explorer-port", str(demo.choose_port(0))]
+    command = [
+        sys.executable,
+        "-m",
+        "builder.commands.demo",
+        "--site",
+        str(site),
+        "--site-port",
+        str(busy_port),
+        "--explorer-port",
+        str(demo.choose_port(0)),
+    ]
     # A session of its own, interrupted as a terminal does it: every process of the group at once.
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     said = []
     try:
         for line in process.stdout:

@@ -37,18 +37,27 @@ def chip(page, name: str):
 
 def opened(page, name: str) -> None:
     """Open the group a filter is in, by keyboard."""
-    summary = page.locator("details", has=page.locator(f'[data-trait="{name}"], [data-name="{name}"]')).locator("summary")
+    summary = page.locator(
+        "details", has=page.locator(f'[data-trait="{name}"], [data-name="{name}"]')
+    ).locator("summary")
     if not summary.evaluate("(node) => node.parentElement.open"):
         summary.focus()
         page.keyboard.press("Enter")
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (500, False), (500, True)])
-def test_it_is_legible_fits_and_asks_for_nothing_more(visit, address: str, width: int, dark: bool) -> None:
+@pytest.mark.parametrize(
+    ("width", "dark"), [(1280, False), (1280, True), (500, False), (500, True)]
+)
+def test_it_is_legible_fits_and_asks_for_nothing_more(
+    visit, address: str, width: int, dark: bool
+) -> None:
     seen = visit(address, width=width, dark=dark)
     page, asked = seen.page, []
     # A browser looks at the page's icon whenever its address changes.
-    page.on("request", lambda request: asked.append(request.url) if "favicon" not in request.url else None)
+    page.on(
+        "request",
+        lambda request: asked.append(request.url) if "favicon" not in request.url else None,
+    )
     for name in ("hybrid", "latent_attention", "grouped_query", "router_softmax"):
         if chip(page, name).count():
             opened(page, name)
@@ -64,21 +73,44 @@ def test_it_is_legible_fits_and_asks_for_nothing_more(visit, address: str, width
 
 def test_traits_narrow_down_together_and_say_what_would_be_left(visit, address: str) -> None:
     page = visit(address).page
-    assert shown(page) == set(FAMILIES) and chip(page, "grouped_query").locator("small").inner_text() == "4"
+    assert (
+        shown(page) == set(FAMILIES)
+        and chip(page, "grouped_query").locator("small").inner_text() == "4"
+    )
     chip(page, "grouped_query").click()
-    assert shown(page) == {"llama", "gemma2", "gpt_oss", "qwen3_next"} and "4 of 6" in page.locator(".tally").inner_text()
+    assert (
+        shown(page) == {"llama", "gemma2", "gpt_oss", "qwen3_next"}
+        and "4 of 6" in page.locator(".tally").inner_text()
+    )
     chip(page, "sliding_window").click()
     assert shown(page) == {"gemma2", "gpt_oss"}
     assert chip(page, "attention_sinks").locator("small").inner_text() == "1"
-    assert "empty" in chip(page, "hybrid").get_attribute("class") and chip(page, "hybrid").locator("small").inner_text() == "0"
+    assert (
+        "empty" in chip(page, "hybrid").get_attribute("class")
+        and chip(page, "hybrid").locator("small").inner_text() == "0"
+    )
     chip(page, "attention_sinks").click()
     assert shown(page) == {"gpt_oss"}
     card = page.locator(".card:visible")
-    assert set(card.locator(".on").all_inner_texts()) == {"Grouped-query attention", "Attention sinks", "Sliding window"}
-    assert page.locator("details", has=chip(page, "sliding_window")).locator(".chosen").inner_text() == "3 chosen"
+    assert set(card.locator(".on").all_inner_texts()) == {
+        "Grouped-query attention",
+        "Attention sinks",
+        "Sliding window",
+    }
+    assert (
+        page.locator("details", has=chip(page, "sliding_window")).locator(".chosen").inner_text()
+        == "3 chosen"
+    )
     page.get_by_role("button", name="clear", exact=True).click()
-    assert shown(page) == set(FAMILIES) and page.locator(".card .on").count() == 0 and "?" not in page.url
-    assert page.locator(".chosen:visible").count() == 0 and chip(page, "attention_sinks").locator("small").inner_text() == "1"
+    assert (
+        shown(page) == set(FAMILIES)
+        and page.locator(".card .on").count() == 0
+        and "?" not in page.url
+    )
+    assert (
+        page.locator(".chosen:visible").count() == 0
+        and chip(page, "attention_sinks").locator("small").inner_text() == "1"
+    )
 
 
 def test_values_are_chosen_by_name_and_lead_to_their_rows(visit, address: str) -> None:
@@ -103,13 +135,21 @@ def test_values_are_chosen_by_name_and_lead_to_their_rows(visit, address: str) -
 def test_trait_value_and_text_are_kept_in_the_address(visit, address: str) -> None:
     page = visit(f"{address}?traits=mixture%20rms_norm&values=router_logits&value=sink").page
     assert shown(page) == {"gpt_oss"}
-    for pressed in (chip(page, "mixture"), chip(page, "rms_norm"), page.locator('[data-name="router_logits"]')):
-        assert pressed.get_attribute("aria-pressed") == "true" and pressed.is_visible(), "its group is open"
+    for pressed in (
+        chip(page, "mixture"),
+        chip(page, "rms_norm"),
+        page.locator('[data-name="router_logits"]'),
+    ):
+        assert pressed.get_attribute("aria-pressed") == "true" and pressed.is_visible(), (
+            "its group is open"
+        )
     assert page.get_by_label("value name").input_value() == "sink"
     page.reload()
     assert shown(page) == {"gpt_oss"} and "values=router_logits" in page.url
     page.get_by_label("value name").fill("")
-    assert shown(page) == {"gpt_oss", "qwen3_next"} and "value=" not in page.url.replace("values=", "")
+    assert shown(page) == {"gpt_oss", "qwen3_next"} and "value=" not in page.url.replace(
+        "values=", ""
+    )
 
 
 def test_what_a_trait_means_is_told_to_pointer_and_keyboard(visit, address: str) -> None:
@@ -124,7 +164,9 @@ def test_what_a_trait_means_is_told_to_pointer_and_keyboard(visit, address: str)
 
 def test_on_a_phone_the_groups_are_closed_and_the_families_near(visit, address: str) -> None:
     page = visit(address, width=500).page
-    assert page.locator("details.group[open]").count() == 0 and not chip(page, "hybrid").is_visible()
+    assert (
+        page.locator("details.group[open]").count() == 0 and not chip(page, "hybrid").is_visible()
+    )
     first = page.locator(".card").first.bounding_box()
     assert first["y"] < 900 and first["x"] >= 0 and first["x"] + first["width"] <= 500
     opened(page, "hybrid")
@@ -139,12 +181,18 @@ def test_on_a_desktop_the_filters_stay_beside_the_families(visit, address: str) 
     assert filters.bounding_box()["x"] + filters.bounding_box()["width"] <= card.bounding_box()["x"]
     page.locator(".card").last.scroll_into_view_if_needed()
     box = filters.bounding_box()
-    assert 0 <= box["y"] and box["y"] + box["height"] <= 700, "in sight while the families are scrolled"
+    assert 0 <= box["y"] and box["y"] + box["height"] <= 700, (
+        "in sight while the families are scrolled"
+    )
     assert page.locator(".tally").is_visible() or page.locator(".about").is_visible()
 
 
-def test_a_filter_that_leaves_none_says_so_and_names_from_the_address_are_text(visit, address: str) -> None:
-    seen = visit(f"{address}?traits=%3Cscript%3Ealert(1)%3C%2Fscript%3E&value=%3Cb%3Enone%3C%2Fb%3E")
+def test_a_filter_that_leaves_none_says_so_and_names_from_the_address_are_text(
+    visit, address: str
+) -> None:
+    seen = visit(
+        f"{address}?traits=%3Cscript%3Ealert(1)%3C%2Fscript%3E&value=%3Cb%3Enone%3C%2Fb%3E"
+    )
     page = seen.page
     assert shown(page) == set() and page.locator(".none").is_visible()
     assert page.get_by_label("value name").input_value() == "<b>none</b>"
@@ -153,5 +201,8 @@ def test_a_filter_that_leaves_none_says_so_and_names_from_the_address_are_text(v
 
 def test_without_javascript_every_family_is_there_and_no_filter(visit, address: str) -> None:
     page = visit(address, javascript=False).page
-    assert page.locator(".card:visible").count() == len(FAMILIES) and not page.locator(".filters").is_visible()
+    assert (
+        page.locator(".card:visible").count() == len(FAMILIES)
+        and not page.locator(".filters").is_visible()
+    )
     assert page.locator(".card").first.bounding_box()["x"] < 60, "the families have the whole width"

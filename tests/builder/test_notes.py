@@ -18,7 +18,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 @pytest.fixture(scope="module")
 def namespace():
     """A plain two-block model under the engine: what the executor needs of a model, and no more."""
-    config = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
+    config = LlamaConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+    )
     model = nnsight.NNsight(LlamaForCausalLM(config).eval())
     return {"model": model, "torch": torch, "ids": torch.arange(5)[None]}
 
@@ -59,14 +65,26 @@ TRACE = ("with model.trace(ids):", "    x = model.model.layers[0].output.save()"
 
 def test_front_matter_and_blocks_are_read_with_their_lines(tmp_path):
     path = tmp_path / "notes.md"
-    path.write_text("---\ntitle: A family\nsummary: one: two\n---\n\n# Head\n\n```text\na\n```\ntail\n", encoding="utf-8")
+    path.write_text(
+        "---\ntitle: A family\nsummary: one: two\n---\n\n# Head\n\n```text\na\n```\ntail\n",
+        encoding="utf-8",
+    )
     notes = read_notes(path)
     assert notes.meta == {"title": "A family", "summary": "one: two"}
-    assert [(b.kind, b.line, b.language) for b in notes.blocks] == [("prose", 5, ""), ("shown", 9, "text"), ("prose", 11, "")]
+    assert [(b.kind, b.line, b.language) for b in notes.blocks] == [
+        ("prose", 5, ""),
+        ("shown", 9, "text"),
+        ("prose", 11, ""),
+    ]
 
 
 def test_blocks_run_in_order_in_one_namespace_and_show_what_they_print(run):
-    blocks = run(code(*TRACE) + "\nBetween.\n\n" + code("print(tuple(x.shape))", "y = 1") + code("assert y == 1"))
+    blocks = run(
+        code(*TRACE)
+        + "\nBetween.\n\n"
+        + code("print(tuple(x.shape))", "y = 1")
+        + code("assert y == 1")
+    )
     assert [b.kind for b in blocks] == ["run", "prose", "run", "run"]
     assert [b.output for b in blocks] == ["", "", "(1, 5, 16)", ""]
     assert json.loads(json.dumps([asdict(b) for b in blocks]))[2]["output"] == "(1, 5, 16)"
@@ -85,43 +103,78 @@ def test_changed_notes_of_one_name_run_as_changed(run):
     assert run(code("print(2)", *TRACE, "print(x.shape[1])"))[0].output == "2\n5"
 
 
-@pytest.mark.parametrize("lines, expected", [
-    (("a = 1", "assert a == 2"), "3: the assertion does not hold: assert a == 2"),
-    (("assert False, 'the reason'",), "2: the assertion does not hold: the reason"),
-    (("def f():", "    raise ValueError('deep')", "f()"), "3: ValueError: deep"),
-    (("x = (",), "2: this is not Python: '(' was never closed"),
-    (("with model.trace(ids):", "    y = 1", "    z = (model.model.layers[0].output @ torch.ones(3)).save()"), "4: RuntimeError: "),
-    (("with model.trace(ids):", "    y = model.model.layers[0].mlp.router_logitz.save()"), "3: AttributeError: "),
-    (("with model.trace(ids):", "    y = model.model.layers[1].output.save()", "    assert y.shape == (1,)"),
-     "4: the assertion does not hold: assert y.shape == (1,)"),
-])
+@pytest.mark.parametrize(
+    "lines, expected",
+    [
+        (("a = 1", "assert a == 2"), "3: the assertion does not hold: assert a == 2"),
+        (("assert False, 'the reason'",), "2: the assertion does not hold: the reason"),
+        (("def f():", "    raise ValueError('deep')", "f()"), "3: ValueError: deep"),
+        (("x = (",), "2: this is not Python: '(' was never closed"),
+        (
+            (
+                "with model.trace(ids):",
+                "    y = 1",
+                "    z = (model.model.layers[0].output @ torch.ones(3)).save()",
+            ),
+            "4: RuntimeError: ",
+        ),
+        (
+            ("with model.trace(ids):", "    y = model.model.layers[0].mlp.router_logitz.save()"),
+            "3: AttributeError: ",
+        ),
+        (
+            (
+                "with model.trace(ids):",
+                "    y = model.model.layers[1].output.save()",
+                "    assert y.shape == (1,)",
+            ),
+            "4: the assertion does not hold: assert y.shape == (1,)",
+        ),
+    ],
+)
 def test_a_block_that_does_not_hold_names_its_line(refused, lines, expected):
     assert refused(code(*lines)).startswith(expected)
 
 
 def test_a_syntax_error_far_down_is_found_before_anything_runs(refused, namespace):
-    assert refused(code("ids.zero_()") + "\nProse.\n\n" + code("if:")).startswith("8: this is not Python")
+    assert refused(code("ids.zero_()") + "\nProse.\n\n" + code("if:")).startswith(
+        "8: this is not Python"
+    )
     assert namespace["ids"].sum() == 10
 
 
 def test_a_block_may_promise_an_error_and_must_keep_it(run, refused):
-    late = ("with model.trace(ids):", "    a = model.model.layers[1].output.save()", "    b = model.model.layers[0].output.save()")
+    late = (
+        "with model.trace(ids):",
+        "    a = model.model.layers[1].output.save()",
+        "    b = model.model.layers[0].output.save()",
+    )
     output = run(code(*late, info="python raises=OutOfOrderError"))[0].output
     assert output.startswith("OutOfOrderError: ") and "run 1" not in output
-    assert refused(code("pass", info="python raises=ValueError")) == "2: this block should raise ValueError and does not"
-    assert refused(code("1 / 0", info="python raises=ValueError")).startswith("2: ZeroDivisionError")
+    assert (
+        refused(code("pass", info="python raises=ValueError"))
+        == "2: this block should raise ValueError and does not"
+    )
+    assert refused(code("1 / 0", info="python raises=ValueError")).startswith(
+        "2: ZeroDivisionError"
+    )
 
 
 def test_shown_blocks_are_not_run(run):
-    assert [b.kind for b in run(code("1 / 0", info="python no-run") + code("not python", info="text"))] == ["shown", "shown"]
+    assert [
+        b.kind for b in run(code("1 / 0", info="python no-run") + code("not python", info="text"))
+    ] == ["shown", "shown"]
 
 
-@pytest.mark.parametrize("text, expected", [
-    ("x\n\n```python\npass\n", "3: this fenced block is never closed"),
-    (code("pass", info="python later"), "1: a python block has no option 'later'"),
-    ("---\ntitle\n---\n", "2: front matter is 'key: value' lines"),
-    ("---\ntitle: x\n", "1: the front matter is not closed"),
-])
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("x\n\n```python\npass\n", "3: this fenced block is never closed"),
+        (code("pass", info="python later"), "1: a python block has no option 'later'"),
+        ("---\ntitle\n---\n", "2: front matter is 'key: value' lines"),
+        ("---\ntitle: x\n", "1: the front matter is not closed"),
+    ],
+)
 def test_a_file_that_cannot_be_read_says_where(refused, text, expected):
     assert refused(text).startswith(expected)
 
@@ -131,14 +184,23 @@ def test_a_missing_file_is_one_sentence(tmp_path):
         read_notes(tmp_path / "gone.md")
 
 
-@pytest.mark.parametrize("prose, expected", [
-    ("Read\n{value:router_logit} there.", "2: There is no value 'router_logit'; the nearest are router_logits"),
-    ("Read {value:mlp.betas}.", "1: There is no value 'mlp.betas'"),
-    ("A\n\nsee `router_logit`.", "3: there is no 'router_logit'"),
-    ("see `model.layers[1].mlp.router_logitz.save()`", "1: there is no 'router_logitz'"),
-    ("see `layers[i].self_attn.betas`", "1: self_attn has no value 'betas'; it is on linear_attn"),
-    ("see `layers[i].attention_output`", "1: layers has no value 'attention_output'"),
-])
+@pytest.mark.parametrize(
+    "prose, expected",
+    [
+        (
+            "Read\n{value:router_logit} there.",
+            "2: There is no value 'router_logit'; the nearest are router_logits",
+        ),
+        ("Read {value:mlp.betas}.", "1: There is no value 'mlp.betas'"),
+        ("A\n\nsee `router_logit`.", "3: there is no 'router_logit'"),
+        ("see `model.layers[1].mlp.router_logitz.save()`", "1: there is no 'router_logitz'"),
+        (
+            "see `layers[i].self_attn.betas`",
+            "1: self_attn has no value 'betas'; it is on linear_attn",
+        ),
+        ("see `layers[i].attention_output`", "1: layers has no value 'attention_output'"),
+    ],
+)
 def test_prose_that_names_an_unknown_value_is_refused(refused, prose, expected):
     assert refused(f"{prose}\n").startswith(expected)
 
@@ -147,8 +209,15 @@ def test_code_that_is_not_run_is_held_to_its_value_names_too(refused, run):
     bad = code("x = 1", "w = model.layers[0].mlp.expert_weight.save()", info="python no-run")
     assert refused(bad).startswith("3: there is no 'expert_weight'")
     assert "expert_weights" in refused(bad)
-    assert refused(code("q = moe.router_logitz", info="python no-run")).startswith("2: there is no 'router_logitz'")
-    run(code("text = model.tokenizer.apply_chat_template(messages, add_generation_prompt=True)", info="python no-run"))
+    assert refused(code("q = moe.router_logitz", info="python no-run")).startswith(
+        "2: there is no 'router_logitz'"
+    )
+    run(
+        code(
+            "text = model.tokenizer.apply_chat_template(messages, add_generation_prompt=True)",
+            info="python no-run",
+        )
+    )
 
 
 def test_names_that_something_has_pass(run):
@@ -164,13 +233,23 @@ def test_names_that_something_has_pass(run):
 def test_rendered_notes_are_escaped_and_keep_their_order(run):
     blocks = run(
         "## The <b>head</b>\n\nA <script>alert(1)</script> and {value:mlp.router_logits}, `logits`, [x](javascript:alert(1)), [y](#z).\n\n"
-        + code("print('<i>&')") + "\n| a | b |\n|---|---|\n| 1 | `h` |\n\n## The <b>head</b>\n\n" + code("a < b", info="text")
+        + code("print('<i>&')")
+        + "\n| a | b |\n|---|---|\n| 1 | `h` |\n\n## The <b>head</b>\n\n"
+        + code("a < b", info="text")
     )
     html = notes_html(blocks, link=lambda name: f"#value-{name}" if name == "logits" else None)
-    assert "<script" not in html and "<b>" not in html and "<i>" not in html and "javascript" not in html
+    assert (
+        "<script" not in html
+        and "<b>" not in html
+        and "<i>" not in html
+        and "javascript" not in html
+    )
     assert "&lt;i&gt;&amp;" in html and "a &lt; b" in html and '<a href="#z">y</a>' in html
     assert '<code class="value" data-value="mlp.router_logits">mlp.router_logits</code>' in html
-    assert '<a class="value-link" href="#value-logits"><code class="value" data-value="logits">logits</code></a>' in html
+    assert (
+        '<a class="value-link" href="#value-logits"><code class="value" data-value="logits">logits</code></a>'
+        in html
+    )
     assert '<h3 id="note-the-b-head-b">' in html and '<h3 id="note-the-b-head-b-2">' in html
     assert html.index('class="output"') < html.index("<table>") < html.rindex('class="highlight')
     assert "finished-html" not in html
@@ -184,7 +263,11 @@ def test_the_notes_of_every_family_hold(family):
     blocks = run_notes(NOTES / family / "notes.md", family_namespace(family))
     ran = [block for block in blocks if block.kind == "run"]
     assert len(ran) > 10 and any(block.output for block in ran)
-    assert not [block.line for block in ran if str(NOTES.parents[1]) in block.output or "site-packages" in block.output]
+    assert not [
+        block.line
+        for block in ran
+        if str(NOTES.parents[1]) in block.output or "site-packages" in block.output
+    ]
     # Every executed block can fail: it asserts something, or must raise.
     assert not [block.line for block in ran if "assert" not in block.text and not block.raises]
 
@@ -202,8 +285,15 @@ def test_families_outside_the_specimens_are_refused():
 
 @pytest.mark.parametrize(
     "block",
-    ["    ```python\n    assert False\n    ```", "- ```python\n  assert False\n  ```", "> ```python\n> assert False\n> ```",
-     "~~~python\nassert False\n~~~", "```Python\nassert False\n```", "```py\nassert False\n```", "```python3\nassert False\n```"],
+    [
+        "    ```python\n    assert False\n    ```",
+        "- ```python\n  assert False\n  ```",
+        "> ```python\n> assert False\n> ```",
+        "~~~python\nassert False\n~~~",
+        "```Python\nassert False\n```",
+        "```py\nassert False\n```",
+        "```python3\nassert False\n```",
+    ],
 )
 def test_a_fence_that_would_not_be_run_is_refused(tmp_path, block):
     path = tmp_path / "notes.md"

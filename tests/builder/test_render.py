@@ -55,7 +55,9 @@ def test_a_page_carries_its_record(family: str) -> None:
     for trait in first["traits"]:
         assert trait["label"] in text and trait["meaning"] in text and trait["evidence"] in text
     for part in first["parameters"]["by_part"]:
-        assert part["part"] in text and figures.thousands(part["count"]).replace("\u202f", " ") in text
+        assert (
+            part["part"] in text and figures.thousands(part["count"]).replace("\u202f", " ") in text
+        )
     for key, value in first["config"].items():
         assert key in text and render.shown(value) in text
     for row in first["caches"]:
@@ -72,14 +74,22 @@ def test_a_command_to_copy_is_what_the_readme_has_one_type() -> None:
     root = Path(__file__).parents[2]
     readme = (root / "README.md").read_text(encoding="utf-8")
     for template in (root / "builder" / "templates").glob("*.jinja"):
-        for start, module in re.findall(r"<copy-code.*?<code>(.*?python) -m (\w+)", template.read_text(encoding="utf-8")):
+        for start, module in re.findall(
+            r"<copy-code.*?<code>(.*?python) -m (\w+)", template.read_text(encoding="utf-8")
+        ):
             assert f"    {start} -m {module}" in readme, template.name
 
 
 def test_sections_come_in_their_order() -> None:
     page = render.family_page(records("llama"), "<h3 id='note-x'>x</h3>", title="Llama")
     assert re.findall(r"^##? (.*?)(?: \{|$)", page, re.MULTILINE) == [
-        "Llama", "The block", "Values, by host", "Signature", "Printout and config", "Notes", "Evidence",
+        "Llama",
+        "The block",
+        "Values, by host",
+        "Signature",
+        "Printout and config",
+        "Notes",
+        "Evidence",
     ]
 
 
@@ -87,7 +97,11 @@ def test_headings_of_notes_become_sections_of_the_page() -> None:
     html = '<p>first</p><h3 id="note-a">The <code class="value">router_logits</code> &amp; more</h3><p>body</p><h4 id="note-b">b</h4>'
     assert render.sections(html) == [
         {"id": "", "title": "", "body": "<p>first</p>"},
-        {"id": "note-a", "title": "The `router_logits` & more", "body": '<p>body</p><h4 id="note-b">b</h4>'},
+        {
+            "id": "note-a",
+            "title": "The `router_logits` & more",
+            "body": '<p>body</p><h4 id="note-b">b</h4>',
+        },
     ]
     page = render.family_page(records("llama"), html)
     assert "### The `router_logits` &amp; more { #note-a }" in page and "<p>body</p>" in page
@@ -95,14 +109,21 @@ def test_headings_of_notes_become_sections_of_the_page() -> None:
 
 def test_a_page_without_notes_says_how_to_write_them() -> None:
     page = render.family_page(records("llama"))
-    assert "## Notes" in page and "Nobody has written notes" in page and "../../guides/adding-a-family.html" in page
+    assert (
+        "## Notes" in page
+        and "Nobody has written notes" in page
+        and "../../guides/adding-a-family.html" in page
+    )
     assert "Nobody has written notes" not in render.family_page(records("llama"), "<p>n</p>")
 
 
 def test_a_page_of_default_sizes_says_that_they_are_no_checkpoints() -> None:
     text = str(Text(render.family_page(records("apertus"))))
     assert "transformers' default sizes, no released checkpoint" in text
-    assert "it is no released checkpoint" in text and "https://huggingface.co" not in render.family_page(records("apertus"))
+    assert (
+        "it is no released checkpoint" in text
+        and "https://huggingface.co" not in render.family_page(records("apertus"))
+    )
     assert "32 blocks, each Attention, then MLP." in text
 
 
@@ -110,7 +131,9 @@ def test_the_search_is_left_to_what_somebody_wrote() -> None:
     """Every page of every family in it would be megabytes that each page loads."""
     written = render.family_page(records("llama"), "<p>n</p>")
     assert '<div class="host">' in written and '<details data-search-exclude="true">' in written
-    assert '<div class="host">' not in render.family_page(records("llama")) and '<div class="host" data-search-exclude="true">' in render.family_page(records("llama"))
+    assert '<div class="host">' not in render.family_page(
+        records("llama")
+    ) and '<div class="host" data-search-exclude="true">' in render.family_page(records("llama"))
     assert written.startswith("---\ntitle:")
 
 
@@ -118,7 +141,9 @@ def test_a_host_says_what_kind_of_it_is_there() -> None:
     """Several kinds of mixer have one path."""
     tables = {table["path"]: table for table in render.host_tables(records("mamba", 1))}
     assert tables["model.layers[i].mixer"]["meaning"] == vocabulary.HOSTS["selective_scan"].meaning
-    assert render.host_sizes(records("opt", 1)[0])[1][0] == "layers[0].mlp", "its MLP is a part of the block's own forward"
+    assert render.host_sizes(records("opt", 1)[0])[1][0] == "layers[0].mlp", (
+        "its MLP is a part of the block's own forward"
+    )
 
 
 def test_what_is_kept_between_tokens_is_told_or_why_not() -> None:
@@ -156,13 +181,26 @@ def test_conditions_and_checks_are_marked() -> None:
 def test_a_failed_check_is_shown_first_and_open() -> None:
     record = records("llama", 1)[0]
     record["contract"] = {
-        "checks": [*record["contract"]["checks"],
-                   {"name": "patterns", "host": "model.layers[i].self_attn", "about": "attention_probabilities", "passed": False,
-                    "detail": "a row sums to 0.9", "worst": 0.1}],
-        "passed": 2, "failed": 1,
+        "checks": [
+            *record["contract"]["checks"],
+            {
+                "name": "patterns",
+                "host": "model.layers[i].self_attn",
+                "about": "attention_probabilities",
+                "passed": False,
+                "detail": "a row sums to 0.9",
+                "worst": 0.1,
+            },
+        ],
+        "passed": 2,
+        "failed": 1,
     }
     page = render.family_page([record])
-    assert "1 did not" in page and re.search("<details[^>]* open><summary>The contract", page) and "✗ no" in page
+    assert (
+        "1 did not" in page
+        and re.search("<details[^>]* open><summary>The contract", page)
+        and "✗ no" in page
+    )
     assert page.index("a row sums to 0.9") < page.index("input plus addends")
 
 
@@ -176,15 +214,56 @@ def test_a_record_without_a_contract_says_so() -> None:
 
 MEASURED = {
     "parameters": 1_900_000,
-    "text": {"held_out_tokens": 61440, "window_tokens": 192, "loss_nats_per_token": 4.031, "unigram_nats_per_token": 6.2, "uniform_nats_per_token": 7.6},
-    "router": {"tokens": 61440, "shuffles": 5, "mean_ratio": 3.4, "best_ratio": 4.0, "worst_ratio": 3.0, "untrained_mean_ratio": 1.8,
-               "layers": [{"layer": 0, "mutual_information": 0.9, "shuffled": 0.25, "above_chance": 0.65, "ratio": 3.6, "load": []}]},
-    "repetition": {"segment_tokens": 48, "segments": 64, "text": {"first_copy": 5.0, "second_copy": 2.5, "lower_by": 2.5},
-                   "random": {"first_copy": 8.0, "second_copy": 3.0, "lower_by": 5.0}},
-    "heads": {"previous_token": {"linear_attn": {"layer": 0, "head": 3, "share": 0.62}, "even_share": 0.03},
-              "induction_target": {"self_attn": {"layer": 3, "head": 1, "share": 0.81}, "even_share": 0.014},
-              "linear_attn_read_as": "absolute implied attention"},
-    "training": {"steps": 4000, "tokens": 12000000, "seed": 0, "seconds": 1080, "processor_seconds": 2000, "threads": 2},
+    "text": {
+        "held_out_tokens": 61440,
+        "window_tokens": 192,
+        "loss_nats_per_token": 4.031,
+        "unigram_nats_per_token": 6.2,
+        "uniform_nats_per_token": 7.6,
+    },
+    "router": {
+        "tokens": 61440,
+        "shuffles": 5,
+        "mean_ratio": 3.4,
+        "best_ratio": 4.0,
+        "worst_ratio": 3.0,
+        "untrained_mean_ratio": 1.8,
+        "layers": [
+            {
+                "layer": 0,
+                "mutual_information": 0.9,
+                "shuffled": 0.25,
+                "above_chance": 0.65,
+                "ratio": 3.6,
+                "load": [],
+            }
+        ],
+    },
+    "repetition": {
+        "segment_tokens": 48,
+        "segments": 64,
+        "text": {"first_copy": 5.0, "second_copy": 2.5, "lower_by": 2.5},
+        "random": {"first_copy": 8.0, "second_copy": 3.0, "lower_by": 5.0},
+    },
+    "heads": {
+        "previous_token": {
+            "linear_attn": {"layer": 0, "head": 3, "share": 0.62},
+            "even_share": 0.03,
+        },
+        "induction_target": {
+            "self_attn": {"layer": 3, "head": 1, "share": 0.81},
+            "even_share": 0.014,
+        },
+        "linear_attn_read_as": "absolute implied attention",
+    },
+    "training": {
+        "steps": 4000,
+        "tokens": 12000000,
+        "seed": 0,
+        "seconds": 1080,
+        "processor_seconds": 2000,
+        "threads": 2,
+    },
     "versions": {"torch": "2.13.0"},
 }
 
@@ -193,21 +272,42 @@ def test_measurements_of_a_trained_specimen_are_on_the_page() -> None:
     record = records("llama", 1)[0]
     record["provenance"]["specimen"] = {"weights": "trained", "measured": MEASURED}
     text = str(Text(render.family_page([record])))
-    for said in ("weights are trained", "4.03nats a token on unseen text", "counting words alone gives 6.20", "3.40 ×what a token tells",
-                 "0.90 against 0.25", "before training 1.80 ×", "2.50 natslower on a segment", "first copy 8.00, second 3.00",
-                 "62 %strongest head on the previous token, linear_attn", "block 3, head 1; looking back evenly gives 1.4 %", "33 minof processor time to train"):
+    for said in (
+        "weights are trained",
+        "4.03nats a token on unseen text",
+        "counting words alone gives 6.20",
+        "3.40 ×what a token tells",
+        "0.90 against 0.25",
+        "before training 1.80 ×",
+        "2.50 natslower on a segment",
+        "first copy 8.00, second 3.00",
+        "62 %strongest head on the previous token, linear_attn",
+        "block 3, head 1; looking back evenly gives 1.4 %",
+        "33 minof processor time to train",
+    ):
         assert said in text, said
 
 
 def test_measurements_of_another_shape_are_shown_as_they_are() -> None:
-    found = {item.name: item.value for item in measured_figures({"text": 4.38716, "load": [[0.5, 0.25]], "rep": {"random": [7.79, 7.72]}})}
+    found = {
+        item.name: item.value
+        for item in measured_figures(
+            {"text": 4.38716, "load": [[0.5, 0.25]], "rep": {"random": [7.79, 7.72]}}
+        )
+    }
     assert found == {"text": "4.387", "load": "[0.5, 0.25]", "rep.random": "7.79, 7.72"}
 
 
 def test_text_from_records_is_never_interpreted() -> None:
     evil = "<script>alert(1)</script>"
     record = records("llama", 1)[0]
-    record.update(checkpoint=evil, title=evil, architecture=evil, printout=f"{evil}(\n  (x): {evil}\n)", summary=evil)
+    record.update(
+        checkpoint=evil,
+        title=evil,
+        architecture=evil,
+        printout=f"{evil}(\n  (x): {evil}\n)",
+        summary=evil,
+    )
     record["values"][0].update(meaning=evil, read_at=evil, condition=evil, **{"class": evil})
     record["traits"] = [{"name": "x", "label": evil, "meaning": evil, "evidence": evil}]
     record["config"][evil] = evil
@@ -227,7 +327,10 @@ def test_parts_that_agree_between_checkpoints_stand_once() -> None:
     same = render.varying(made, lambda record: record["family"])
     assert same == [("", "qwen3_moe", True)]
     apart = render.varying(made, lambda record: record["sizes"]["num_layers"])
-    assert [(ids, here) for ids, _, here in apart] == [(made[0]["checkpoint"], True), (made[1]["checkpoint"], False)]
+    assert [(ids, here) for ids, _, here in apart] == [
+        (made[0]["checkpoint"], True),
+        (made[1]["checkpoint"], False),
+    ]
 
 
 def test_only_the_first_checkpoint_shows_until_another_is_chosen() -> None:
@@ -275,19 +378,44 @@ def test_notes_link_values_to_their_rows() -> None:
 
 def test_figures_show_their_formula() -> None:
     found = {item.name: item for item in figures.figures(records("qwen3_next", 1)[0])}
-    assert found["parameters"].value == "79.7 B" and "routed experts 77.3 B" in found["parameters"].formula
-    assert found["recurrent state"].value == "72 MiB" and "36 × 32 × 128 × 128 × 4" in found["recurrent state"].formula
+    assert (
+        found["parameters"].value == "79.7 B"
+        and "routed experts 77.3 B" in found["parameters"].formula
+    )
+    assert (
+        found["recurrent state"].value == "72 MiB"
+        and "36 × 32 × 128 × 128 × 4" in found["recurrent state"].formula
+    )
     assert found["keys and values"].value == "24 KiB a token"
     # 262 144 tokens of 24 KiB, 72 MiB of state and 2.25 MiB of convolution inputs.
     assert found["kept at 262\u202f144 tokens"].value == "6.07 GiB"
 
 
-@pytest.mark.parametrize(("value", "said"), [(512, "512"), (134_515_008, "134.5 M"), (79_674_391_296, "79.7 B"), (1.04e12, "1.0 T"), (49_152, "49.2 k"), (None, "not known")])
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (512, "512"),
+        (134_515_008, "134.5 M"),
+        (79_674_391_296, "79.7 B"),
+        (1.04e12, "1.0 T"),
+        (49_152, "49.2 k"),
+        (None, "not known"),
+    ],
+)
 def test_counts_are_short(value: float | None, said: str) -> None:
     assert figures.count(value) == said
 
 
-@pytest.mark.parametrize(("value", "said"), [(0, "0 B"), (1000, "1000 B"), (24576, "24 KiB"), (2_359_296, "2.25 MiB"), (5 * 1024**4, "5 TiB")])
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0, "0 B"),
+        (1000, "1000 B"),
+        (24576, "24 KiB"),
+        (2_359_296, "2.25 MiB"),
+        (5 * 1024**4, "5 TiB"),
+    ],
+)
 def test_sizes_are_in_powers_of_1024(value: float, said: str) -> None:
     assert figures.size(value) == said
 
@@ -301,13 +429,31 @@ def test_the_printout_is_coloured_by_host_and_loses_no_text() -> None:
     record = records("qwen3_next", 1)[0]
     html = str(printout_html(record["printout"]))
     assert str(Text(f"<pre>{html}</pre>")) == " ".join(record["printout"].split())
-    assert '(<b class="role-recurrent">decays</b>)' in html and '(<b class="role-attention">attention_scores</b>)' in html
-    assert '(<b class="role-router">router_logits</b>)' in html and '(<span class="role-router">router/gate</span>)' in html
+    assert (
+        '(<b class="role-recurrent">decays</b>)' in html
+        and '(<b class="role-attention">attention_scores</b>)' in html
+    )
+    assert (
+        '(<b class="role-router">router_logits</b>)' in html
+        and '(<span class="role-router">router/gate</span>)' in html
+    )
     assert '(<span class="role-norm">input_layernorm</span>)' in html
 
 
 def test_runs_of_equal_blocks_fold_and_others_do_not() -> None:
-    lines = ["M(", "  (0): B(", "    (a): X()", "  )", "  (1): B(", "    (a): Y()", "  )", "  (2-3): 2 x B(", "    (a): X()", "  )", ")"]
+    lines = [
+        "M(",
+        "  (0): B(",
+        "    (a): X()",
+        "  )",
+        "  (1): B(",
+        "    (a): Y()",
+        "  )",
+        "  (2-3): 2 x B(",
+        "    (a): X()",
+        "  )",
+        ")",
+    ]
     assert folded(lines) == [*lines[:7], "  (2-3): 2 x B( … as (0) … )", ")"]
 
 
@@ -315,12 +461,20 @@ def test_runs_of_equal_blocks_fold_and_others_do_not() -> None:
 
 
 def test_pages_are_written_beside_what_is_authored(tmp_path: Path) -> None:
-    path = write.write_family(records("llama"), "<p>n</p>", {"title": "T", "summary": "S"}, site=tmp_path)
+    path = write.write_family(
+        records("llama"), "<p>n</p>", {"title": "T", "summary": "S"}, site=tmp_path
+    )
     assert path == tmp_path / "families" / "llama" / "index.md"
     assert path.read_text(encoding="utf-8").startswith('---\ntitle: "T"\ndescription: "S"\n')
     write.write_index([records("llama")], site=tmp_path)
     shared = write.write_shared(site=tmp_path)
-    assert {p.name for p in shared} == {"layouts.md", "palette.css", "drawing-file.js", "block-diagram.js", "block-diagram.css"}
+    assert {p.name for p in shared} == {
+        "layouts.md",
+        "palette.css",
+        "drawing-file.js",
+        "block-diagram.js",
+        "block-diagram.css",
+    }
     assert palette.ROLES["attention"].dark in (tmp_path / "assets" / "palette.css").read_text()
     write.remove_family("llama", site=tmp_path)
     assert not path.exists()
@@ -336,9 +490,13 @@ def test_an_unchanged_page_keeps_its_date(tmp_path: Path) -> None:
 
 
 def test_the_record_is_linked_where_it_lies_beside_the_page(tmp_path: Path) -> None:
-    assert "facts.json" not in write.write_family(records("llama"), site=tmp_path).read_text(encoding="utf-8")
+    assert "facts.json" not in write.write_family(records("llama"), site=tmp_path).read_text(
+        encoding="utf-8"
+    )
     (tmp_path / "families" / "llama" / "facts.json").write_text("{}")
-    assert 'href="facts.json"' in write.write_family(records("llama"), site=tmp_path).read_text(encoding="utf-8")
+    assert 'href="facts.json"' in write.write_family(records("llama"), site=tmp_path).read_text(
+        encoding="utf-8"
+    )
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:

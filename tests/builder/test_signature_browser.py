@@ -25,7 +25,14 @@ def address(tmp_path_factory: pytest.TempPathFactory, serve) -> str:
     write.write_family(made, site=source)
     write.write_index([made], site=source)
     write.write_shared(site=source)
-    return serve(write.build_site(out, families={"qwen3_5_moe_text": "Qwen3.5-MoE"}, config=ROOT / "mkdocs.yml", site=source))
+    return serve(
+        write.build_site(
+            out,
+            families={"qwen3_5_moe_text": "Qwen3.5-MoE"},
+            config=ROOT / "mkdocs.yml",
+            site=source,
+        )
+    )
 
 
 def member(page, name: str, kind: str = "MoeDecoderLayer"):
@@ -39,15 +46,21 @@ def numbers(page) -> None:
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (500, True)])
-def test_everything_open_fits_its_width_and_can_be_read(visit, address: str, width: int, dark: bool) -> None:
+def test_everything_open_fits_its_width_and_can_be_read(
+    visit, address: str, width: int, dark: bool
+) -> None:
     seen = visit(address + PAGE, width=width, dark=dark)
-    seen.page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    seen.page.evaluate(
+        "document.querySelectorAll('details').forEach((part) => { part.open = true; })"
+    )
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
     assert seen.page.evaluate(CONTRAST) == []
     seen.assert_clean()
 
 
-def test_every_type_shows_the_record_s_numbers_of_the_chosen_checkpoint(visit, address: str) -> None:
+def test_every_type_shows_the_record_s_numbers_of_the_chosen_checkpoint(
+    visit, address: str
+) -> None:
     seen = visit(address + PAGE)
     page, (first, second) = seen.page, records("qwen3_5_moe_text")
     numbers(page)
@@ -55,7 +68,11 @@ def test_every_type_shows_the_record_s_numbers_of_the_chosen_checkpoint(visit, a
         page.locator("checkpoint-select select").select_option(record["checkpoint"])
         shown = page.evaluate("""() => [...document.querySelectorAll('.signature li')].filter((row) => !row.closest('[hidden]') && row.querySelector('a'))
             .map((row) => [row.querySelector('b').textContent, row.querySelector('code').textContent])""")
-        wanted = [[row["name"], in_text(row["type"], True)] for one in record["signature"]["blocks"] for row in one["values"]]
+        wanted = [
+            [row["name"], in_text(row["type"], True)]
+            for one in record["signature"]["blocks"]
+            for row in one["values"]
+        ]
         assert sorted(shown) == sorted(wanted) and len(shown) > 40
     page.locator("typed-notation").get_by_role("button", name="names").click()
     assert "Vocab" in page.locator(".entries code").first.inner_text()
@@ -65,7 +82,9 @@ def test_every_type_shows_the_record_s_numbers_of_the_chosen_checkpoint(visit, a
 def test_a_checkpoint_in_the_address_has_its_numbers(visit, address: str) -> None:
     second = records("qwen3_5_moe_text")[1]
     seen = visit(f"{address}{PAGE}?checkpoint={second['checkpoint']}")
-    hidden = next(str(row["number"]) for row in second["signature"]["generics"] if row["name"] == "Hidden")
+    hidden = next(
+        str(row["number"]) for row in second["signature"]["generics"] if row["name"] == "Hidden"
+    )
     assert hidden != "2048" and "Hidden" in member(seen.page, "layer_input").inner_text()
     numbers(seen.page)
     assert hidden in member(seen.page, "layer_input").inner_text()
@@ -92,19 +111,29 @@ def test_an_axis_tells_its_number_to_the_pointer(visit, address: str) -> None:
 def test_arrow_keys_walk_the_axes_of_a_class(visit, address: str) -> None:
     page, told = (seen := visit(address + PAGE)).page, seen.page.locator("#axis-told")
     stops = page.locator(".signature .members:visible [tabindex='0']")
-    assert stops.count() == page.locator(".signature .members:visible").count() == 2, "one stop for each open class"
+    assert stops.count() == page.locator(".signature .members:visible").count() == 2, (
+        "one stop for each open class"
+    )
     stops.first.focus()
     assert told.inner_text() == "Hidden = 2048"
-    for key, text in (("ArrowRight", "Hidden = 2048"), ("ArrowDown", "B: the call's: batch"),
-                      ("ArrowRight", "S: the call's: tokens of the call"), ("Home", "Hidden = 2048")):
+    for key, text in (
+        ("ArrowRight", "Hidden = 2048"),
+        ("ArrowDown", "B: the call's: batch"),
+        ("ArrowRight", "S: the call's: tokens of the call"),
+        ("Home", "Hidden = 2048"),
+    ):
         page.keyboard.press(key)
         assert told.inner_text() == text
-        assert page.evaluate("document.activeElement.getAttribute('aria-describedby')") == "axis-told"
+        assert (
+            page.evaluate("document.activeElement.getAttribute('aria-describedby')") == "axis-told"
+        )
     page.keyboard.press("Escape")
     assert not told.is_visible()
     page.keyboard.press("End")
     page.keyboard.press("Tab")
-    assert page.evaluate("!document.activeElement.closest('.members') || document.activeElement.tagName === 'A'"), "tab leaves the axes"
+    assert page.evaluate(
+        "!document.activeElement.closest('.members') || document.activeElement.tagName === 'A'"
+    ), "tab leaves the axes"
 
 
 def test_a_formula_tells_its_numbers_on_focus_and_on_hover(visit, address: str) -> None:
@@ -125,15 +154,24 @@ def test_a_point_of_a_plot_tells_what_it_comes_to(visit, address: str) -> None:
     point = plots.first.locator(".point").first
     assert not point.locator("text").is_visible()
     point.focus()
-    assert point.locator("text").is_visible() and point.get_attribute("aria-label").startswith("1\u202fk tokens: cache 20 MiB, state 61.9 MiB")
+    assert point.locator("text").is_visible() and point.get_attribute("aria-label").startswith(
+        "1\u202fk tokens: cache 20 MiB, state 61.9 MiB"
+    )
     page.keyboard.press("ArrowRight")
-    assert not point.locator("text").is_visible() and plots.first.locator(".point").nth(1).locator("text").is_visible()
+    assert (
+        not point.locator("text").is_visible()
+        and plots.first.locator(".point").nth(1).locator("text").is_visible()
+    )
 
 
 def test_without_a_script_names_and_numbers_are_there(visit, address: str) -> None:
     page = visit(address + PAGE, javascript=False).page
     assert not page.locator("typed-notation").is_visible()
-    assert page.locator(".generics:visible tr", has_text="Hidden").first.inner_text().split() == ["Hidden", "2048", "hidden_size"]
+    assert page.locator(".generics:visible tr", has_text="Hidden").first.inner_text().split() == [
+        "Hidden",
+        "2048",
+        "hidden_size",
+    ]
     assert "Hidden" in member(page, "layer_input").inner_text()
     assert page.locator(".plots:visible svg .point").first.get_attribute("tabindex") == "0"
 
@@ -145,5 +183,8 @@ def test_the_section_works_in_html_that_arrives_later(visit, address: str) -> No
         const there = new DOMParser().parseFromString(text, 'text/html');
         document.querySelector('article').replaceWith(document.adoptNode(there.querySelector('article'))); }""")
     numbers(page)
-    assert page.locator("#axis-told").count() == 1 and "2048" in member(page, "layer_input").inner_text()
+    assert (
+        page.locator("#axis-told").count() == 1
+        and "2048" in member(page, "layer_input").inner_text()
+    )
     seen.assert_clean()

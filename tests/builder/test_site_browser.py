@@ -15,8 +15,13 @@ from tests.support.facts_records import records
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = ("llama", "qwen3_moe", "qwen3_next")
-PAGES = ("index.html", "how-the-parts-fit.html", "guides/layouts.html", "guides/read-your-first-value.html",
-         *(f"families/{family}/index.html" for family in FAMILIES))
+PAGES = (
+    "index.html",
+    "how-the-parts-fit.html",
+    "guides/layouts.html",
+    "guides/read-your-first-value.html",
+    *(f"families/{family}/index.html" for family in FAMILIES),
+)
 HYBRID = "families/qwen3_next/index.html"
 MIXTURE = "families/qwen3_moe/index.html"
 
@@ -61,7 +66,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, path in write.guide_sources(source).items():
         notes = read_notes(path)
         write.write_guide(name, notes_html(notes.blocks, shift=0), notes.meta, site=source)
-    return write.build_site(out, families={family: meta[family]["title"] for family in FAMILIES}, config=ROOT / "mkdocs.yml", site=source)
+    return write.build_site(
+        out,
+        families={family: meta[family]["title"] for family in FAMILIES},
+        config=ROOT / "mkdocs.yml",
+        site=source,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +91,9 @@ def part(page, name: str, host: str):
 
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (500, True)])
-def test_pages_are_whole_fit_their_width_and_ask_nobody_else(visit, address: str, name: str, width: int, dark: bool) -> None:
+def test_pages_are_whole_fit_their_width_and_ask_nobody_else(
+    visit, address: str, name: str, width: int, dark: bool
+) -> None:
     seen = visit(address + name, width=width, dark=dark)
     assert seen.page.locator("h1").inner_text()
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
@@ -97,9 +109,17 @@ def test_the_slider_redraws_the_block_by_keyboard(visit, address: str) -> None:
     for _ in range(3):
         page.keyboard.press("ArrowRight")
     assert stage(page) == ("3", "1")
-    assert part(page, "attention_scores", "self_attn").is_visible() and part(page, "decays", "linear_attn").count() == 0
-    assert page.locator(".bd-identity code").inner_text() == "layers[3].input + self_attn.attention_output + mlp.mlp_output == layer_output"
-    assert "Gated attention" in page.locator("block-diagram input[type=range]").get_attribute("aria-valuetext")
+    assert (
+        part(page, "attention_scores", "self_attn").is_visible()
+        and part(page, "decays", "linear_attn").count() == 0
+    )
+    assert (
+        page.locator(".bd-identity code").inner_text()
+        == "layers[3].input + self_attn.attention_output + mlp.mlp_output == layer_output"
+    )
+    assert "Gated attention" in page.locator("block-diagram input[type=range]").get_attribute(
+        "aria-valuetext"
+    )
     page.keyboard.press("End")
     assert stage(page) == ("47", "1")
     page.keyboard.press("Home")
@@ -128,7 +148,9 @@ def test_a_tick_for_each_block_shaped_by_its_mixer(visit, address: str) -> None:
 def test_pointing_shows_and_enter_pins_and_escape_lets_go(visit, address: str) -> None:
     seen = visit(address + HYBRID)
     page, card = seen.page, seen.page.locator(".bd-card")
-    page.evaluate("window.told = []; document.addEventListener('part-select', (event) => told.push(event.detail))")
+    page.evaluate(
+        "window.told = []; document.addEventListener('part-select', (event) => told.push(event.detail))"
+    )
     part(page, "router_logits", "mlp").hover()
     assert "model.layers[0].mlp.router_logits" in card.inner_text()
     page.mouse.move(2, 2)
@@ -140,12 +162,20 @@ def test_pointing_shows_and_enter_pins_and_escape_lets_go(visit, address: str) -
     part(page, "router_logits", "mlp").hover()
     page.mouse.move(2, 2)
     assert "linear_attn.decays" in card.inner_text()
-    for word in ("Gates [batch seq heads]", "f32[B, S, ValueHeads]", "[B, S, 32]", "log decay", "torch_chunk_gated_delta_rule"):
+    for word in (
+        "Gates [batch seq heads]",
+        "f32[B, S, ValueHeads]",
+        "[B, S, 32]",
+        "log decay",
+        "torch_chunk_gated_delta_rule",
+    ):
         assert word.lower() in card.inner_text().lower()
     page.keyboard.press("Escape")
     assert part(page, "decays", "linear_attn").get_attribute("aria-pressed") == "false"
     assert page.evaluate("told.map((one) => [one.name, one.host, one.layer, one.pinned])") == [
-        ["decays", "linear_attn", 0, True], ["decays", "linear_attn", 0, False]]
+        ["decays", "linear_attn", 0, True],
+        ["decays", "linear_attn", 0, False],
+    ]
     seen.assert_clean()
 
 
@@ -164,7 +194,9 @@ def test_a_click_and_a_space_pin_as_well(visit, address: str) -> None:
     assert "model.logits" in page.locator(".bd-card").inner_text()
 
 
-def test_a_pinned_card_follows_the_slider_and_says_where_the_value_is_missing(visit, address: str) -> None:
+def test_a_pinned_card_follows_the_slider_and_says_where_the_value_is_missing(
+    visit, address: str
+) -> None:
     page = visit(address + HYBRID).page
     part(page, "decays", "linear_attn").click()
     page.evaluate("document.querySelector('block-diagram').layer = 5")
@@ -184,12 +216,20 @@ def test_another_checkpoint_without_a_reload(visit, address: str) -> None:
     page.locator("checkpoint-select select").select_option(second)
     assert page.evaluate("window.mark") == 1
     assert f"checkpoint={second.replace('/', '%2F')}" in page.url
-    assert page.locator(".bd-ticks > i").count() == 94 and page.locator(".bd-count").inner_text() == "94"
+    assert (
+        page.locator(".bd-ticks > i").count() == 94
+        and page.locator(".bd-count").inner_text() == "94"
+    )
     assert stage(page)[0] == "47"
     for selector, name in ((".printout pre", "print(model) on "), (".choice .chosen", "")):
         shown = page.locator(f"{selector}:visible")
-        assert shown.count() == 1 and second in (shown.get_attribute("aria-label") or shown.inner_text())
-    assert page.locator(".config dl:visible", has_text="num_hidden_layers").inner_text().count("94") >= 1
+        assert shown.count() == 1 and second in (
+            shown.get_attribute("aria-label") or shown.inner_text()
+        )
+    assert (
+        page.locator(".config dl:visible", has_text="num_hidden_layers").inner_text().count("94")
+        >= 1
+    )
     page.reload()
     assert page.locator("checkpoint-select select").input_value() == second
     assert page.locator(".bd-ticks > i").count() == 94
@@ -200,7 +240,10 @@ def test_another_checkpoint_without_a_reload(visit, address: str) -> None:
 
 def test_an_unknown_checkpoint_in_the_address_leaves_the_first(visit, address: str) -> None:
     seen = visit(f"{address}{MIXTURE}?checkpoint=%3Cscript%3Ealert(1)%3C%2Fscript%3E")
-    assert seen.page.locator("checkpoint-select select").input_value() == records("qwen3_moe")[0]["checkpoint"]
+    assert (
+        seen.page.locator("checkpoint-select select").input_value()
+        == records("qwen3_moe")[0]["checkpoint"]
+    )
     seen.assert_clean()
 
 
@@ -220,7 +263,9 @@ def test_the_element_comes_alive_in_html_that_arrives_later(visit, address: str)
 def test_live_marks_light_cells_and_weigh_edges(visit, address: str) -> None:
     page = visit(address + HYBRID).page
     element = "document.querySelector('block-diagram')"
-    page.evaluate(f"{element}.setMarks({{addends: {{attention_output: 0, mlp_output: 1}}, experts: [3, 17]}})")
+    page.evaluate(
+        f"{element}.setMarks({{addends: {{attention_output: 0, mlp_output: 1}}, experts: [3, 17]}})"
+    )
     lit = "(document.querySelector('.bd-stage .bd-wide .bd-lit').getAttribute('d').match(/M/g) ?? []).length"
     numbers = "document.querySelector('.bd-stage .bd-wide .bd-cells').dataset.lit"
     assert page.evaluate(lit) == 2 and page.evaluate(numbers) == "3 17"
@@ -234,7 +279,9 @@ def test_live_marks_light_cells_and_weigh_edges(visit, address: str) -> None:
     page.evaluate(f"{element}.setMarks(null)")
     places = "document.querySelector('.bd-stage .bd-wide .bd-lit').getAttribute('d').match(/M[^h]*/g).map((at) => at.slice(1).split(' ').map(Number))"
     drawn = page.evaluate(places)
-    page.evaluate(f"{element}.setMarks({{addends: {{}}, experts: {numbers}.split(' ').map(Number)}})")
+    page.evaluate(
+        f"{element}.setMarks({{addends: {{}}, experts: {numbers}.split(' ').map(Number)}})"
+    )
     for one, other in zip(drawn, page.evaluate(places), strict=True):
         assert one == pytest.approx(other, abs=0.05)
     page.evaluate(f"{element}.setMarks({{addends: {{}}, experts: []}})")
@@ -246,7 +293,10 @@ def test_live_marks_light_cells_and_weigh_edges(visit, address: str) -> None:
 def test_at_500_pixels_the_boxes_stack_and_the_stream_stays(visit, address: str) -> None:
     page = visit(address + HYBRID, width=500).page
     assert page.locator(".bd-narrow").is_visible() and not page.locator(".bd-wide").is_visible()
-    boxes = sorted((box.bounding_box() for box in page.locator(".bd-narrow .bd-box").all()), key=lambda box: box["y"])
+    boxes = sorted(
+        (box.bounding_box() for box in page.locator(".bd-narrow .bd-box").all()),
+        key=lambda box: box["y"],
+    )
     assert len(boxes) == 2 and boxes[0]["y"] + boxes[0]["height"] < boxes[1]["y"]
     assert page.locator(".bd-narrow .bd-stream").bounding_box()["x"] < boxes[0]["x"]
     card = page.locator(".bd-card").bounding_box()
@@ -255,32 +305,51 @@ def test_at_500_pixels_the_boxes_stack_and_the_stream_stays(visit, address: str)
     assert "linear_attn.decays" in page.locator(".bd-card").inner_text()
     card = page.locator(".bd-card").bounding_box()
     assert 0 < card["y"] and card["y"] + card["height"] <= 900, "what was clicked is told in view"
-    assert "linear_attn.decays" in page.locator(".bd-card").inner_text(), "not of what came under the pointer"
+    assert "linear_attn.decays" in page.locator(".bd-card").inner_text(), (
+        "not of what came under the pointer"
+    )
     page.locator(".bd-unpin").click()
     where = part(page, "decays", "linear_attn")
-    assert 0 < where.bounding_box()["y"] < 900 and where.evaluate("(node) => node === document.activeElement")
+    assert 0 < where.bounding_box()["y"] < 900 and where.evaluate(
+        "(node) => node === document.activeElement"
+    )
 
 
 def test_at_desktop_width_the_card_stands_beside_the_diagram(visit, address: str) -> None:
     page = visit(address + HYBRID, width=1440).page
-    stage_box, card = page.locator(".bd-stage").bounding_box(), page.locator(".bd-card").bounding_box()
+    stage_box, card = (
+        page.locator(".bd-stage").bounding_box(),
+        page.locator(".bd-card").bounding_box(),
+    )
     assert card["x"] >= stage_box["x"] + stage_box["width"] and card["y"] < stage_box["y"] + 40
     page.evaluate("document.querySelector('.bd-stage').scrollIntoView({block: 'end'})")
-    assert 0 < page.locator(".bd-card").bounding_box()["y"] < 300, "it stays beside what is looked at"
+    assert 0 < page.locator(".bd-card").bounding_box()["y"] < 300, (
+        "it stays beside what is looked at"
+    )
     assert page.evaluate("document.documentElement.scrollWidth") <= 1440
 
 
 def test_without_javascript_the_first_diagram_and_all_tables_are_there(visit, address: str) -> None:
     page = visit(address + HYBRID, javascript=False).page
-    assert page.locator(".bd-wide").is_visible() and part(page, "decays", "linear_attn").is_visible()
-    assert not page.locator("checkpoint-select").is_visible() and not page.locator(".bd-slider").is_visible()
+    assert (
+        page.locator(".bd-wide").is_visible() and part(page, "decays", "linear_attn").is_visible()
+    )
+    assert (
+        not page.locator("checkpoint-select").is_visible()
+        and not page.locator(".bd-slider").is_visible()
+    )
     record = records("qwen3_next", 1)[0]
     for row in record["values"]:
-        assert page.locator(f'[id="value-{row["host"].rpartition(".")[2].partition("[")[0]}-{row["name"]}"]').is_visible()
+        assert page.locator(
+            f'[id="value-{row["host"].rpartition(".")[2].partition("[")[0]}-{row["name"]}"]'
+        ).is_visible()
     for selector in (".printout pre", ".parts", ".config dl", ".evidence"):
         assert page.locator(f"{selector}:visible").count()
     cards = visit(address + "index.html", javascript=False).page
-    assert cards.locator(".card:visible").count() == len(FAMILIES) and not cards.locator(".filters").is_visible()
+    assert (
+        cards.locator(".card:visible").count() == len(FAMILIES)
+        and not cards.locator(".filters").is_visible()
+    )
 
 
 def test_formulas_show_on_hover_and_focus(visit, address: str) -> None:
@@ -301,7 +370,11 @@ def test_the_index_filters_by_trait_and_by_value(visit, address: str) -> None:
     assert len(shown()) == 3
     page.locator('[data-trait="hybrid"]').focus()
     page.keyboard.press("Space")
-    assert len(shown()) == 1 and "1 of 3" in page.locator(".tally").inner_text() and "traits=hybrid" in page.url
+    assert (
+        len(shown()) == 1
+        and "1 of 3" in page.locator(".tally").inner_text()
+        and "traits=hybrid" in page.url
+    )
     page.get_by_role("button", name="clear", exact=True).click()
     page.get_by_label("value name").fill("router_lo")
     assert len(shown()) == 2
@@ -371,7 +444,12 @@ def test_every_link_inside_the_site_leads_somewhere(site: Path) -> None:
                 there = there / "index.html"
             if not there.exists():
                 missing.append((path.name, target))
-            elif anchor and there.suffix == ".html" and f'id="{anchor}"' not in there.read_text(encoding="utf-8") and anchor != "__skip":
+            elif (
+                anchor
+                and there.suffix == ".html"
+                and f'id="{anchor}"' not in there.read_text(encoding="utf-8")
+                and anchor != "__skip"
+            ):
                 missing.append((path.name, target))
     assert missing == []
 
@@ -380,6 +458,9 @@ def test_a_page_weighs_little(site: Path) -> None:
     """Page, styles and scripts, compressed: what a first visit costs, the search index aside."""
     page = site / HYBRID
     text = page.read_text(encoding="utf-8")
-    files = {(page.parent / name).resolve() for name in re.findall(r'(?:src|href)="([^"]+\.(?:js|css))"', text)}
+    files = {
+        (page.parent / name).resolve()
+        for name in re.findall(r'(?:src|href)="([^"]+\.(?:js|css))"', text)
+    }
     weight = sum(len(gzip.compress(path.read_bytes())) for path in (page, *files))
     assert weight <= 250_000

@@ -17,10 +17,17 @@ from tests.support.configs import built
 
 REQUIRED = {
     "llama": ["HuggingFaceTB/SmolLM2-135M-Instruct"],
-    "qwen3_moe": ["Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-235B-A22B", "Qwen/Qwen3-Coder-480B-A35B-Instruct"],
+    "qwen3_moe": [
+        "Qwen/Qwen3-30B-A3B",
+        "Qwen/Qwen3-235B-A22B",
+        "Qwen/Qwen3-Coder-480B-A35B-Instruct",
+    ],
     "qwen3_next": ["Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen/Qwen3-Coder-Next"],
     "qwen3_5_moe_text": [
-        "Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3.5-122B-A10B", "Qwen/Qwen3.5-397B-A17B", "Qwen/Qwen3.6-35B-A3B",
+        "Qwen/Qwen3.5-35B-A3B",
+        "Qwen/Qwen3.5-122B-A10B",
+        "Qwen/Qwen3.5-397B-A17B",
+        "Qwen/Qwen3.6-35B-A3B",
     ],
     "gpt2": ["openai-community/gpt2", "openai-community/gpt2-xl"],
     "gpt_neox": ["EleutherAI/pythia-160m", "EleutherAI/gpt-neox-20b"],
@@ -68,15 +75,25 @@ def test_the_checkpoints_by_family():
 def test_computed_count_is_the_stated_one(id):
     """Half of the last digit stated, a whole one where the name covers a vision tower too."""
     card = cards.card(id)
-    assert abs(without(id, "total", card.stated_without) - card.stated_parameters) <= card.stated_within
-    assert abs(without(id, "active", card.active_without) - card.stated_active) < card.stated_active_within
+    assert (
+        abs(without(id, "total", card.stated_without) - card.stated_parameters)
+        <= card.stated_within
+    )
+    assert (
+        abs(without(id, "active", card.active_without) - card.stated_active)
+        < card.stated_active_within
+    )
 
 
 @every_card
 def test_dense_checkpoints_use_every_parameter(id):
     card = cards.card(id)
     dense = "routed experts" not in [row["part"] for row in counted(id)["by_part"]]
-    assert dense == (counted(id)["active"] == counted(id)["total"]) == (card.active_text == card.total_text)
+    assert (
+        dense
+        == (counted(id)["active"] == counted(id)["total"])
+        == (card.active_text == card.total_text)
+    )
 
 
 @pytest.mark.parametrize("id", [card.id for card in cards.all_cards() if card.active_without])
@@ -84,7 +101,10 @@ def test_a_count_that_leaves_something_out_does_not_fit_with_it(id):
     card = cards.card(id)
     within = (card.stated_within, card.stated_active_within / 2)
     stated = (card.stated_parameters, card.stated_active)
-    left_out = (without(id, "total", card.stated_without), without(id, "active", card.active_without))
+    left_out = (
+        without(id, "total", card.stated_without),
+        without(id, "active", card.active_without),
+    )
     whole = (counted(id)["total"], counted(id)["active"])
     assert all(abs(number - said) <= most for number, said, most in zip(left_out, stated, within))
     assert not all(abs(number - said) <= most for number, said, most in zip(whole, stated, within))
@@ -102,32 +122,54 @@ def test_computed_counts_are_those_in_the_name(id):
         assert abs(counted(id)["active"] - int(number) * 1e9) < 1e9
 
 
-@pytest.mark.parametrize(("id", "said"), [
-    # What reports and model cards split their counts into.
-    ("openai/gpt-oss-120b", {"routed experts + router": "114.71", "attention": "0.96", "embedding + head": "1.16"}),
-    ("openai/gpt-oss-20b", {"routed experts + router": "19.12", "attention": "0.64", "embedding + head": "1.16"}),
-    ("google/gemma-2-2b", {"attention + dense mlp + norms": "2.024517888"}),
-    ("google/gemma-2-9b", {"attention + dense mlp + norms": "8.324201984"}),
-    ("google/gemma-2-27b", {"attention + dense mlp + norms": "26.047480320"}),
-    ("EleutherAI/pythia-160m", {"attention + dense mlp + norms": "0.085056000"}),
-    ("bigscience/bloom-560m", {"embedding": "0.256901120"}),
-    ("bigscience/bloom", {"embedding": "3.596615680"}),
-    ("google/recurrentgemma-2b", {"attention + mixer + dense mlp + norms": "2.0", "embedding": "0.7"}),
-    ("deepseek-ai/DeepSeek-V3", {"embedding": "0.9", "head": "0.9"}),
-])
+@pytest.mark.parametrize(
+    ("id", "said"),
+    [
+        # What reports and model cards split their counts into.
+        (
+            "openai/gpt-oss-120b",
+            {"routed experts + router": "114.71", "attention": "0.96", "embedding + head": "1.16"},
+        ),
+        (
+            "openai/gpt-oss-20b",
+            {"routed experts + router": "19.12", "attention": "0.64", "embedding + head": "1.16"},
+        ),
+        ("google/gemma-2-2b", {"attention + dense mlp + norms": "2.024517888"}),
+        ("google/gemma-2-9b", {"attention + dense mlp + norms": "8.324201984"}),
+        ("google/gemma-2-27b", {"attention + dense mlp + norms": "26.047480320"}),
+        ("EleutherAI/pythia-160m", {"attention + dense mlp + norms": "0.085056000"}),
+        ("bigscience/bloom-560m", {"embedding": "0.256901120"}),
+        ("bigscience/bloom", {"embedding": "3.596615680"}),
+        (
+            "google/recurrentgemma-2b",
+            {"attention + mixer + dense mlp + norms": "2.0", "embedding": "0.7"},
+        ),
+        ("deepseek-ai/DeepSeek-V3", {"embedding": "0.9", "head": "0.9"}),
+    ],
+)
 def test_parts_are_those_published(id, said):
     rows = {row["part"]: row["count"] for row in counted(id)["by_part"]}
     for parts, billions in said.items():
         digits = len(billions.partition(".")[2])
-        assert f"{sum(rows[part] for part in parts.split(' + ')) / 1e9:.{digits}f}" == billions, parts
+        assert f"{sum(rows[part] for part in parts.split(' + ')) / 1e9:.{digits}f}" == billions, (
+            parts
+        )
 
 
-@pytest.mark.parametrize(("id", "number"), [
-    ("openai-community/gpt2", 124_439_808), ("openai-community/gpt2-xl", 1_557_611_200), ("facebook/opt-125m", 125_239_296),
-    ("EleutherAI/gpt-j-6b", 6_050_882_784), ("facebook/opt-6.7b", 6_658_473_984), ("google/gemma-2-2b", 2_614_341_888),
-    ("ibm-granite/granite-3.0-8b-base", 8_170_848_256), ("mistralai/Mixtral-8x7B-v0.1", 46_702_792_704),
-    ("state-spaces/mamba-2.8b-hf", 2_768_345_600),
-])
+@pytest.mark.parametrize(
+    ("id", "number"),
+    [
+        ("openai-community/gpt2", 124_439_808),
+        ("openai-community/gpt2-xl", 1_557_611_200),
+        ("facebook/opt-125m", 125_239_296),
+        ("EleutherAI/gpt-j-6b", 6_050_882_784),
+        ("facebook/opt-6.7b", 6_658_473_984),
+        ("google/gemma-2-2b", 2_614_341_888),
+        ("ibm-granite/granite-3.0-8b-base", 8_170_848_256),
+        ("mistralai/Mixtral-8x7B-v0.1", 46_702_792_704),
+        ("state-spaces/mamba-2.8b-hf", 2_768_345_600),
+    ],
+)
 def test_counts_to_the_last_parameter(id, number):
     assert counted(id)["total"] == number
 
@@ -136,14 +178,24 @@ def test_what_gpt_j_counts_eight_times():
     """Its card's count has eight copies of every norm, of the MLP's output bias and of a bias of the embedding."""
     width, blocks = 4096, 28
     norms, biases, embedding = 2 * (blocks + 1) * width, blocks * width, width
-    assert counted("EleutherAI/gpt-j-6b")["total"] + 7 * (norms + biases) + 8 * embedding == 6_053_381_344
+    assert (
+        counted("EleutherAI/gpt-j-6b")["total"] + 7 * (norms + biases) + 8 * embedding
+        == 6_053_381_344
+    )
 
 
-@pytest.mark.parametrize(("id", "written"), [
-    ("Qwen/Qwen3-30B-A3B", "30.5 B"), ("Qwen/Qwen3-235B-A22B", "235.1 B"),
-    ("Qwen/Qwen3-Coder-480B-A35B-Instruct", "480.2 B"), ("Qwen/Qwen3-Next-80B-A3B-Instruct", "79.7 B"),
-    ("Qwen/Qwen3-Coder-Next", "79.7 B"), ("Qwen/Qwen3.6-35B-A3B", "34.7 B"), ("Qwen/Qwen3.5-35B-A3B", "34.7 B"),
-])
+@pytest.mark.parametrize(
+    ("id", "written"),
+    [
+        ("Qwen/Qwen3-30B-A3B", "30.5 B"),
+        ("Qwen/Qwen3-235B-A22B", "235.1 B"),
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct", "480.2 B"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "79.7 B"),
+        ("Qwen/Qwen3-Coder-Next", "79.7 B"),
+        ("Qwen/Qwen3.6-35B-A3B", "34.7 B"),
+        ("Qwen/Qwen3.5-35B-A3B", "34.7 B"),
+    ],
+)
 def test_computed_count_to_three_digits(id, written):
     assert f"{counted(id)['total'] / 1e9:.1f} B" == written
 
@@ -164,7 +216,9 @@ def test_text_side_plus_vision_tower_reaches_the_name(id):
     from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeVisionConfig
 
     with torch.device("meta"):
-        tower = modeling.Qwen3_5MoeVisionModel(Qwen3_5MoeVisionConfig(out_hidden_size=card.config["hidden_size"]))
+        tower = modeling.Qwen3_5MoeVisionModel(
+            Qwen3_5MoeVisionConfig(out_hidden_size=card.config["hidden_size"])
+        )
     text = counted(id)["total"]
     whole = text + sum(parameter.numel() for parameter in tower.parameters())
     assert text < whole < card.stated_parameters + card.stated_within
@@ -178,7 +232,10 @@ def test_config_and_model_are_what_the_card_says(id):
     assert config.architectures == [card.architecture] == [type(model).__name__]
     assert {p.device.type for p in model.parameters()} == {"meta"}
     # Some routers and decays stay in float32 whatever the model's dtype.
-    assert sum(p.numel() for p in model.parameters() if p.dtype != torch.bfloat16) < counted(id)["total"] / 1000
+    assert (
+        sum(p.numel() for p in model.parameters() if p.dtype != torch.bfloat16)
+        < counted(id)["total"] / 1000
+    )
     assert config.dtype == getattr(torch, card.dtype)
     for key, value in card.config.items():
         if key in ("rope_theta", "partial_rotary_factor"):
@@ -194,7 +251,9 @@ def test_a_forward_runs_and_every_block_that_mixes_tokens_keeps_something(id):
     config, seen = cards.config(id), accounting.run(built(id))
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     assert [keeper.layer for keeper in seen.keepers if keeper.attends] == [
-        layer for layer, kind in enumerate(kinds) if kind in ("full_attention", "sliding_attention", "hybrid")
+        layer
+        for layer, kind in enumerate(kinds)
+        if kind in ("full_attention", "sliding_attention", "hybrid")
     ]
     assert [keeper.layer for keeper in seen.keepers if not keeper.attends] == [
         layer for layer, kind in enumerate(kinds) if kind in ("linear_attention", "conv", "hybrid")
@@ -209,57 +268,101 @@ def test_a_config_is_fresh_every_time():
     assert cards.config("Qwen/Qwen3.5-35B-A3B").num_hidden_layers == 40
 
 
-@pytest.mark.parametrize(("id", "recurrent", "attention"), [
-    ("Qwen/Qwen3-Next-80B-A3B-Instruct", 36, 12), ("Qwen/Qwen3-Coder-Next", 36, 12), ("Qwen/Qwen3.5-35B-A3B", 30, 10),
-    ("Qwen/Qwen3.5-122B-A10B", 36, 12), ("Qwen/Qwen3.5-397B-A17B", 45, 15), ("Qwen/Qwen3.6-35B-A3B", 30, 10),
-])
+@pytest.mark.parametrize(
+    ("id", "recurrent", "attention"),
+    [
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", 36, 12),
+        ("Qwen/Qwen3-Coder-Next", 36, 12),
+        ("Qwen/Qwen3.5-35B-A3B", 30, 10),
+        ("Qwen/Qwen3.5-122B-A10B", 36, 12),
+        ("Qwen/Qwen3.5-397B-A17B", 45, 15),
+        ("Qwen/Qwen3.6-35B-A3B", 30, 10),
+    ],
+)
 def test_every_fourth_block_is_attention(id, recurrent, attention):
     kinds = cards.config(id).layer_types
-    assert (kinds.count("linear_attention"), kinds.count("full_attention")) == (recurrent, attention)
+    assert (kinds.count("linear_attention"), kinds.count("full_attention")) == (
+        recurrent,
+        attention,
+    )
     assert all(kind == "full_attention" for kind in kinds[3::4])
 
 
-@pytest.mark.parametrize(("id", "kinds"), [
-    ("google/gemma-2-2b", "sliding_attention full_attention " * 13),
-    ("openai/gpt-oss-20b", "sliding_attention full_attention " * 12),
-    ("ai21labs/Jamba-v0.1", ("linear_attention " * 4 + "full_attention " + "linear_attention " * 3) * 4),
-    ("google/recurrentgemma-2b", "linear_attention linear_attention sliding_attention " * 8 + "linear_attention " * 2),
-    ("LiquidAI/LFM2-1.2B", "conv conv full_attention " * 3 + "conv full_attention " * 3 + "conv"),
-    ("moonshotai/Kimi-Linear-48B-A3B-Instruct",
-     ("linear_attention " * 3 + "full_attention ") * 6 + "linear_attention " * 2 + "full_attention"),
-])
+@pytest.mark.parametrize(
+    ("id", "kinds"),
+    [
+        ("google/gemma-2-2b", "sliding_attention full_attention " * 13),
+        ("openai/gpt-oss-20b", "sliding_attention full_attention " * 12),
+        (
+            "ai21labs/Jamba-v0.1",
+            ("linear_attention " * 4 + "full_attention " + "linear_attention " * 3) * 4,
+        ),
+        (
+            "google/recurrentgemma-2b",
+            "linear_attention linear_attention sliding_attention " * 8 + "linear_attention " * 2,
+        ),
+        (
+            "LiquidAI/LFM2-1.2B",
+            "conv conv full_attention " * 3 + "conv full_attention " * 3 + "conv",
+        ),
+        (
+            "moonshotai/Kimi-Linear-48B-A3B-Instruct",
+            ("linear_attention " * 3 + "full_attention ") * 6
+            + "linear_attention " * 2
+            + "full_attention",
+        ),
+    ],
+)
 def test_kinds_of_blocks_in_their_order(id, kinds):
     assert list(cards.config(id).layer_types) == kinds.split()
 
 
-@pytest.mark.parametrize(("id", "kinds"), [
-    ("nvidia/Nemotron-H-8B-Base-8K", {"linear_attention": 24, "mlp": 24, "full_attention": 4}),
-    ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", {"linear_attention": 23, "moe": 23, "full_attention": 6}),
-])
+@pytest.mark.parametrize(
+    ("id", "kinds"),
+    [
+        ("nvidia/Nemotron-H-8B-Base-8K", {"linear_attention": 24, "mlp": 24, "full_attention": 4}),
+        (
+            "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+            {"linear_attention": 23, "moe": 23, "full_attention": 6},
+        ),
+    ],
+)
 def test_kinds_of_blocks_by_number(id, kinds):
-    assert Counter(cards.config(id).layer_types) == kinds and cards.config(id).num_hidden_layers == 52
+    assert (
+        Counter(cards.config(id).layer_types) == kinds and cards.config(id).num_hidden_layers == 52
+    )
 
 
 def test_dense_blocks_come_first():
     """Three of DeepSeek-V3's blocks and one of Moonlight's and of Kimi Linear's have no experts."""
-    firsts = {"deepseek-ai/DeepSeek-V3": 3, "moonshotai/Moonlight-16B-A3B": 1, "moonshotai/Kimi-Linear-48B-A3B-Instruct": 1}
+    firsts = {
+        "deepseek-ai/DeepSeek-V3": 3,
+        "moonshotai/Moonlight-16B-A3B": 1,
+        "moonshotai/Kimi-Linear-48B-A3B-Instruct": 1,
+    }
     for id, first in firsts.items():
         mixture = [hasattr(block.mlp, "experts") for block in built(id).model.layers]
         assert mixture == [False] * first + [True] * (len(mixture) - first)
 
 
-@pytest.mark.parametrize(("id", "figures"), [
-    ("Qwen/Qwen3-30B-A3B", "48 2048 32 4 128 6144 128 8 768 151936 40960 1e6"),
-    ("Qwen/Qwen3-235B-A22B", "94 4096 64 4 128 12288 128 8 1536 151936 40960 1e6"),
-    ("Qwen/Qwen3-Coder-480B-A35B-Instruct", "62 6144 96 8 128 8192 160 8 2560 151936 262144 1e7"),
-    ("Qwen/Qwen3-Next-80B-A3B-Instruct", "48 2048 16 2 256 5120 512 10 512 151936 262144 1e7"),
-    ("Qwen/Qwen3-Coder-Next", "48 2048 16 2 256 5120 512 10 512 151936 262144 5e6"),
-    ("Qwen/Qwen3.5-35B-A3B", "40 2048 16 2 256 - 256 8 512 248320 262144 1e7"),
-    ("Qwen/Qwen3.5-122B-A10B", "48 3072 32 2 256 - 256 8 1024 248320 262144 1e7"),
-    ("Qwen/Qwen3.5-397B-A17B", "60 4096 32 2 256 - 512 10 1024 248320 262144 1e7"),
-    ("Qwen/Qwen3.6-35B-A3B", "40 2048 16 2 256 - 256 8 512 248320 262144 1e7"),
-    ("HuggingFaceTB/SmolLM2-135M-Instruct", "30 576 9 3 64 1536 - - - 49152 8192 1e5"),
-])
+@pytest.mark.parametrize(
+    ("id", "figures"),
+    [
+        ("Qwen/Qwen3-30B-A3B", "48 2048 32 4 128 6144 128 8 768 151936 40960 1e6"),
+        ("Qwen/Qwen3-235B-A22B", "94 4096 64 4 128 12288 128 8 1536 151936 40960 1e6"),
+        (
+            "Qwen/Qwen3-Coder-480B-A35B-Instruct",
+            "62 6144 96 8 128 8192 160 8 2560 151936 262144 1e7",
+        ),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "48 2048 16 2 256 5120 512 10 512 151936 262144 1e7"),
+        ("Qwen/Qwen3-Coder-Next", "48 2048 16 2 256 5120 512 10 512 151936 262144 5e6"),
+        ("Qwen/Qwen3.5-35B-A3B", "40 2048 16 2 256 - 256 8 512 248320 262144 1e7"),
+        ("Qwen/Qwen3.5-122B-A10B", "48 3072 32 2 256 - 256 8 1024 248320 262144 1e7"),
+        ("Qwen/Qwen3.5-397B-A17B", "60 4096 32 2 256 - 512 10 1024 248320 262144 1e7"),
+        ("Qwen/Qwen3.6-35B-A3B", "40 2048 16 2 256 - 256 8 512 248320 262144 1e7"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "30 576 9 3 64 1536 - - - 49152 8192 1e5"),
+    ],
+)
 def test_figures(id, figures):
     config = cards.config(id)
     names = (
@@ -272,18 +375,23 @@ def test_figures(id, figures):
     assert config.rope_parameters["rope_theta"] == float(theta)
 
 
-@pytest.mark.parametrize(("asked", "nearest"), [
-    ("Qwen/Qwen3-30B-A3", ["Qwen/Qwen3-30B-A3B"]),
-    ("qwen3-coder-next", ["Qwen/Qwen3-Coder-Next"]),
-    ("Qwen/Qwen3.5-397B-A17", ["Qwen/Qwen3.5-397B-A17B"]),
-    ("SmolLM2-135M", ["HuggingFaceTB/SmolLM2-135M-Instruct"]),
-    ("Qwen/Qwen3-30B-A3B-Instruct-2507", ["Qwen/Qwen3-30B-A3B"]),
-])
+@pytest.mark.parametrize(
+    ("asked", "nearest"),
+    [
+        ("Qwen/Qwen3-30B-A3", ["Qwen/Qwen3-30B-A3B"]),
+        ("qwen3-coder-next", ["Qwen/Qwen3-Coder-Next"]),
+        ("Qwen/Qwen3.5-397B-A17", ["Qwen/Qwen3.5-397B-A17B"]),
+        ("SmolLM2-135M", ["HuggingFaceTB/SmolLM2-135M-Instruct"]),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", ["Qwen/Qwen3-30B-A3B"]),
+    ],
+)
 def test_a_misspelt_id_gets_the_nearest(asked, nearest):
     with pytest.raises(cards.UnknownCheckpoint) as caught:
         cards.config(asked)
     assert caught.value.nearest == nearest
-    assert str(caught.value) == f"No checkpoint card is called {asked!r}: did you mean {nearest[0]}?"
+    assert (
+        str(caught.value) == f"No checkpoint card is called {asked!r}: did you mean {nearest[0]}?"
+    )
 
 
 def test_an_id_like_no_other_gets_the_families_in_one_line():
@@ -295,22 +403,32 @@ def test_an_id_like_no_other_gets_the_families_in_one_line():
 
 
 def text_of(id: str = "Qwen/Qwen3-30B-A3B") -> dict:
-    found = [json.loads(file.read_text()) for file in files(cards).iterdir() if file.name.endswith(".json")]
+    found = [
+        json.loads(file.read_text())
+        for file in files(cards).iterdir()
+        if file.name.endswith(".json")
+    ]
     return next(one for one in found if one["id"] == id)
 
 
-@pytest.mark.parametrize(("change", "sentence"), [
-    ({"stated": None}, "card x.json has a value of the wrong kind for 'stated': None"),
-    ({"stated": "30,5B"}, "card x.json: a count is written like 30.5B, 135M or 162,322,944, not '30,5B'"),
-    ({"stated_active": "1,23"}, "a count is written like"),
-    ({"active_without": "embedding"}, "wrong kind for 'active_without'"),
-    ({"stated_without": [3]}, "wrong kind for 'stated_without'"),
-    ({"place": True}, "wrong kind for 'place'"),
-    ({"config": []}, "wrong kind for 'config'"),
-    ({"wrapper": 3}, "wrong kind for 'wrapper'"),
-    ({"parameters": 3}, "card x.json has an unknown key 'parameters'"),
-    ({"family": ...}, "card x.json lacks 'family'"),
-])
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"stated": None}, "card x.json has a value of the wrong kind for 'stated': None"),
+        (
+            {"stated": "30,5B"},
+            "card x.json: a count is written like 30.5B, 135M or 162,322,944, not '30,5B'",
+        ),
+        ({"stated_active": "1,23"}, "a count is written like"),
+        ({"active_without": "embedding"}, "wrong kind for 'active_without'"),
+        ({"stated_without": [3]}, "wrong kind for 'stated_without'"),
+        ({"place": True}, "wrong kind for 'place'"),
+        ({"config": []}, "wrong kind for 'config'"),
+        ({"wrapper": 3}, "wrong kind for 'wrapper'"),
+        ({"parameters": 3}, "card x.json has an unknown key 'parameters'"),
+        ({"family": ...}, "card x.json lacks 'family'"),
+    ],
+)
 def test_a_card_is_checked_when_it_is_read(change, sentence):
     raw = {**text_of(), **change}
     raw = {key: value for key, value in raw.items() if value is not ...}
@@ -330,8 +448,15 @@ def test_counts_as_written():
     assert card.stated_within == pytest.approx(0.05e9)
     assert card.stated_active_within == pytest.approx(0.1e9)
     assert card.stated_without == card.active_without == ()
-    exact = cards.parse(json.dumps({**text_of(), "stated": "162,322,944", "active_without": ["embedding"]}), "x.json")
-    assert (exact.stated_parameters, exact.stated_within, exact.active_without) == (162_322_944, 0.5, ("embedding",))
+    exact = cards.parse(
+        json.dumps({**text_of(), "stated": "162,322,944", "active_without": ["embedding"]}),
+        "x.json",
+    )
+    assert (exact.stated_parameters, exact.stated_within, exact.active_without) == (
+        162_322_944,
+        0.5,
+        ("embedding",),
+    )
 
 
 def test_cards_are_small_and_say_where_their_counts_stand():

@@ -31,7 +31,11 @@ EIFFEL = "The Eiffel Tower is in the city of"
 
 
 def test_a_gguf_file_is_a_real_model(real, smollm2):
-    assert real.label == smollm2.name and real.weights == "as found in the file, dequantised from Q4_1" and real.family == "llama"
+    assert (
+        real.label == smollm2.name
+        and real.weights == "as found in the file, dequantised from Q4_1"
+        and real.family == "llama"
+    )
     assert real.sizes == load("HuggingFaceTB/SmolLM2-135M-Instruct", weights=False).sizes
     assert {p.device.type for p in real.hf.parameters()} == {"cpu"}
 
@@ -58,13 +62,18 @@ def test_patterns_of_a_real_model_are_distributions_over_the_past(real):
 def test_addends_of_a_real_model_add_up(real):
     rec = real.record(EIFFEL, ["layer_input", "layer_output", "attention_output", "mlp_output"])
     for layer in range(real.num_layers):
-        total = rec["layer_input", layer] + rec["attention_output", layer] + rec["mlp_output", layer]
+        total = (
+            rec["layer_input", layer] + rec["attention_output", layer] + rec["mlp_output", layer]
+        )
         assert torch.equal(total, rec["layer_output", layer])
 
 
 def test_a_head_of_a_real_model_matters(real):
     clean = real.record(EIFFEL, ["next_token_probs"])["next_token_probs"]
-    moved = [real.record(EIFFEL, ["next_token_probs"], edits=[zero_head(layer, 0)])["next_token_probs"] for layer in (0, 15, 29)]
+    moved = [
+        real.record(EIFFEL, ["next_token_probs"], edits=[zero_head(layer, 0)])["next_token_probs"]
+        for layer in (0, 15, 29)
+    ]
     assert all(not torch.equal(clean, probs) for probs in moved)
     assert all(abs(float(probs.sum()) - 1) < 1e-4 for probs in moved)
 
@@ -127,10 +136,21 @@ def test_a_file_with_more_blocks_than_it_says_is_refused(tmp_path, smollm2):
     file.write_bytes(smollm2.read_bytes())
     field = GGUFReader(file, "r+").fields["llama.block_count"]
     field.parts[field.data[0]][0] = 28
-    refused(file, r"model.gguf holds weights of blocks 28–29, and its configuration has blocks 0 to 27; fetch both again")
+    refused(
+        file,
+        r"model.gguf holds weights of blocks 28–29, and its configuration has blocks 0 to 27; fetch both again",
+    )
 
 
-@pytest.mark.parametrize("said, words", [(None, "its precision not stated"), (9999, "its precision not stated"), (1, "in F16"), (2, "dequantised from Q4_0")])
+@pytest.mark.parametrize(
+    "said, words",
+    [
+        (None, "its precision not stated"),
+        (9999, "its precision not stated"),
+        (1, "in F16"),
+        (2, "dequantised from Q4_0"),
+    ],
+)
 def test_what_a_file_says_of_its_precision(tmp_path, said, words):
     from gguf import GGUFReader, GGUFWriter
 
@@ -147,5 +167,10 @@ def test_a_file_that_says_nothing_of_its_model_is_one_sentence(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
     writer.kv_data[0].clear()
     writer.add_tensor("blk.0.attn_q.weight", numpy.zeros((4, 4), dtype=numpy.float32))
-    writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.write_tensors_to_file(), writer.close()
+    (
+        writer.write_header_to_file(),
+        writer.write_kv_data_to_file(),
+        writer.write_tensors_to_file(),
+        writer.close(),
+    )
     refused(tmp_path / "x.gguf", "cannot be read")

@@ -62,7 +62,12 @@ def refused(source, says: str, error: type = LoadError, **options) -> str:
         load(source, **options)
     message = str(caught.value)
     assert isinstance(caught.value, ValueError)
-    assert "\n" not in message and len(message) < 500 and message[-1] in ".?" and "Traceback" not in message
+    assert (
+        "\n" not in message
+        and len(message) < 500
+        and message[-1] in ".?"
+        and "Traceback" not in message
+    )
     return message
 
 
@@ -77,7 +82,11 @@ def changed(folder: Path, **changes) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_specimen_loads_with_its_label(family, no_network):
     model = load(f"specimen:{family}")
-    assert model.label == f"specimen:{family}" and model.family == family and model.weights in ("trained", "random, seed 0")
+    assert (
+        model.label == f"specimen:{family}"
+        and model.family == family
+        and model.weights in ("trained", "random, seed 0")
+    )
     assert next(model.hf.parameters()).dtype == torch.float32 and not model.hf.training
     assert model.hf.config._attn_implementation == "eager" and not no_network
 
@@ -92,22 +101,36 @@ def test_a_specimen_without_weights_is_its_shape(no_network):
 def test_a_card_loads_at_its_full_size_without_the_network(checkpoint, no_network):
     model = load(checkpoint, weights=False)
     card = cards.card(checkpoint)
-    assert model.label == checkpoint and model.family == card.family and type(model.hf).__name__ == card.architecture
+    assert (
+        model.label == checkpoint
+        and model.family == card.family
+        and type(model.hf).__name__ == card.architecture
+    )
     assert {p.device.type for p in model.hf.parameters()} == {"meta"}
     assert next(model.hf.parameters()).dtype == torch.bfloat16
-    assert model.num_layers == card.config["num_hidden_layers"] and model.hidden_size == card.config["hidden_size"]
+    assert (
+        model.num_layers == card.config["num_hidden_layers"]
+        and model.hidden_size == card.config["hidden_size"]
+    )
     assert any(row.available for row in model.support(model.num_layers - 1)) and not no_network
 
 
 def test_a_dtype_is_kept():
-    assert next(load("specimen:llama", dtype=torch.bfloat16).hf.parameters()).dtype == torch.bfloat16
-    assert next(load("specimen:llama", weights=False, dtype=torch.float16).hf.parameters()).dtype == torch.float16
+    assert (
+        next(load("specimen:llama", dtype=torch.bfloat16).hf.parameters()).dtype == torch.bfloat16
+    )
+    assert (
+        next(load("specimen:llama", weights=False, dtype=torch.float16).hf.parameters()).dtype
+        == torch.float16
+    )
     refused("specimen:llama", "'float16' is not a dtype", dtype="float16")
 
 
 def test_a_folder_loads_as_the_model_that_was_saved(saved, no_network):
     model = load(saved)
-    assert model.label == str(saved) and model.weights == "as found in the folder" and not no_network
+    assert (
+        model.label == str(saved) and model.weights == "as found in the folder" and not no_network
+    )
     mine, theirs = model.record(PROMPT), specimen("llama").record(PROMPT)
     assert set(mine.values) == set(theirs.values) and mine.tokens == theirs.tokens
     for key, value in theirs.values.items():
@@ -122,7 +145,10 @@ def test_a_folder_loads_as_the_model_that_was_saved(saved, no_network):
 def test_a_folder_loads_for_its_shapes_without_its_weights(broken):
     (broken / "model.safetensors").unlink()
     model = load(broken, weights=False)
-    assert model.weights == "none: shapes only" and model.record(PROMPT, ["logits"])["logits"].device.type == "meta"
+    assert (
+        model.weights == "none: shapes only"
+        and model.record(PROMPT, ["logits"])["logits"].device.type == "meta"
+    )
     refused(broken, "has no weights; add its .safetensors files or load with weights=False")
 
 
@@ -130,7 +156,10 @@ def test_a_folder_in_shards_loads_too(broken):
     specimen("llama").hf.save_pretrained(broken, max_shard_size="100KB")
     (broken / "model.safetensors").unlink()
     assert len(list(broken.glob("model-*.safetensors"))) > 1
-    assert torch.equal(load(broken).record(PROMPT, ["logits"])["logits"], specimen("llama").record(PROMPT, ["logits"])["logits"])
+    assert torch.equal(
+        load(broken).record(PROMPT, ["logits"])["logits"],
+        specimen("llama").record(PROMPT, ["logits"])["logits"],
+    )
 
 
 def test_a_folder_called_like_a_family_is_a_folder(saved, tmp_path, monkeypatch):
@@ -142,18 +171,29 @@ def test_a_folder_called_like_a_family_is_a_folder(saved, tmp_path, monkeypatch)
 # -- names ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("source", "says", "error"), [
-    ("specimen:nothing", "no specimen of the family 'nothing'; ", UnknownFamily),
-    ("specimen:qwen3next", "did you mean 'qwen3_next'?", UnknownFamily),
-    ("specimen:", "no specimen", UnknownFamily),
-    ("llama", "'llama' is a family: load its small model as 'specimen:llama'", LoadError),
-    ("", "Say what to load", LoadError), ("  ", "Say what to load", LoadError),
-    (None, "Say what to load", LoadError), (3, "Say what to load", LoadError),
-    ("a/b/c", "No checkpoint card is called", cards.UnknownCheckpoint),
-    ("~nobody-of-that-name/x", "There is no user 'nobody-of-that-name' on this machine", LoadError),
-    ("x" * 5000, "What to load has 5,000 characters", LoadError), ("a/" + "x" * 5000, "has 5,002 characters", LoadError),
-    ("/" + "x" * 300, "There is nothing at /xxx", LoadError), ("x" * 300 + ".gguf", "There is no file xxx", LoadError),
-])
+@pytest.mark.parametrize(
+    ("source", "says", "error"),
+    [
+        ("specimen:nothing", "no specimen of the family 'nothing'; ", UnknownFamily),
+        ("specimen:qwen3next", "did you mean 'qwen3_next'?", UnknownFamily),
+        ("specimen:", "no specimen", UnknownFamily),
+        ("llama", "'llama' is a family: load its small model as 'specimen:llama'", LoadError),
+        ("", "Say what to load", LoadError),
+        ("  ", "Say what to load", LoadError),
+        (None, "Say what to load", LoadError),
+        (3, "Say what to load", LoadError),
+        ("a/b/c", "No checkpoint card is called", cards.UnknownCheckpoint),
+        (
+            "~nobody-of-that-name/x",
+            "There is no user 'nobody-of-that-name' on this machine",
+            LoadError,
+        ),
+        ("x" * 5000, "What to load has 5,000 characters", LoadError),
+        ("a/" + "x" * 5000, "has 5,002 characters", LoadError),
+        ("/" + "x" * 300, "There is nothing at /xxx", LoadError),
+        ("x" * 300 + ".gguf", "There is no file xxx", LoadError),
+    ],
+)
 def test_a_name_that_is_none_is_answered_with_the_nearest(source, says, error, no_network):
     refused(source, re.escape(says), error)
     refused(source, re.escape(says), error, weights=False)
@@ -163,14 +203,25 @@ def test_a_name_that_is_none_is_answered_with_the_nearest(source, says, error, n
 def test_a_misspelt_checkpoint_is_answered_at_once_without_a_network(no_network):
     """The downloads are looked at, the hub is asked once, and the nearest shipped id is offered."""
     for options in ({}, {"weights": False}):
-        refused("Qwen/Qwen3-Nxt-80B-A3B-Instruct", "hub cannot be reached; did you mean Qwen/Qwen3-Next-80B-A3B-Instruct", **options)
-    refused("somebody/nothing-like-it", r"no checkpoint 'somebody/nothing-like-it' here and the hub cannot be reached\.$")
+        refused(
+            "Qwen/Qwen3-Nxt-80B-A3B-Instruct",
+            "hub cannot be reached; did you mean Qwen/Qwen3-Next-80B-A3B-Instruct",
+            **options,
+        )
+    refused(
+        "somebody/nothing-like-it",
+        r"no checkpoint 'somebody/nothing-like-it' here and the hub cannot be reached\.$",
+    )
 
 
-@pytest.mark.parametrize(("name", "near"), [
-    ("Qwen3-30B-A3B", "; did you mean Qwen/Qwen3-30B-A3B?"), ("qwen3-next-80b", "; did you mean Qwen/Qwen3-Next-80B-A3B-Instruct?"),
-    ("nothing-like-it", "."),
-])
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("Qwen3-30B-A3B", "; did you mean Qwen/Qwen3-30B-A3B?"),
+        ("qwen3-next-80b", "; did you mean Qwen/Qwen3-Next-80B-A3B-Instruct?"),
+        ("nothing-like-it", "."),
+    ],
+)
 def test_the_hub_has_ids_without_a_slash(name, near, hub_that_answers, no_network):
     """The first checkpoints on it have no owner in their names."""
     asked = hub_that_answers(RepositoryNotFoundError)
@@ -180,7 +231,10 @@ def test_the_hub_has_ids_without_a_slash(name, near, hub_that_answers, no_networ
 
 
 def test_a_card_asked_for_with_weights_says_how_to_have_it_without(no_network):
-    refused("Qwen/Qwen3-30B-A3B", "weights of Qwen/Qwen3-30B-A3B are not here.*weights=False for its shapes, or give the folder")
+    refused(
+        "Qwen/Qwen3-30B-A3B",
+        "weights of Qwen/Qwen3-30B-A3B are not here.*weights=False for its shapes, or give the folder",
+    )
 
 
 @pytest.fixture
@@ -199,15 +253,23 @@ def hub_that_answers(monkeypatch):
     return answer
 
 
-@pytest.mark.parametrize(("answer", "says"), [
-    (RepositoryNotFoundError, "The hub has no checkpoint 'Qwen/Qwen3-30B-A3Bx'; did you mean Qwen/Qwen3-30B-A3B?"),
-    (GatedRepoError, "given out by its owners on request"),
-    (TimeoutError(), "the hub cannot be reached"),
-])
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (
+            RepositoryNotFoundError,
+            "The hub has no checkpoint 'Qwen/Qwen3-30B-A3Bx'; did you mean Qwen/Qwen3-30B-A3B?",
+        ),
+        (GatedRepoError, "given out by its owners on request"),
+        (TimeoutError(), "the hub cannot be reached"),
+    ],
+)
 def test_what_the_hub_answers_is_said_in_a_sentence(answer, says, hub_that_answers, no_network):
     asked = hub_that_answers(answer)
     refused("Qwen/Qwen3-30B-A3Bx", re.escape(says))
-    assert [source for source, _ in asked] == ["Qwen/Qwen3-30B-A3Bx"] and asked[0][1]["timeout"] <= 10
+    assert [source for source, _ in asked] == ["Qwen/Qwen3-30B-A3Bx"] and asked[0][1][
+        "timeout"
+    ] <= 10
 
 
 def test_a_checkpoint_among_the_downloads_needs_no_hub(saved, monkeypatch, no_network):
@@ -217,24 +279,34 @@ def test_a_checkpoint_among_the_downloads_needs_no_hub(saved, monkeypatch, no_ne
     real = AutoConfig.from_pretrained
 
     def downloaded(source, **options):
-        return real(saved if source == "somebody/tiny" and options.get("local_files_only") else source, **options)
+        return real(
+            saved if source == "somebody/tiny" and options.get("local_files_only") else source,
+            **options,
+        )
 
     monkeypatch.setattr(AutoConfig, "from_pretrained", downloaded)
     model = load("somebody/tiny", weights=False)
-    assert model.label == "somebody/tiny" and model.sizes == specimen("llama").sizes and not no_network
+    assert (
+        model.label == "somebody/tiny" and model.sizes == specimen("llama").sizes and not no_network
+    )
 
 
 def test_what_a_library_says_is_cut_to_its_first_sentence():
     long = "\n\nThe file is wrong because of `this`. You can do a lot about it.\nAnd more."
     assert hub.brief(ValueError(long)) == "The file is wrong because of `this`"
     assert len(hub.brief(ValueError("word " * 200))) == 200 and hub.brief(KeyError()) == "KeyError"
-    assert hub.brief(ValueError("version 5.24.0 of config.json is meant")) == "version 5.24.0 of config.json is meant"
+    assert (
+        hub.brief(ValueError("version 5.24.0 of config.json is meant"))
+        == "version 5.24.0 of config.json is meant"
+    )
 
 
 def test_a_mistake_of_our_own_is_not_taken_for_one_of_the_model(monkeypatch):
     """What the model trips over is one sentence, with its cause; what this package gets wrong is not hidden behind it."""
     monkeypatch.setattr(loading, "discover", lambda twin: torch.nn.Linear(2, 2)(None))
-    with pytest.raises(LoadError, match="does not go the way the standard values are found") as caught:
+    with pytest.raises(
+        LoadError, match="does not go the way the standard values are found"
+    ) as caught:
         load("specimen:llama")
     assert isinstance(caught.value.__cause__, TypeError)
     monkeypatch.setattr(loading, "discover", lambda twin: ranges("ab"))
@@ -245,11 +317,17 @@ def test_a_mistake_of_our_own_is_not_taken_for_one_of_the_model(monkeypatch):
 # -- files ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("source", "says"), [
-    ("/nowhere/at/all", "There is nothing at /nowhere/at/all"), ("./nowhere", "There is nothing at nowhere"),
-    ("../nowhere", "There is nothing at"), ("~/nowhere-at-all", "There is nothing at"),
-    ("nothing.gguf", "There is no file nothing.gguf"), ("nothing.safetensors", "There is nothing at"),
-])
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("/nowhere/at/all", "There is nothing at /nowhere/at/all"),
+        ("./nowhere", "There is nothing at nowhere"),
+        ("../nowhere", "There is nothing at"),
+        ("~/nowhere-at-all", "There is nothing at"),
+        ("nothing.gguf", "There is no file nothing.gguf"),
+        ("nothing.safetensors", "There is nothing at"),
+    ],
+)
 def test_a_path_with_nothing_at_it(source, says, no_network):
     refused(source, says)
     assert not no_network
@@ -265,9 +343,13 @@ def test_a_configuration_that_is_none(broken, text):
     refused(broken, "cannot be loaded")
 
 
-@pytest.mark.parametrize(("model_type", "says"), [
-    ("unheard_of", "unheard_of"), ("vit", "is a vit, of which transformers has no causal language model"),
-])
+@pytest.mark.parametrize(
+    ("model_type", "says"),
+    [
+        ("unheard_of", "unheard_of"),
+        ("vit", "is a vit, of which transformers has no causal language model"),
+    ],
+)
 def test_a_configuration_of_no_language_model(broken, model_type, says):
     changed(broken, model_type=model_type, architectures=None)
     refused(broken, says)
@@ -283,7 +365,9 @@ def test_weights_that_are_not_all_there_are_never_made_up(broken):
     refused(broken, r"lacks the weights model\.layers\.3\.\S+ and \d+ more")
 
 
-@pytest.mark.parametrize("content", [b"", b"\x00" * 7, b"hello world, this is no tensor file", None])
+@pytest.mark.parametrize(
+    "content", [b"", b"\x00" * 7, b"hello world, this is no tensor file", None]
+)
 def test_a_truncated_or_damaged_weights_file(broken, content):
     file = broken / "model.safetensors"
     whole = file.read_bytes()
@@ -300,8 +384,18 @@ def test_a_pickle_is_refused_and_not_opened(broken):
 
     (broken / "model.safetensors").unlink()
     torch.save({"weights": Bomb()}, broken / "pytorch_model.bin")
-    refused(broken, r"weights as pickles \(pytorch_model.bin\), which can run code when read; convert them")
-    for name in ("pytorch_model.bin", "model.pt", "model.ckpt", "model.th", "model.pickle", "model.joblib"):
+    refused(
+        broken,
+        r"weights as pickles \(pytorch_model.bin\), which can run code when read; convert them",
+    )
+    for name in (
+        "pytorch_model.bin",
+        "model.pt",
+        "model.ckpt",
+        "model.th",
+        "model.pickle",
+        "model.joblib",
+    ):
         (broken / name).exists() or shutil.copy(broken / "pytorch_model.bin", broken / name)
         refused(broken / name, "is a pickle, which can run code when read")
     assert not marker.exists()
@@ -313,10 +407,16 @@ def test_a_folder_of_pickles_is_said_to_be_one(broken, name):
     refused(broken, rf"holds its weights as pickles \({name}\)")
 
 
-@pytest.mark.parametrize(("name", "what"), [
-    ("model.npy", "a NumPy array"), ("model.npz", "an archive of NumPy arrays"), ("tf_model.h5", "an HDF5 file"),
-    ("flax_model.msgpack", "a msgpack file"), ("model.onnx", "an ONNX graph"),
-])
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("model.npy", "a NumPy array"),
+        ("model.npz", "an archive of NumPy arrays"),
+        ("tf_model.h5", "an HDF5 file"),
+        ("flax_model.msgpack", "a msgpack file"),
+        ("model.onnx", "an ONNX graph"),
+    ],
+)
 def test_weights_of_another_kind_are_named_and_what_is_wanted(broken, name, what):
     (broken / "model.safetensors").rename(broken / name)
     refused(broken, rf"in a form that is not read here \({name}\); convert them to safetensors")
@@ -331,18 +431,27 @@ def test_a_folder_with_a_gguf_file_points_to_it(broken):
 
 def add_weights(folder: Path, *names: str) -> None:
     tensors = load_file(folder / "model.safetensors")
-    save_file(tensors | {name: torch.zeros(2) for name in names}, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        tensors | {name: torch.zeros(2) for name in names},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
 
 
 def test_weights_without_a_place_are_said_to_be_left_out(broken):
     add_weights(broken, "model.extra.weight", "another.weight", "model.layers.0.more.weight")
-    with pytest.warns(UserWarning, match=r"has no place for and that are left out: another\.weight and 2 more\.$"):
+    with pytest.warns(
+        UserWarning, match=r"has no place for and that are left out: another\.weight and 2 more\.$"
+    ):
         assert load(broken).record("a word", ["logits"])["logits"].isfinite().all()
 
 
 def test_weights_of_blocks_that_the_configuration_does_not_have_are_refused(broken):
     add_weights(broken, "model.layers.3.mlp.up_proj.weight", "model.layers.4.mlp.up_proj.weight")
-    refused(broken, r"holds weights of model\.layers 3–4, and its configuration has blocks 0 to 2; fetch both again")
+    refused(
+        broken,
+        r"holds weights of model\.layers 3–4, and its configuration has blocks 0 to 2; fetch both again",
+    )
 
 
 def test_a_pickle_beside_whole_weights_is_left_alone(broken):
@@ -394,28 +503,51 @@ REMOTE = {
 
 
 @pytest.mark.parametrize("model_type", ["mine", "llama"])
-def test_code_that_comes_with_a_checkpoint_runs_only_when_trusted(broken, tmp_path, model_type, monkeypatch):
+def test_code_that_comes_with_a_checkpoint_runs_only_when_trusted(
+    broken, tmp_path, model_type, monkeypatch
+):
     marker = tmp_path / "ran"
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
     for name, text in REMOTE.items():
         (broken / name).write_text(dedent(text).replace("MARKER", repr(str(marker))))
-    changed(broken, model_type=model_type, architectures=["MineForCausalLM"],
-            auto_map={"AutoConfig": "configuration_mine.MineConfig", "AutoModelForCausalLM": "modeling_mine.MineForCausalLM"})
+    changed(
+        broken,
+        model_type=model_type,
+        architectures=["MineForCausalLM"],
+        auto_map={
+            "AutoConfig": "configuration_mine.MineConfig",
+            "AutoModelForCausalLM": "modeling_mine.MineForCausalLM",
+        },
+    )
     if model_type == "mine":
-        refused(broken, "brings modeling code of its own; read it, then load with trust_remote_code=True")
+        refused(
+            broken,
+            "brings modeling code of its own; read it, then load with trust_remote_code=True",
+        )
         assert not marker.exists()
         model = load(broken, trust_remote_code=True)
         assert marker.exists() and type(model.hf).__name__ == "MineForCausalLM"
     else:
-        model = load(broken)  # transformers has this model type: the checkpoint's code is not needed
+        model = load(
+            broken
+        )  # transformers has this model type: the checkpoint's code is not needed
         assert not marker.exists()
-    assert torch.equal(model.record(PROMPT, ["logits"])["logits"], specimen("llama").record(PROMPT, ["logits"])["logits"])
+    assert torch.equal(
+        model.record(PROMPT, ["logits"])["logits"],
+        specimen("llama").record(PROMPT, ["logits"])["logits"],
+    )
 
 
-@pytest.mark.parametrize(("options", "says"), [
-    ({"attn_implementation": "nonsense"}, "nonsense"), ({"experts_implementation": "nonsense"}, "nonsense"),
-    ({"attn_implementation": "flash_attention_2"}, "FlashAttention2|flash"),
-])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"attn_implementation": "nonsense"}, "nonsense"),
+        ({"experts_implementation": "nonsense"}, "nonsense"),
+        ({"attn_implementation": "flash_attention_2"}, "FlashAttention2|flash"),
+    ],
+)
 def test_an_implementation_that_is_not_there(options, says):
     refused("specimen:qwen3_moe", says, **options)
 

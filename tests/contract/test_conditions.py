@@ -45,7 +45,9 @@ def test_the_conditions_told_are_those_another_way_of_loading_takes_away():
     assert served(experts_implementation="batched_mm") == everything
     assert (everything - fused) | (everything - loop) == set(CONDITIONS)
     assert all('attn_implementation="eager"' in CONDITIONS[name] for name in everything - fused)
-    assert all('experts_implementation="grouped_mm"' in CONDITIONS[name] for name in everything - loop)
+    assert all(
+        'experts_implementation="grouped_mm"' in CONDITIONS[name] for name in everything - loop
+    )
 
 
 def beside(packages: dict[str, str], folder: Path, code: str) -> str:
@@ -54,17 +56,33 @@ def beside(packages: dict[str, str], folder: Path, code: str) -> str:
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text(text, encoding="utf-8")
     path = os.pathsep.join([str(folder), str(Path(__file__).parents[2])])
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    )
     assert ran.returncode == 0, ran.stderr[-2000:]
     return ran.stdout
 
 
-STATES = {"state_input", "state_output", "state", "states", "state_attention", "decays", "betas", "conv_input"}
+STATES = {
+    "state_input",
+    "state_output",
+    "state",
+    "states",
+    "state_attention",
+    "decays",
+    "betas",
+    "conv_input",
+}
 
 
 def test_shapes_are_found_where_kernels_are_installed_that_run_on_a_gpu_alone(tmp_path):
-    out = beside({"fla": FLA.format(devices={"cuda"}), "causal_conv1d": CONV}, tmp_path, """
+    out = beside(
+        {"fla": FLA.format(devices={"cuda"}), "causal_conv1d": CONV},
+        tmp_path,
+        """
 import torch
 import explorer
 from explorer import load
@@ -77,14 +95,18 @@ print(*model.record(ids, ["states"], layers=[0])["states", 0].shape[:2], *model.
 with model.trace(ids):
     state = model.layers[0].linear_attn.state_output.save()
 print(state.device.type)
-""")
+""",
+    )
     names, conditions, shapes, device = out.splitlines()
     assert STATES <= set(names.split()) and not conditions
     assert shapes == "1 7 1 7" and device == "meta"
 
 
 def test_values_are_read_at_the_kernel_that_is_installed(tmp_path):
-    out = beside({"fla": FLA.format(devices={"cpu"})}, tmp_path, """
+    out = beside(
+        {"fla": FLA.format(devices={"cpu"})},
+        tmp_path,
+        """
 import explorer
 from explorer import load
 from explorer.contract.registry import laws
@@ -96,6 +118,11 @@ for law in laws():
         tally = Tally(law.float32)
         law.run(subject, "linear_attn", tally)
         print(law.name, tally.passed or tally.detail, sep=": ")
-""")
+""",
+    )
     assert sorted(out.splitlines()) == [
-        "implied attention: True", "one step at a time: True", "replay: True", "states: True"]
+        "implied attention: True",
+        "one step at a time: True",
+        "replay: True",
+        "states: True",
+    ]

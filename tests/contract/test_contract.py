@@ -69,12 +69,22 @@ def test_every_specimen_keeps_the_contract(reports, family):
 
 
 def test_laws_are_listed_where_they_apply(reports):
-    mixture, recurrent = {"choice", "ablating an expert", "slots sum"}, {"replay", "states", "implied attention"}
+    mixture, recurrent = (
+        {"choice", "ablating an expert", "slots sum"},
+        {"replay", "states", "implied attention"},
+    )
     dense, pattern = {"neurons"}, {"pattern rows", "scores to probabilities"}
-    assert not (mixture | recurrent) & names(reports["llama"]) and dense | pattern <= names(reports["llama"])
-    assert mixture | pattern <= names(reports["qwen3_moe"]) and not (recurrent | dense) & names(reports["qwen3_moe"])
+    assert not (mixture | recurrent) & names(reports["llama"]) and dense | pattern <= names(
+        reports["llama"]
+    )
+    assert mixture | pattern <= names(reports["qwen3_moe"]) and not (recurrent | dense) & names(
+        reports["qwen3_moe"]
+    )
     for hybrid in ("qwen3_next", "qwen3_5_moe_text"):
-        assert mixture | recurrent | pattern | dense | {"shared expert's gate", "addends (bfloat16)"} <= names(reports[hybrid])
+        assert mixture | recurrent | pattern | dense | {
+            "shared expert's gate",
+            "addends (bfloat16)",
+        } <= names(reports[hybrid])
 
 
 def test_every_law_is_met_by_some_specimen(reports):
@@ -86,9 +96,17 @@ def test_every_law_is_met_by_some_specimen(reports):
 def test_a_report_is_plain_data(reports):
     data = json.loads(json.dumps(reports["llama"].to_json()))
     assert set(data) == {"checks", "passed", "failed"}
-    assert all(set(each) == {"name", "host", "about", "passed", "detail", "worst", "values"} for each in data["checks"])
+    assert all(
+        set(each) == {"name", "host", "about", "passed", "detail", "worst", "values"}
+        for each in data["checks"]
+    )
     hosts_met = {each["host"] for each in data["checks"]}
-    assert hosts_met == {"model", "model.layers[i]", "model.layers[i].self_attn", "model.layers[i].mlp"}
+    assert hosts_met == {
+        "model",
+        "model.layers[i]",
+        "model.layers[i].self_attn",
+        "model.layers[i].mlp",
+    }
     addends = next(each for each in data["checks"] if each["name"] == "addends")
     assert addends["worst"] < 3e-7 and "blocks 0-2" in addends["detail"]
 
@@ -102,26 +120,38 @@ def test_a_model_without_weights_is_held_to_names_and_layouts():
 def test_what_an_implementation_takes_away_is_not_asked_for():
     report = check(load("specimen:llama", attn_implementation="sdpa"))
     assert not report.failures, report.failures
-    assert not {"pattern rows", "scores to probabilities", "probabilities mix values"} & names(report)
+    assert not {"pattern rows", "scores to probabilities", "probabilities mix values"} & names(
+        report
+    )
     assert {"heads to premix", "writes land", "refused in words"} <= names(report)
 
 
 def test_a_prompt_of_ones_own_and_progress():
     seen = []
-    report = check(load("specimen:llama"), "And God said, Let there be light", progress=lambda done, total: seen.append((done, total)))
+    report = check(
+        load("specimen:llama"),
+        "And God said, Let there be light",
+        progress=lambda done, total: seen.append((done, total)),
+    )
     assert not report.failures, report.failures
     assert seen == [(i + 1, len(report.checks)) for i in range(len(report.checks))]
 
 
 def test_every_value_served_is_compared_by_some_check(reports):
     for family in FAMILIES:
-        served = {f"{row.host}.{row.name}" for row in load(f"specimen:{family}").support() if row.available}
+        served = {
+            f"{row.host}.{row.name}"
+            for row in load(f"specimen:{family}").support()
+            if row.available
+        }
         assert verified(reports[family].to_json()["checks"]) == served
 
 
 def test_a_failed_check_takes_the_mark_from_its_values_alone(monkeypatch):
     model = load("specimen:llama")
-    monkeypatch.setattr(model.layers[1].__class__, "layer_mid", property(lambda self: torch.zeros(1)))
+    monkeypatch.setattr(
+        model.layers[1].__class__, "layer_mid", property(lambda self: torch.zeros(1))
+    )
     report = check(model)
     every = {f"{row.host}.{row.name}" for row in model.support() if row.available}
     assert every - verified(report.to_json()["checks"]) == {"layers.layer_mid"}
@@ -140,7 +170,10 @@ def test_a_block_that_adds_half_its_addend():
     state = model.hf.model.layers[1].__dict__[STATE]
     state.body = state.original = halved
     report = check(model)
-    assert failing(report) >= {("addends", "layers[i]"), ("a block adds what its parts return", "layers[i]")}
+    assert failing(report) >= {
+        ("addends", "layers[i]"),
+        ("a block adds what its parts return", "layers[i]"),
+    }
     (told,) = (check.detail for check in report.failures if check.name == "addends")
     assert "block 1" in told and "allowed" in told
 
@@ -157,8 +190,13 @@ def test_a_place_at_another_argument(monkeypatch):
 
     discover = loading.discover
     monkeypatch.setattr(loading, "discover", swapped)
-    broken = {("scores are scaled products", "self_attn"), ("probabilities mix values", "self_attn")}
-    assert failing(check(load("specimen:qwen3_moe"))) == {(name + mark, host) for name, host in broken for mark in BOTH}
+    broken = {
+        ("scores are scaled products", "self_attn"),
+        ("probabilities mix values", "self_attn"),
+    }
+    assert failing(check(load("specimen:qwen3_moe"))) == {
+        (name + mark, host) for name, host in broken for mark in BOTH
+    }
 
 
 def test_a_place_in_another_module(monkeypatch):
@@ -172,7 +210,9 @@ def test_a_place_in_another_module(monkeypatch):
 
     discover = loading.discover
     monkeypatch.setattr(loading, "discover", moved)
-    assert failing(check(load("specimen:llama"))) >= {("norm output is the next input" + mark, "layers[i]") for mark in BOTH}
+    assert failing(check(load("specimen:llama"))) >= {
+        ("norm output is the next input" + mark, "layers[i]") for mark in BOTH
+    }
 
 
 def test_a_tap_whose_writes_do_not_land():
@@ -180,7 +220,10 @@ def test_a_tap_whose_writes_do_not_land():
     serve = model.taps._edited
     model.taps._edited = lambda moment, container: serve(moment, container) and None
     assert failing(check(model)) >= {
-        *((law, "self_attn") for law in ("writes land", "edits are position-exact", "zero a head", "gradients flow")),
+        *(
+            (law, "self_attn")
+            for law in ("writes land", "edits are position-exact", "zero a head", "gradients flow")
+        ),
         ("the stream between is the stream", "layers[i]"),
     }
 
@@ -188,10 +231,14 @@ def test_a_tap_whose_writes_do_not_land():
 def test_a_router_that_weighs_otherwise_than_it_scores():
     model = load("specimen:qwen3_moe")
     gate = model.hf.model.layers[2].mlp.gate
-    gate.register_forward_hook(lambda module, args, output: (output[0], output[1] * 1.01, output[2]))
+    gate.register_forward_hook(
+        lambda module, args, output: (output[0], output[1] * 1.01, output[2])
+    )
     report = check(model)
     assert failing(report) == {("weights as scored", "mlp")}
-    assert "block 2" in report.failures[0].detail and report.failures[0].worst == pytest.approx(0.01, rel=0.1)
+    assert "block 2" in report.failures[0].detail and report.failures[0].worst == pytest.approx(
+        0.01, rel=0.1
+    )
 
 
 def test_decays_and_write_strengths_mistaken_for_each_other(monkeypatch):
@@ -208,14 +255,17 @@ def test_decays_and_write_strengths_mistaken_for_each_other(monkeypatch):
     both = ("replay", "states", "implied attention", "decays forget")
     once = ("replays follow edits", "states are causal", "one step at a time")
     assert failing(check(load("specimen:qwen3_5_moe_text"))) == {
-        *((name + mark, "linear_attn") for name in both for mark in BOTH), *((name, "linear_attn") for name in once),
+        *((name + mark, "linear_attn") for name in both for mark in BOTH),
+        *((name, "linear_attn") for name in once),
     }
 
 
 def test_a_read_that_waits_for_the_next_step(monkeypatch):
     monkeypatch.setattr(hosts.Standard, "_passed", lambda self, mediator, location: False)
     model = load("specimen:llama")
-    assert failing(check(model)) == {("out of order", host) for host in ("model", "layers[i]", "self_attn", "mlp")}
+    assert failing(check(model)) == {
+        ("out of order", host) for host in ("model", "layers[i]", "self_attn", "mlp")
+    }
     assert "a tensor of another step" in order._late(Subject(model)).values()
 
 
@@ -224,7 +274,9 @@ def test_values_that_are_not_snapshots(monkeypatch):
         return hosts.take(self.raw, reach.place) if self.native else self.raw[name]
 
     model = load("specimen:llama")
-    model.hf.model.layers[0].mlp.register_forward_hook(lambda module, args, output: output.mul_(0.5))
+    model.hf.model.layers[0].mlp.register_forward_hook(
+        lambda module, args, output: output.mul_(0.5)
+    )
     monkeypatch.setattr(hosts.Visit, "view", aliased)
     assert ("snapshots", "mlp") in failing(check(model))
 
@@ -245,14 +297,20 @@ def test_a_final_norm_that_is_another_module():
     assert held(model, "names", "model").passed
     model.__dict__["norm"] = model.layers[2].input_layernorm
     tally = held(model, "names", "model")
-    assert not tally.passed and "norm: it is not called with what the last block returns" in tally.detail
+    assert (
+        not tally.passed
+        and "norm: it is not called with what the last block returns" in tally.detail
+    )
 
 
-@pytest.mark.parametrize("alias, other, words", [
-    ("router", "experts", "the experts are not called with numbers the router returns"),
-    ("shared_experts", "act_fn", "does not return a stream"),
-    ("experts", "shared_experts", "is not called with expert numbers"),
-])
+@pytest.mark.parametrize(
+    "alias, other, words",
+    [
+        ("router", "experts", "the experts are not called with numbers the router returns"),
+        ("shared_experts", "act_fn", "does not return a stream"),
+        ("experts", "shared_experts", "is not called with expert numbers"),
+    ],
+)
 def test_a_part_of_a_mixture_that_is_another_module(alias, other, words):
     model = load("specimen:qwen3_next")
     assert held(model, "a mixture's parts", "mlp").passed
@@ -268,10 +326,15 @@ def test_a_printout_that_shows_a_value_under_the_wrong_host(monkeypatch):
     shown = printing.printout(model)
     line = next(line for line in shown.splitlines() if "(attention_scores) ->" in line)
     other = next(line for line in shown.splitlines() if "(decays) ->" in line)
-    monkeypatch.setattr("explorer.model.language_model.printout", lambda model: shown.replace(line + "\n", "").replace(other, f"{other}\n{line}"))
+    monkeypatch.setattr(
+        "explorer.model.language_model.printout",
+        lambda model: shown.replace(line + "\n", "").replace(other, f"{other}\n{line}"),
+    )
     tally = held(model, "printout", "model")
     assert {failure.partition(":")[0] for failure in tally.failures} == {
-        "block 3, self_attn", *(f"block {layer}, linear_attn" for layer in range(3))}
+        "block 3, self_attn",
+        *(f"block {layer}, linear_attn" for layer in range(3)),
+    }
 
 
 def test_nothing_to_compare_is_not_listed():
@@ -306,7 +369,12 @@ def test_a_tally_says_what_failed_first():
 def test_lengths_are_unlike_every_size():
     for family in FAMILIES:
         subject = Subject(load(f"specimen:{family}"))
-        sizes = {size for block in subject.blocks for host in block.hosts.values() for size in host.sizes.values()}
+        sizes = {
+            size
+            for block in subject.blocks
+            for host in block.hosts.values()
+            for size in host.sizes.values()
+        }
         assert not {subject.batch, subject.seq} & (sizes | set(subject.model.sizes.values()))
         assert subject.ids.shape == (subject.batch, subject.seq)
         assert len({tuple(row) for row in subject.ids.tolist()}) == subject.batch
@@ -324,7 +392,14 @@ def test_the_table_of_a_family(capsys):
 
 def test_failures_come_first_and_say_what_was_to_hold():
     good = Check("names", "model", "Names are names.", True, "3 comparisons")
-    bad = Check("addends", "model.layers[i]", "Things add up.", False, "1 of 2 failed; first block 1: " + "words " * 30, 0.5)
+    bad = Check(
+        "addends",
+        "model.layers[i]",
+        "Things add up.",
+        False,
+        "1 of 2 failed; first block 1: " + "words " * 30,
+        0.5,
+    )
     lines = command.table("llama", Report.of([good, bad]), 100).splitlines()
     assert lines[0] == "llama: 1 passed, 1 failed"
     assert lines[1].startswith("FAILED  addends") and lines[-1].startswith("passed  names")

@@ -30,16 +30,34 @@ from tests.support.models import FAMILIES, HYBRIDS, MIXTURES, PROMPT, shapes, sp
 #: What a family has not, by host; everything else of the vocabulary must be found.
 NOT_THERE = {
     "llama": {
-        "linear_attn": "all", "shared_experts": "all", "self_attn": {"head_gate", "head_scale", "attention_sinks"},
-        "mlp": {"router_logits", "router_scores", "router_margin", "expert_weights", "expert_indices", "expert_outputs",
-                "routed_output", "shared_expert_output"},
+        "linear_attn": "all",
+        "shared_experts": "all",
+        "self_attn": {"head_gate", "head_scale", "attention_sinks"},
+        "mlp": {
+            "router_logits",
+            "router_scores",
+            "router_margin",
+            "expert_weights",
+            "expert_indices",
+            "expert_outputs",
+            "routed_output",
+            "shared_expert_output",
+        },
     },
     "qwen3_moe": {
-        "linear_attn": "all", "shared_experts": "all", "self_attn": {"head_gate", "head_scale", "attention_sinks"},
+        "linear_attn": "all",
+        "shared_experts": "all",
+        "self_attn": {"head_gate", "head_scale", "attention_sinks"},
         "mlp": {"mlp_activation", "mlp_neurons", "shared_expert_output"},
     },
-    "qwen3_next": {"self_attn": {"attention_sinks", "head_scale"}, "mlp": {"mlp_activation", "mlp_neurons"}},
-    "qwen3_5_moe_text": {"self_attn": {"attention_sinks", "head_scale"}, "mlp": {"mlp_activation", "mlp_neurons"}},
+    "qwen3_next": {
+        "self_attn": {"attention_sinks", "head_scale"},
+        "mlp": {"mlp_activation", "mlp_neurons"},
+    },
+    "qwen3_5_moe_text": {
+        "self_attn": {"attention_sinks", "head_scale"},
+        "mlp": {"mlp_activation", "mlp_neurons"},
+    },
 }
 
 
@@ -48,7 +66,11 @@ NOT_THERE = {
 def test_every_value_a_family_has_is_found_and_no_other(family, size):
     model = specimen(family) if size == "specimen" else shapes(cards.family_checkpoints(family)[0])
     for row in model.support():
-        others = set() if row.host in ("model", "layers", "linear_attn", "self_attn", "mlp", "shared_experts") else "all"
+        others = (
+            set()
+            if row.host in ("model", "layers", "linear_attn", "self_attn", "mlp", "shared_experts")
+            else "all"
+        )
         absent = NOT_THERE[family].get(row.host, others)
         assert row.available == (absent != "all" and row.name not in absent), (row.host, row.name)
     linear = sum(kind == "linear_attn" for kind in model.kinds)
@@ -67,8 +89,11 @@ def test_places_do_not_depend_on_the_size_of_the_model(family):
             found = small.anatomy.block(layer).hosts[name]
             assert found.module == host.module and set(found.missing) == set(host.missing)
             for value, places in host.places.items():
-                assert [(p.module, p.operation, p.side, p.element, p.arrangement) for p in places] == [
-                    (p.module, p.operation, p.side, p.element, p.arrangement) for p in found.places[value]
+                assert [
+                    (p.module, p.operation, p.side, p.element, p.arrangement) for p in places
+                ] == [
+                    (p.module, p.operation, p.side, p.element, p.arrangement)
+                    for p in found.places[value]
                 ], value
 
 
@@ -78,7 +103,10 @@ def test_a_place_is_said_in_the_words_of_the_modeling_code(family):
         if row.available:
             assert row.read_at and "None" not in row.read_at and "_0" not in row.read_at
         else:
-            assert row.reasons and all(len(str(reason)) > 15 and not str(reason).endswith(".") for reason in row.reasons.values())
+            assert row.reasons and all(
+                len(str(reason)) > 15 and not str(reason).endswith(".")
+                for reason in row.reasons.values()
+            )
 
 
 # -- other implementations ---------------------------------------------------
@@ -91,7 +119,11 @@ def test_a_fused_attention_takes_away_the_pattern_and_nothing_else(family):
     for row, same in zip(fused.support(), eager.support()):
         assert row.available == (same.available and row.name not in taken)
     row = fused.support()["attention_scores"]
-    assert "eager" in row.condition and all("eager" in r.text and r.kind is Kind.SETTING for l, r in row.reasons.items() if fused.kinds[l] == "self_attn")
+    assert "eager" in row.condition and all(
+        "eager" in r.text and r.kind is Kind.SETTING
+        for l, r in row.reasons.items()
+        if fused.kinds[l] == "self_attn"
+    )
     names = [row.name for row in fused.support() if row.host == "self_attn" and row.available]
     a, b = fused.record(PROMPT, names), eager.record(PROMPT, names)
     for key, tensor in a.values.items():
@@ -120,8 +152,15 @@ def test_on_a_fused_attention_the_values_are_written_too():
 
 @pytest.mark.parametrize("implementation", ["eager", "batched_mm"])
 def test_other_experts_implementations_read_the_same_or_say_what_they_lack(implementation):
-    default, other = specimen("qwen3_moe"), load("specimen:qwen3_moe", experts_implementation=implementation)
-    lacking = {row.name for row, same in zip(other.support(), default.support()) if row.available != same.available}
+    default, other = (
+        specimen("qwen3_moe"),
+        load("specimen:qwen3_moe", experts_implementation=implementation),
+    )
+    lacking = {
+        row.name
+        for row, same in zip(other.support(), default.support())
+        if row.available != same.available
+    }
     assert lacking == ({"expert_outputs"} if implementation == "eager" else set())
     names = [row.name for row in other.support() if row.host == "mlp" and row.available]
     a, b = other.record(PROMPT, names), default.record(PROMPT, names)
@@ -147,7 +186,11 @@ def written(source: str, home) -> dict:
     space = {**vars(home), "__name__": home.__name__}
     before = set(space)
     exec(compile(source, name, "exec"), space)  # noqa: S102  our own text
-    return {key: space[key] for key in space if key not in before or space[key] is not vars(home).get(key)}
+    return {
+        key: space[key]
+        for key in space
+        if key not in before or space[key] is not vars(home).get(key)
+    }
 
 
 ATTENTIONS = {
@@ -198,8 +241,11 @@ def test_a_rewritten_attention_function_is_followed_all_the_same(source, monkeyp
     for name, new in written(source, modeling_llama).items():
         monkeypatch.setattr(modeling_llama, name, new, raising=False)
     model = load("specimen:llama")
-    names = [v.name for v in vocabulary.BY_HOST["self_attn"].values()
-             if v.name not in NOT_THERE["llama"]["self_attn"]]
+    names = [
+        v.name
+        for v in vocabulary.BY_HOST["self_attn"].values()
+        if v.name not in NOT_THERE["llama"]["self_attn"]
+    ]
     rec, native = model.record(PROMPT, names), specimen("llama").record(PROMPT, names)
     for key, tensor in native.values.items():
         assert_close(rec[key], tensor, rtol=1e-5, atol=1e-5)
@@ -232,7 +278,11 @@ def test_a_pattern_made_in_parts_is_unavailable_and_never_a_part(monkeypatch):
     model = load("specimen:llama")
     for name in ("attention_scores", "attention_probabilities"):
         row = model.support()[name]
-        assert not row.available and "no call of its own" in row.reasons[0].text and row.reasons[0].kind is Kind.UNFOLLOWED
+        assert (
+            not row.available
+            and "no call of its own" in row.reasons[0].text
+            and row.reasons[0].kind is Kind.UNFOLLOWED
+        )
         with pytest.raises(Unavailable):
             model.record(PROMPT, [name])
     names = ["attention_queries", "attention_values", "attention_head_outputs", "attention_output"]
@@ -260,7 +310,11 @@ def test_a_rewritten_router_is_followed_all_the_same(monkeypatch):
     new = written(ROUTER, modeling_qwen3_moe)["forward"]
     monkeypatch.setattr(modeling_qwen3_moe.Qwen3MoeTopKRouter, "forward", new)
     model = load("specimen:qwen3_moe")
-    names = [v.name for v in vocabulary.BY_HOST["mlp"].values() if v.name not in NOT_THERE["qwen3_moe"]["mlp"]]
+    names = [
+        v.name
+        for v in vocabulary.BY_HOST["mlp"].values()
+        if v.name not in NOT_THERE["qwen3_moe"]["mlp"]
+    ]
     rec, native = model.record(PROMPT, names), specimen("qwen3_moe").record(PROMPT, names)
     for key, tensor in native.values.items():
         assert_close(rec[key], tensor, rtol=1e-5, atol=1e-6)
@@ -292,7 +346,9 @@ BLOCK = """
 
 @pytest.mark.parametrize(("first", "second"), BLOCKS.values(), ids=BLOCKS)
 def test_a_rewritten_block_is_followed_all_the_same(first, second, monkeypatch):
-    new = written(BLOCK.replace("FIRST", first).replace("SECOND", second), modeling_qwen3_next)["forward"]
+    new = written(BLOCK.replace("FIRST", first).replace("SECOND", second), modeling_qwen3_next)[
+        "forward"
+    ]
     monkeypatch.setattr(modeling_qwen3_next.Qwen3NextDecoderLayer, "forward", new)
     model = load("specimen:qwen3_next")
     names = ["layer_input", "attention_output", "layer_mid", "mlp_output", "layer_output"]
@@ -300,14 +356,22 @@ def test_a_rewritten_block_is_followed_all_the_same(first, second, monkeypatch):
     for key, tensor in native.values.items():
         assert_close(rec[key], tensor, rtol=1e-5, atol=1e-5)
     for layer in range(model.num_layers):
-        total = rec["layer_input", layer] + rec["attention_output", layer] + rec["mlp_output", layer]
+        total = (
+            rec["layer_input", layer] + rec["attention_output", layer] + rec["mlp_output", layer]
+        )
         assert torch.equal(total, rec["layer_output", layer])
 
 
 def test_a_block_that_is_no_sum_is_refused(monkeypatch):
     """Better no model than a value that is called the addend and is not."""
-    source = BLOCK.replace("FIRST", "kept + hidden_states").replace("SECOND", "torch.maximum(moved, hidden_states)")
-    monkeypatch.setattr(modeling_qwen3_next.Qwen3NextDecoderLayer, "forward", written(source, modeling_qwen3_next)["forward"])
+    source = BLOCK.replace("FIRST", "kept + hidden_states").replace(
+        "SECOND", "torch.maximum(moved, hidden_states)"
+    )
+    monkeypatch.setattr(
+        modeling_qwen3_next.Qwen3NextDecoderLayer,
+        "forward",
+        written(source, modeling_qwen3_next)["forward"],
+    )
     with pytest.raises(ValueError, match="not its input plus a sum"):
         load("specimen:qwen3_next")
 
@@ -317,38 +381,81 @@ def test_a_block_that_is_no_sum_is_refused(monkeypatch):
 
 def random_model(model_type: str, **sizes) -> torch.nn.Module:
     """A small random model of any family transformers has."""
-    config = transformers.AutoConfig.for_model(model_type, vocab_size=2048, pad_token_id=0, eos_token_id=0, bos_token_id=0, **sizes)
+    config = transformers.AutoConfig.for_model(
+        model_type, vocab_size=2048, pad_token_id=0, eos_token_id=0, bos_token_id=0, **sizes
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+        return transformers.AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
 
 
 def tiny(model_type: str, **sizes) -> LanguageModel:
     """The same under standard names."""
     module = random_model(model_type, **sizes)
-    return LanguageModel(module, bpe.load_tokenizer(512), discover(build_meta(module.config)), model_type, "random, seed 3")
+    return LanguageModel(
+        module,
+        bpe.load_tokenizer(512),
+        discover(build_meta(module.config)),
+        model_type,
+        "random, seed 3",
+    )
 
 
 def test_equal_sizes_do_not_mix_up_the_axes():
     """Four heads of width four on a stream of sixteen: every axis could be another."""
-    model = tiny("llama", hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
-                 num_key_value_heads=4, head_dim=4, max_position_embeddings=64)
+    model = tiny(
+        "llama",
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=4,
+        max_position_embeddings=64,
+    )
     attention = model.hf.model.layers[0].self_attn
     prompt = torch.tensor([[5, 6, 7, 8]])
-    rec = model.record(prompt, ["attention_norm_output", "attention_queries", "attention_values", "attention_premix",
-                                "attention_head_outputs", "attention_output"])
+    rec = model.record(
+        prompt,
+        [
+            "attention_norm_output",
+            "attention_queries",
+            "attention_values",
+            "attention_premix",
+            "attention_head_outputs",
+            "attention_output",
+        ],
+    )
     normed = rec["attention_norm_output", 0]
     queries = attention.q_proj(normed).view(1, 4, 4, 4)
-    assert_close(rec["attention_queries", 0][0, :, 0], queries[0, 0])  # the first position is not rotated
+    assert_close(
+        rec["attention_queries", 0][0, :, 0], queries[0, 0]
+    )  # the first position is not rotated
     values = attention.v_proj(normed).view(1, 4, 4, 4)
     assert_close(rec["attention_values", 0], values.transpose(1, 2))
-    assert_close(rec["attention_head_outputs", 0][0, 0], values[0, 0])  # the first token sees only itself
-    assert_close(rec["attention_output", 0], attention.o_proj(rec["attention_premix", 0].flatten(2)))
+    assert_close(
+        rec["attention_head_outputs", 0][0, 0], values[0, 0]
+    )  # the first token sees only itself
+    assert_close(
+        rec["attention_output", 0], attention.o_proj(rec["attention_premix", 0].flatten(2))
+    )
 
 
 def test_a_router_that_chooses_every_expert_has_no_margin():
-    model = tiny("qwen3_moe", hidden_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8,
-                 num_experts=2, num_experts_per_tok=2, moe_intermediate_size=8, max_position_embeddings=64)
+    model = tiny(
+        "qwen3_moe",
+        hidden_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=2,
+        num_experts_per_tok=2,
+        moe_intermediate_size=8,
+        max_position_embeddings=64,
+    )
     reason = model.support()["router_margin"].reasons[0]
     assert "every expert is chosen" in reason.text and reason.by_nature
     assert ("router_margin", 0) not in model.record(PROMPT)
@@ -358,10 +465,25 @@ def test_a_router_that_chooses_every_expert_has_no_margin():
 
 
 def test_a_router_that_chooses_one_expert_is_laid_out():
-    model = tiny("qwen3_moe", hidden_size=24, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=24,
-                 num_experts=3, num_experts_per_tok=1, moe_intermediate_size=8, max_position_embeddings=64)
+    model = tiny(
+        "qwen3_moe",
+        hidden_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=24,
+        num_experts=3,
+        num_experts_per_tok=1,
+        moe_intermediate_size=8,
+        max_position_embeddings=64,
+    )
     rec = model.record(torch.tensor([[5, 6, 7], [8, 9, 10]]))
-    assert rec["expert_indices", 0].shape == (2, 3, 1) and rec["expert_outputs", 0].shape == (2, 3, 1, 24)
+    assert rec["expert_indices", 0].shape == (2, 3, 1) and rec["expert_outputs", 0].shape == (
+        2,
+        3,
+        1,
+        24,
+    )
     assert_close(rec["expert_outputs", 0].sum(2), rec["routed_output", 0])
     assert rec["attention_probabilities", 0].shape == (2, 1, 3, 3)
 
@@ -387,15 +509,31 @@ def test_a_model_without_blocks_between_embedding_and_head_is_refused():
 
 def test_following_a_forward_leaves_the_model_as_it_was():
     twin = build_meta(config_of("qwen3_next"))
-    before = [(name, type(module), dict(module._forward_hooks), dict(module._forward_pre_hooks), sorted(module.__dict__))
-              for name, module in twin.named_modules()]
+    before = [
+        (
+            name,
+            type(module),
+            dict(module._forward_hooks),
+            dict(module._forward_pre_hooks),
+            sorted(module.__dict__),
+        )
+        for name, module in twin.named_modules()
+    ]
     with torch.no_grad(), recorded(twin, ["model.layers.0"]) as flow:
         twin(torch.zeros(3, 5, dtype=torch.long, device="meta"))
     assert flow.ops and flow.calls
     with pytest.raises(ZeroDivisionError), recorded(twin, ["model.layers.0", "model.layers.3"]):
         1 / 0
-    after = [(name, type(module), dict(module._forward_hooks), dict(module._forward_pre_hooks), sorted(module.__dict__))
-             for name, module in twin.named_modules()]
+    after = [
+        (
+            name,
+            type(module),
+            dict(module._forward_hooks),
+            dict(module._forward_pre_hooks),
+            sorted(module.__dict__),
+        )
+        for name, module in twin.named_modules()
+    ]
     assert before == after
 
 
@@ -406,6 +544,13 @@ def test_an_operation_is_kept_with_what_it_read_and_made():
     call = flow.module("model.layers.0.mlp")
     down = flow.module("model.layers.0.mlp.down_proj")
     assert call.start <= down.start < down.stop <= call.stop and down in flow.inside(call)
-    assert id(call.output) in flow.back(id(call.output)) and set(flow.back(id(call.output))) & set(flow.onward(id(down.output)))
-    products = [i for i in range(call.start, call.stop) if flow.ops[i].name in ("mm", "addmm", "bmm")]
-    assert len(products) == 3 and [flow.maker(id(flow.tensors[flow.ops[i].makes[0]])) for i in products] == products
+    assert id(call.output) in flow.back(id(call.output)) and set(flow.back(id(call.output))) & set(
+        flow.onward(id(down.output))
+    )
+    products = [
+        i for i in range(call.start, call.stop) if flow.ops[i].name in ("mm", "addmm", "bmm")
+    ]
+    assert (
+        len(products) == 3
+        and [flow.maker(id(flow.tensors[flow.ops[i].makes[0]])) for i in products] == products
+    )

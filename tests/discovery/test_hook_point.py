@@ -12,7 +12,18 @@ import pytest
 import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from explorer.discovery.hook_point import Chosen, Place, arrange, from_layout, plain, put, restore, serve, take, to_layout
+from explorer.discovery.hook_point import (
+    Chosen,
+    Place,
+    arrange,
+    from_layout,
+    plain,
+    put,
+    restore,
+    serve,
+    take,
+    to_layout,
+)
 
 AXES = ("batch", "seq", "heads", "key_dim", "value_dim")
 
@@ -27,7 +38,11 @@ def cases(distinct: bool, count: int = 60):
     make = random.Random(7 if distinct else 11)
     for _ in range(count):
         axes = AXES[: make.randint(1, 5)]
-        pool = make.sample((2, 3, 5, 7, 11), len(axes)) if distinct else [make.choice((1, 2, 3, 4)) for _ in axes]
+        pool = (
+            make.sample((2, 3, 5, 7, 11), len(axes))
+            if distinct
+            else [make.choice((1, 2, 3, 4)) for _ in axes]
+        )
         order = list(axes)
         make.shuffle(order)
         groups, rest = [], order
@@ -68,7 +83,9 @@ def test_equal_sizes_still_give_the_axes_and_there_and_back_changes_nothing(axes
 
 def test_equal_sizes_do_not_suggest_a_transposition():
     for order in permutations(AXES[:3]):
-        assert arrange((4, 4, 4), order, dict.fromkeys(AXES[:3], 4)) == tuple((axis,) for axis in order)
+        assert arrange((4, 4, 4), order, dict.fromkeys(AXES[:3], 4)) == tuple(
+            (axis,) for axis in order
+        )
 
 
 def test_merged_axes_are_split_in_the_layouts_order():
@@ -78,7 +95,10 @@ def test_merged_axes_are_split_in_the_layouts_order():
 
 
 def test_an_axis_of_one_is_placed():
-    assert arrange((7, 12), ("batch", "seq", "num_experts"), {"batch": 1, "seq": 7, "num_experts": 12}) is not None
+    assert (
+        arrange((7, 12), ("batch", "seq", "num_experts"), {"batch": 1, "seq": 7, "num_experts": 12})
+        is not None
+    )
     assert arrange((1, 7), ("batch", "seq"), {"batch": 1, "seq": 7}) == (("batch",), ("seq",))
 
 
@@ -117,7 +137,10 @@ def test_a_served_tensor_is_a_view_that_writes_one_position():
 
 
 def test_repeats_are_made_along_the_axis_and_cost_nothing_else():
-    axes, sizes = ("batch", "seq", "heads", "key_dim"), {"batch": 1, "seq": 2, "heads": 6, "key_dim": 4}
+    axes, sizes = (
+        ("batch", "seq", "heads", "key_dim"),
+        {"batch": 1, "seq": 2, "heads": 6, "key_dim": 4},
+    )
     narrow = torch.randn(1, 2, 3, 4)
     where = place("input", 0, tuple((a,) for a in axes), ("heads", 2))
     served = serve(narrow, where, axes, sizes)
@@ -127,7 +150,10 @@ def test_repeats_are_made_along_the_axis_and_cost_nothing_else():
 
 
 def test_entries_that_were_chosen_are_served_and_put_back_alone():
-    axes, sizes = ("batch", "seq", "top_k", "width"), {"batch": 1, "seq": 2, "num": 4, "width": 3, "top_k": 2}
+    axes, sizes = (
+        ("batch", "seq", "top_k", "width"),
+        {"batch": 1, "seq": 2, "num": 4, "width": 3, "top_k": 2},
+    )
     chosen = Chosen("top_k", "num", "numbers")
     whole = torch.arange(24.0).view(4, 2, 3)  # an entry for each of four, two tokens
     where = replace(place("output", None, (("num",), ("batch", "seq"), ("width",))), chosen=chosen)
@@ -135,7 +161,9 @@ def test_entries_that_were_chosen_are_served_and_put_back_alone():
     served = serve(whole, where, axes, sizes, numbers)
     assert torch.equal(served[0, 0, 0], whole[2, 0]) and torch.equal(served[0, 1, 1], whole[1, 1])
     assert torch.equal(restore(served, where, axes, sizes, whole, numbers), whole)
-    changed = restore(served.index_fill(2, torch.tensor(1), -1.0), where, axes, sizes, whole, numbers)
+    changed = restore(
+        served.index_fill(2, torch.tensor(1), -1.0), where, axes, sizes, whole, numbers
+    )
     other = (changed != whole).any(-1)
     assert other.nonzero().tolist() == [[0, 0], [1, 1]] and (changed[other] == -1).all()
     assert torch.equal(whole, torch.arange(24.0).view(4, 2, 3))
@@ -143,7 +171,10 @@ def test_entries_that_were_chosen_are_served_and_put_back_alone():
 
 def test_the_first_entries_are_served_and_put_back_alone():
     axes, sizes = ("batch", "seq", "few"), {"batch": 1, "seq": 2, "few": 3, "many": 4}
-    whole, where = torch.arange(8.0).view(2, 4), place("output", None, (("batch", "seq"), ("many",)))
+    whole, where = (
+        torch.arange(8.0).view(2, 4),
+        place("output", None, (("batch", "seq"), ("many",))),
+    )
     where = replace(where, chosen=Chosen("few", "many", ""))
     served = serve(whole, where, axes, sizes)
     assert torch.equal(served, whole[None, :, :3])
@@ -170,9 +201,16 @@ def test_take_and_put_on_results_keep_their_type():
     old, new = torch.zeros(1), torch.ones(1)
     for given in ((old, 3), [old, 3], pair(old, 3)):
         changed = put(given, place("output", 0), new)
-        assert type(changed) is type(given) and changed[0] is new and changed[1] == 3 and given[0] is old
+        assert (
+            type(changed) is type(given)
+            and changed[0] is new
+            and changed[1] == 3
+            and given[0] is old
+        )
     assert put(old, place(), new) is new and take(old, place()) is old
     output = CausalLMOutputWithPast(logits=old)
     changed = put(output, place("output", "logits"), new)
-    assert type(changed) is CausalLMOutputWithPast and changed.logits is new and output.logits is old
+    assert (
+        type(changed) is CausalLMOutputWithPast and changed.logits is new and output.logits is old
+    )
     assert take(output, place("output", "logits")) is old

@@ -16,8 +16,14 @@ from explorer.widgets.views.selection import Selection
 from tests.support.models import PROMPT
 from tests.discovery.test_discover import random_model, tiny
 
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-         "max_position_embeddings": 64}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
 
 #: Families of other shapes, and what more their configurations need.
 OTHERS = {
@@ -40,29 +46,57 @@ OTHERS = {
 def test_another_family_is_served_rightly(model_type, tmp_path):
     """What is served as an addend is what the block adds."""
     more = OTHERS[model_type]
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "num_key_value_heads": 2, "max_position_embeddings": 64, **more}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        **more,
+    }
     module = random_model(model_type, **sizes)
     module.save_pretrained(tmp_path)
     bpe.load_tokenizer(512).save_pretrained(tmp_path)
     model = load(tmp_path)
     rec = model.record(PROMPT)
     for layer in range(model.num_layers):
-        assert [sublayer.host for sublayer in model.anatomy.block(layer).sublayers] == ["self_attn", "mlp"]
-        total = rec["layer_input", layer] + rec["attention_output", layer] + rec["mlp_output", layer]
+        assert [sublayer.host for sublayer in model.anatomy.block(layer).sublayers] == [
+            "self_attn",
+            "mlp",
+        ]
+        total = (
+            rec["layer_input", layer] + rec["attention_output", layer] + rec["mlp_output", layer]
+        )
         assert_close(total, rec["layer_output", layer], rtol=1e-5, atol=1e-6)
         pattern, values = rec["attention_probabilities", layer], rec["attention_values", layer]
         values = values.repeat_interleave(pattern.shape[1] // values.shape[1], dim=1)
-        assert_close((pattern @ values).transpose(1, 2), rec["attention_head_outputs", layer], rtol=1e-4, atol=1e-5)
+        assert_close(
+            (pattern @ values).transpose(1, 2),
+            rec["attention_head_outputs", layer],
+            rtol=1e-4,
+            atol=1e-5,
+        )
 
 
-@pytest.mark.parametrize("model_type, reason", [
-    ("longcat_flash", "two parts that play self_attn"), ("deepseek_v4", "not its input plus a sum"),
-    ("cpmant", "not one vector for each"), ("hrm_text", "runs [0-9]+ times in a forward"), ("mllama", "does not run in a forward over token ids alone"),
-    ("gemma4_assistant", "called with token ids and asked to keep a cache, it stops: inputs_embeds"),
-])
+@pytest.mark.parametrize(
+    "model_type, reason",
+    [
+        ("longcat_flash", "two parts that play self_attn"),
+        ("deepseek_v4", "not its input plus a sum"),
+        ("cpmant", "not one vector for each"),
+        ("hrm_text", "runs [0-9]+ times in a forward"),
+        ("mllama", "does not run in a forward over token ids alone"),
+        (
+            "gemma4_assistant",
+            "called with token ids and asked to keep a cache, it stops: inputs_embeds",
+        ),
+    ],
+)
 def test_a_block_that_cannot_be_followed_is_refused_in_a_sentence(model_type, reason):
-    with pytest.raises(LoadError, match=f"does not go the way the standard values are found .*{reason}"):
+    with pytest.raises(
+        LoadError, match=f"does not go the way the standard values are found .*{reason}"
+    ):
         load(f"specimen:{model_type}")
 
 
@@ -71,7 +105,12 @@ def test_a_pattern_that_is_a_difference_of_two_is_not_served():
     reasons = model.support(0)["attention_probabilities"].reasons
     assert "several calls, of which none is the whole" in reasons[0].text
     rec = model.record(PROMPT)
-    assert_close(rec["layer_input", 1] + rec["attention_output", 1] + rec["mlp_output", 1], rec["layer_output", 1], rtol=1e-5, atol=1e-6)
+    assert_close(
+        rec["layer_input", 1] + rec["attention_output", 1] + rec["mlp_output", 1],
+        rec["layer_output", 1],
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 def test_a_norm_that_runs_elsewhere_too_is_read_at_the_call_before_the_head():
@@ -82,8 +121,14 @@ def test_a_norm_that_runs_elsewhere_too_is_read_at_the_call_before_the_head():
     handle = norm.register_forward_hook(lambda module, args, out: seen.append(out.detach().clone()))
     rec = model.record(PROMPT, ["layer_output", "final_norm_output", "logits"])
     handle.remove()
-    assert len(seen) == 2 and torch.equal(rec["final_norm_output"], seen[1]) and not torch.equal(seen[0], seen[1])
-    assert_close(model.project_on_vocab(rec["layer_output", 1]), rec["logits"], rtol=1e-4, atol=1e-5)
+    assert (
+        len(seen) == 2
+        and torch.equal(rec["final_norm_output"], seen[1])
+        and not torch.equal(seen[0], seen[1])
+    )
+    assert_close(
+        model.project_on_vocab(rec["layer_output", 1]), rec["logits"], rtol=1e-4, atol=1e-5
+    )
     with torch.no_grad(), model.trace(PROMPT):
         embedded = model.layers[0].layer_input.save()
         model.final_norm_output[:] = 0
@@ -108,7 +153,9 @@ def test_a_name_that_another_module_has_means_the_standard_one():
     model = load("specimen:modernbert-decoder")
     assert model.anatomy.norm == "model.final_norm" and model.lm_head._module is model.hf.decoder
     assert model.E_lm_head._module is model.hf.lm_head
-    assert "(E_lm_head): ModernBertDecoderPredictionHead" in repr(model) and "(lm_head/decoder): Linear" in repr(model)
+    assert "(E_lm_head): ModernBertDecoderPredictionHead" in repr(
+        model
+    ) and "(lm_head/decoder): Linear" in repr(model)
     with torch.no_grad(), model.trace(PROMPT):
         normed = model.final_norm_output.save()
         made = model.E_lm_head.output.save()
@@ -140,7 +187,9 @@ def test_an_activation_in_a_module_that_blocks_share_is_each_block_s_own():
     rec = model.record(PROMPT, ["mlp_activation", "mlp_neurons", "mlp_input"])
     for layer in range(model.num_layers):
         mlp = model.hf.transformer.h[layer].mlp
-        assert_close(rec["mlp_activation", layer], mlp.act(mlp.c_fc(rec["mlp_input", layer])).detach())
+        assert_close(
+            rec["mlp_activation", layer], mlp.act(mlp.c_fc(rec["mlp_input", layer])).detach()
+        )
     with torch.no_grad(), model.trace(PROMPT):
         before = blocks[0].mlp.mlp_neurons.save()
         blocks[1].mlp.mlp_activation[:] = 0
@@ -187,12 +236,27 @@ def test_two_names_of_one_tensor_are_one_edit():
     assert not seen.any() and not torch.allclose(plain, edited)
 
 
-@pytest.mark.parametrize("model_type, more", [("mistral", {}), ("cohere", {}), ("gemma2", {"head_dim": 8}), ("granite", {"logits_scaling": 3.0})])
+@pytest.mark.parametrize(
+    "model_type, more",
+    [
+        ("mistral", {}),
+        ("cohere", {}),
+        ("gemma2", {"head_dim": 8}),
+        ("granite", {"logits_scaling": 3.0}),
+    ],
+)
 def test_a_lens_goes_through_what_the_model_does_to_its_logits(model_type, more):
     model = tiny(model_type, **SIZES, **more)
     rec = model.record(PROMPT, ["layer_output", "logits"])
-    assert_close(model.project_on_vocab(rec["layer_output", 1]), rec["logits"], rtol=1e-4, atol=1e-5)
-    assert_close(model.project_on_vocab(rec["layer_output", 1][0, -1]), rec["logits"][0, -1], rtol=1e-4, atol=1e-5)
+    assert_close(
+        model.project_on_vocab(rec["layer_output", 1]), rec["logits"], rtol=1e-4, atol=1e-5
+    )
+    assert_close(
+        model.project_on_vocab(rec["layer_output", 1][0, -1]),
+        rec["logits"][0, -1],
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def test_a_lens_that_runs_the_model_is_not_for_a_trace():
@@ -219,7 +283,19 @@ def test_slots_of_a_mixture_that_runs_every_expert_are_those_of_the_chosen():
     """Llama 4 weighs what its experts are run on, and runs each on every token: what is served is the chosen ones' part of it."""
     model = load("specimen:llama4_text")
     layer = 1
-    rec = model.record(PROMPT, ["mlp_input", "router_logits", "router_margin", "expert_indices", "expert_weights", "expert_outputs", "routed_output"], [layer])
+    rec = model.record(
+        PROMPT,
+        [
+            "mlp_input",
+            "router_logits",
+            "router_margin",
+            "expert_indices",
+            "expert_weights",
+            "expert_outputs",
+            "routed_output",
+        ],
+        [layer],
+    )
     logits, chosen = rec["router_logits", layer], rec["expert_indices", layer]
     best = logits.topk(chosen.shape[-1], dim=-1)
     assert torch.equal(chosen, best.indices)
@@ -227,12 +303,27 @@ def test_slots_of_a_mixture_that_runs_every_expert_are_those_of_the_chosen():
     experts = model.hf.model.layers[layer].feed_forward.experts
     token, slot = 2, 1
     expert = chosen[0, token, slot]
-    gate, up = (rec["mlp_input", layer][0, token] * rec["expert_weights", layer][0, token, slot] @ experts.gate_up_proj[expert]).chunk(2)
-    assert_close(rec["expert_outputs", layer][0, token, slot], (up * experts.act_fn(gate)) @ experts.down_proj[expert])
+    gate, up = (
+        rec["mlp_input", layer][0, token]
+        * rec["expert_weights", layer][0, token, slot]
+        @ experts.gate_up_proj[expert]
+    ).chunk(2)
+    assert_close(
+        rec["expert_outputs", layer][0, token, slot],
+        (up * experts.act_fn(gate)) @ experts.down_proj[expert],
+    )
     assert_close(rec["expert_outputs", layer].sum(2), rec["routed_output", layer])
-    without = model.record(PROMPT, ["expert_weights", "expert_outputs"], [layer], edits=[ablate_expert(layer, int(expert))])
+    without = model.record(
+        PROMPT,
+        ["expert_weights", "expert_outputs"],
+        [layer],
+        edits=[ablate_expert(layer, int(expert))],
+    )
     gone = chosen == expert
-    assert not without["expert_weights", layer][gone].any() and not without["expert_outputs", layer][gone].any()
+    assert (
+        not without["expert_weights", layer][gone].any()
+        and not without["expert_outputs", layer][gone].any()
+    )
     assert torch.equal(without["expert_outputs", layer][~gone], rec["expert_outputs", layer][~gone])
     with pytest.raises(ValueError, match="There are experts 0 to 7"):
         with model.trace(PROMPT):
@@ -241,7 +332,9 @@ def test_slots_of_a_mixture_that_runs_every_expert_are_those_of_the_chosen():
 
 def test_slots_chosen_one_after_another_have_scores():
     model = load("specimen:phimoe")
-    rec = model.record(PROMPT, ["router_logits", "router_scores", "router_margin", "expert_indices"])
+    rec = model.record(
+        PROMPT, ["router_logits", "router_scores", "router_margin", "expert_indices"]
+    )
     for layer in range(model.num_layers):
         best = rec["router_scores", layer].topk(3, dim=-1)
         assert torch.equal(best.indices[..., :2], rec["expert_indices", layer])
@@ -255,11 +348,19 @@ def test_what_stands_for_no_expert_is_a_choice_that_adds_nothing():
     gate, count = model.hf.model.layers[1].mlp.gate, model.layers[1].mlp.num_experts
     names = ["expert_indices", "expert_weights", "routed_output", "router_scores"]
     rec = model.record(PROMPT, names, [1])
-    assert rec["router_scores", 1].shape[-1] == count == len(model.hf.model.layers[1].mlp.experts.down_proj) + 1
+    assert (
+        rec["router_scores", 1].shape[-1]
+        == count
+        == len(model.hf.model.layers[1].mlp.experts.down_proj) + 1
+    )
     assert torch.equal(rec["router_scores", 1].argmax(-1, keepdim=True), rec["expert_indices", 1])
     none = Edit("expert_indices", 1, lambda chosen: torch.full_like(chosen, count - 1))
     edited = model.record(PROMPT, names, [1], edits=[none])
-    assert (edited["expert_indices", 1] == count - 1).all() and not edited["expert_weights", 1].any() and not edited["routed_output", 1].any()
+    assert (
+        (edited["expert_indices", 1] == count - 1).all()
+        and not edited["expert_weights", 1].any()
+        and not edited["routed_output", 1].any()
+    )
     gate.balancing_biases[-1] = 9.0
     assert (model.record(PROMPT, names, [1])["expert_indices", 1] == count - 1).all()
 
@@ -267,27 +368,69 @@ def test_what_stands_for_no_expert_is_a_choice_that_adds_nothing():
 def test_experts_that_are_rows_of_a_table_are_followed_to_their_sum():
     """Doge looks single neurons up by pairs of keys: there is no score for each, and its dense part is no module."""
     model = load("specimen:doge")
-    rec = model.record(PROMPT, ["mlp_input", "expert_indices", "expert_weights", "routed_output", "shared_expert_output", "mlp_output"], [0])
+    rec = model.record(
+        PROMPT,
+        [
+            "mlp_input",
+            "expert_indices",
+            "expert_weights",
+            "routed_output",
+            "shared_expert_output",
+            "mlp_output",
+        ],
+        [0],
+    )
     mlp, x, chosen = model.hf.model.layers[0].mlp, rec["mlp_input", 0], rec["expert_indices", 0]
-    neurons = mlp.act_fn((mlp.down_embed(chosen) * x[:, :, None]).sum(-1)) * rec["expert_weights", 0]
-    assert_close(rec["routed_output", 0], (neurons[..., None] * mlp.up_embed(chosen)).sum(2), rtol=1e-4, atol=1e-6)
+    neurons = (
+        mlp.act_fn((mlp.down_embed(chosen) * x[:, :, None]).sum(-1)) * rec["expert_weights", 0]
+    )
+    assert_close(
+        rec["routed_output", 0],
+        (neurons[..., None] * mlp.up_embed(chosen)).sum(2),
+        rtol=1e-4,
+        atol=1e-6,
+    )
     dense = mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))
     assert_close(rec["shared_expert_output", 0], dense, rtol=1e-4, atol=1e-6)
     rows = model.support(0)
     whole = model.record(PROMPT)
-    for view in (views_router.token_by_expert(whole, Selection()), views_router.layer_by_expert(whole), views_router.margins(whole, Selection())):
+    for view in (
+        views_router.token_by_expert(whole, Selection()),
+        views_router.layer_by_expert(whole),
+        views_router.margins(whole, Selection()),
+    ):
         assert "This router scores the two halves" in view.reason
-    for name, reason in (("router_logits", "this router scores the two halves"), ("expert_outputs", "in one product")):
+    for name, reason in (
+        ("router_logits", "this router scores the two halves"),
+        ("expert_outputs", "in one product"),
+    ):
         assert reason in str(rows[name].reasons[0])
 
 
 def test_experts_run_on_sorted_tokens_serve_no_slot_in_a_wrong_place():
     model = load("specimen:jetmoe")
     rows = model.support(0)
-    assert "sorted by expert" in str(rows["expert_outputs"].reasons[0]) and "no shared expert" in str(rows["shared_expert_output"].reasons[0])
-    rec = model.record(PROMPT, ["mlp_input", "router_logits", "expert_indices", "expert_weights", "routed_output", "attention_premix", "attention_head_outputs"], [0])
+    assert "sorted by expert" in str(
+        rows["expert_outputs"].reasons[0]
+    ) and "no shared expert" in str(rows["shared_expert_output"].reasons[0])
+    rec = model.record(
+        PROMPT,
+        [
+            "mlp_input",
+            "router_logits",
+            "expert_indices",
+            "expert_weights",
+            "routed_output",
+            "attention_premix",
+            "attention_head_outputs",
+        ],
+        [0],
+    )
     mlp, chosen = model.hf.model.layers[0].mlp, rec["expert_indices", 0]
-    assert_close(rec["expert_weights", 0], rec["router_logits", 0].topk(chosen.shape[-1], dim=-1).values.softmax(-1))
+    assert_close(
+        rec["expert_weights", 0],
+        rec["router_logits", 0].topk(chosen.shape[-1], dim=-1).values.softmax(-1),
+    )
     token = 3
     total = 0
     for expert, weight in zip(chosen[0, token], rec["expert_weights", 0][0, token]):
@@ -304,13 +447,26 @@ def test_a_state_with_fixed_decays_is_followed_through_blocks_of_tokens():
     mixer, rows = model.layers[layer].linear_attn, model.support(layer)
     assert rows["decays"].available and not rows["decays"].value.written
     ids = torch.arange(600).view(2, 300) % 200
-    rec = model.record(ids, ["retention.decays", "retention.states", "attention_head_outputs", "state_output", "attention_queries", "attention_keys", "attention_values"])
+    rec = model.record(
+        ids,
+        [
+            "retention.decays",
+            "retention.states",
+            "attention_head_outputs",
+            "state_output",
+            "attention_queries",
+            "attention_keys",
+            "attention_values",
+        ],
+    )
     native = model.hf.model.layers[layer].self_attn
     assert torch.equal(rec["decays", layer], -native.slope_rate.flatten())
     outputs, state = rec.replay(layer).run()
     assert_close(outputs, rec["attention_head_outputs", layer], rtol=1e-3, atol=1e-5)
     assert_close(state, rec["state_output", layer], rtol=1e-3, atol=1e-5)
-    assert_close(rec["retention.states", layer][:, -1], rec["state_output", layer], rtol=1e-3, atol=1e-5)
+    assert_close(
+        rec["retention.states", layer][:, -1], rec["state_output", layer], rtol=1e-3, atol=1e-5
+    )
     with pytest.raises(Unavailable, match="a constant of the model"):
         with model.trace(PROMPT):
             mixer.decays = torch.zeros(mixer.heads)
@@ -323,10 +479,23 @@ def test_a_state_with_fixed_decays_is_followed_through_blocks_of_tokens():
 def test_a_part_narrower_than_the_stream_is_served_at_its_own_width():
     """Qwen4's stream is three side by side: an MLP mixes them to one, works on that, and adds to all three."""
     model = load("specimen:qwen4_exp_text")
-    names = ["token_embeddings", "mlp_input", "expert_outputs", "routed_output", "mlp_output", "extra_output", "layer_input"]
+    names = [
+        "token_embeddings",
+        "mlp_input",
+        "expert_outputs",
+        "routed_output",
+        "mlp_output",
+        "extra_output",
+        "layer_input",
+    ]
     rec = model.record(PROMPT, names)
     width = model.hf.config.hidden_size
-    assert rec["layer_input", 0].shape[-1] == rec["mlp_output", 0].shape[-1] == model.hidden_size == 3 * width
+    assert (
+        rec["layer_input", 0].shape[-1]
+        == rec["mlp_output", 0].shape[-1]
+        == model.hidden_size
+        == 3 * width
+    )
     for name in ("mlp_input", "expert_outputs", "routed_output"):
         assert rec[name, 0].shape[-1] == width
     assert_close(rec["expert_outputs", 0].sum(2), rec["routed_output", 0])
@@ -347,16 +516,39 @@ def test_a_part_narrower_than_the_stream_is_served_at_its_own_width():
 def test_an_mlp_with_a_convolution_behind_it_is_an_mlp():
     """Inkling convolves what its MLPs return, scores its shared expert with the others, and keeps its matrices as stacks."""
     model = load("specimen:inkling_text")
-    rec = model.record(PROMPT, ["router_logits", "router_scores", "expert_indices", "mlp_output", "shared_experts.mlp_neurons", "shared_experts.mlp_output"], [1])
+    rec = model.record(
+        PROMPT,
+        [
+            "router_logits",
+            "router_scores",
+            "expert_indices",
+            "mlp_output",
+            "shared_experts.mlp_neurons",
+            "shared_experts.mlp_output",
+        ],
+        [1],
+    )
     gate, shared = model.hf.model.layers[1].mlp.gate, model.hf.model.layers[1].mlp.shared_experts
-    assert rec["router_logits", 1].shape[-1] == model.layers[1].mlp.num_experts == len(gate.weight) - 1
-    assert_close(rec["router_scores", 1], rec["router_logits", 1].sigmoid() + gate.e_score_correction_bias)
-    assert_close(rec["shared_experts.mlp_output", 1], rec["shared_experts.mlp_neurons", 1] @ shared.down_proj[0].T)
+    assert (
+        rec["router_logits", 1].shape[-1] == model.layers[1].mlp.num_experts == len(gate.weight) - 1
+    )
+    assert_close(
+        rec["router_scores", 1], rec["router_logits", 1].sigmoid() + gate.e_score_correction_bias
+    )
+    assert_close(
+        rec["shared_experts.mlp_output", 1],
+        rec["shared_experts.mlp_neurons", 1] @ shared.down_proj[0].T,
+    )
     with torch.no_grad(), model.trace(PROMPT):
         model.layers[1].mlp.router_logits[0, 2] = torch.arange(8.0)
-        chosen, after = model.layers[1].mlp.expert_indices.save(), model.layers[1].mlp.mlp_output.save()
+        chosen, after = (
+            model.layers[1].mlp.expert_indices.save(),
+            model.layers[1].mlp.mlp_output.save(),
+        )
     best = (torch.arange(8.0).sigmoid() + gate.e_score_correction_bias).topk(3).indices
-    assert set(chosen[0, 2].tolist()) == set(best.tolist()) and torch.equal(chosen[0, 3:], rec["expert_indices", 1][0, 3:])
+    assert set(chosen[0, 2].tolist()) == set(best.tolist()) and torch.equal(
+        chosen[0, 3:], rec["expert_indices", 1][0, 3:]
+    )
     width = model.hf.model.layers[1].mlp_sconv.conv_kernel_size
     moved = (after != rec["mlp_output", 1]).any(-1)[0].nonzero().flatten()
     assert moved.min() == 2 and moved.max() <= 2 + width - 1
@@ -365,7 +557,11 @@ def test_an_mlp_with_a_convolution_behind_it_is_an_mlp():
 def test_slots_of_one_expert_each_are_put_back_in_order_before_they_are_served(tmp_path):
     """With one expert a token, the slots sorted by expert are as large as what they come to."""
     sizes = load("specimen:jetmoe").config.to_dict() | {"num_experts_per_tok": 1}
-    own = {key: value for key, value in sizes.items() if key not in ("model_type", "vocab_size") and "token_id" not in key}
+    own = {
+        key: value
+        for key, value in sizes.items()
+        if key not in ("model_type", "vocab_size") and "token_id" not in key
+    }
     random_model("jetmoe", **own).save_pretrained(tmp_path)
     bpe.load_tokenizer(512).save_pretrained(tmp_path)
     model = load(tmp_path)

@@ -27,7 +27,11 @@ def test_module_inputs_and_outputs_agree_with_the_values(any_model):
         given = block.self_attn.o_proj.input.save()
         mlp, own = block.mlp.output.save(), block.mlp.mlp_output.save()
         head, logits = any_model.lm_head.output.save(), any_model.logits.save()
-    assert torch.equal(entering, read) and torch.equal(normed, same) and torch.equal(premix.flatten(2), given)
+    assert (
+        torch.equal(entering, read)
+        and torch.equal(normed, same)
+        and torch.equal(premix.flatten(2), given)
+    )
     assert torch.equal(mlp, own) and torch.equal(head, logits)
 
 
@@ -83,7 +87,11 @@ def test_a_skipped_module_hands_on_what_it_was_given(model):
         addend = model.layers[1].mlp.mlp_output.save()
         stream = [model.layers[1].layer_output, model.layers[2].layer_input].save()
         logits = model.layers[2].mlp.router_logits.save()
-    assert addend.abs().max() == 0 and logits.shape[-1] == model.layers[2].mlp.num_experts and torch.equal(*stream)
+    assert (
+        addend.abs().max() == 0
+        and logits.shape[-1] == model.layers[2].mlp.num_experts
+        and torch.equal(*stream)
+    )
     with pytest.raises(PassedBy, match="router_logits was never reached"):
         with model.trace(PROMPT):
             model.layers[1].mlp.skip(model.layers[1].mlp_input * 0)
@@ -107,7 +115,9 @@ def test_a_cache_of_modules_stands_beside_values(model):
     rec = model.record(PROMPT, ["layer_output", "mlp_output", "attention_probabilities", "logits"])
     assert torch.equal(cache[model.layers[1].path].output, rec["layer_output", 1])
     assert torch.equal(cache[model.layers[1].mlp.path].output, rec["mlp_output", 1])
-    assert torch.equal(pattern, rec["attention_probabilities", 3]) and torch.equal(logits, rec["logits"])
+    assert torch.equal(pattern, rec["attention_probabilities", 3]) and torch.equal(
+        logits, rec["logits"]
+    )
 
 
 def test_a_stored_edit_uses_values_and_leaves_the_original_alone(model):
@@ -164,10 +174,17 @@ def test_a_scan_gives_shapes():
         shapes["pattern"] = tuple(model.layers[1].self_attn.attention_probabilities.shape)
         shapes["logits"] = tuple(model.logits.shape)
     seq = ids(model).shape[1]
-    assert shapes == {"queries": (1, 10, seq, 12), "pattern": (1, 10, seq, seq), "logits": (1, seq, model.vocab_size)}
+    assert shapes == {
+        "queries": (1, 10, seq, 12),
+        "pattern": (1, 10, seq, seq),
+        "logits": (1, seq, model.vocab_size),
+    }
 
 
-@pytest.mark.parametrize("model", [lambda: specimen("qwen3_next", torch.bfloat16), lambda: shapes("Qwen/Qwen3.5-35B-A3B")])
+@pytest.mark.parametrize(
+    "model",
+    [lambda: specimen("qwen3_next", torch.bfloat16), lambda: shapes("Qwen/Qwen3.5-35B-A3B")],
+)
 def test_a_scan_gives_shapes_of_state_and_experts_too(model):
     model = model()
     with model.scan("a b c d"):
@@ -187,7 +204,9 @@ def test_plain_python_works_in_a_block(model):
         return logits.argmax(-1)
 
     with model.trace(PROMPT):
-        chosen = [strongest(model.layers[i].mlp.router_logits) for i in range(model.num_layers)].save()
+        chosen = [
+            strongest(model.layers[i].mlp.router_logits) for i in range(model.num_layers)
+        ].save()
         tokens = {"ids": model.next_token_probs.argmax(-1)}.save()
     assert len(chosen) == model.num_layers and tokens["ids"].shape == (1,)
 
@@ -231,9 +250,16 @@ def test_an_error_in_a_trace_leaves_the_model_as_it_was(model, failing):
 def specimen_state(model) -> list:
     """Everything of the modules a tap could have left behind."""
     return [
-        (name, type(module.__dict__["forward"]), type(module.__dict__[STATE]), module.__dict__[STATE].body,
-         len(module._forward_hooks), len(module._forward_pre_hooks))
-        for name, module in model.hf.named_modules() if STATE in module.__dict__
+        (
+            name,
+            type(module.__dict__["forward"]),
+            type(module.__dict__[STATE]),
+            module.__dict__[STATE].body,
+            len(module._forward_hooks),
+            len(module._forward_pre_hooks),
+        )
+        for name, module in model.hf.named_modules()
+        if STATE in module.__dict__
     ]
 
 

@@ -38,7 +38,12 @@ def together(*jobs) -> list:
     return results
 
 
-TEXTS = ("In the beginning", "And God said, Let there be light", "the earth was without form", "darkness was upon the face")
+TEXTS = (
+    "In the beginning",
+    "And God said, Let there be light",
+    "the earth was without form",
+    "darkness was upon the face",
+)
 
 
 def traced(model, text: str, times: int = 6) -> list[torch.Tensor]:
@@ -60,11 +65,17 @@ def recorded(model, text: str, times: int = 6) -> list[torch.Tensor]:
 
 def test_threads_on_one_model_take_turns_and_get_their_own(model):
     expected = {text: recorded(model, text, 1)[0] for text in TEXTS}
-    jobs = [lambda text=text, run=run: (text, run(model, text)) for text in TEXTS for run in (traced, recorded)]
+    jobs = [
+        lambda text=text, run=run: (text, run(model, text))
+        for text in TEXTS
+        for run in (traced, recorded)
+    ]
     for text, seen in together(*jobs):
         assert len(seen) == 6
         for logits, pattern in seen:
-            assert torch.equal(logits, expected[text][0]) and torch.equal(pattern, expected[text][1])
+            assert torch.equal(logits, expected[text][0]) and torch.equal(
+                pattern, expected[text][1]
+            )
     assert not model.taps.open
 
 
@@ -96,7 +107,9 @@ def test_a_lens_in_another_thread_takes_no_part_in_a_run(model):
     projected, recs = together(lens, record)
     assert all(torch.equal(logits, projected[0]) for logits in projected)
     for rec in recs:
-        assert torch.equal(rec["final_norm_output"], expected["final_norm_output"]) and torch.equal(rec["logits"], expected["logits"])
+        assert torch.equal(rec["final_norm_output"], expected["final_norm_output"]) and torch.equal(
+            rec["logits"], expected["logits"]
+        )
 
 
 def test_a_native_forward_in_another_thread_takes_no_part_in_a_recording(model):
@@ -110,7 +123,11 @@ def test_a_native_forward_in_another_thread_takes_no_part_in_a_recording(model):
     assert all(torch.equal(one, logits[0]) for one in logits)
     for rec in recs:
         for key, value in rec.values.items():
-            assert value is None or not isinstance(value, torch.Tensor) or torch.equal(value, expected[key]), key
+            assert (
+                value is None
+                or not isinstance(value, torch.Tensor)
+                or torch.equal(value, expected[key])
+            ), key
 
 
 def test_two_models_in_two_threads_do_not_disturb_each_other():
@@ -141,7 +158,9 @@ def test_an_error_in_one_thread_lets_the_others_on(model):
                 1 / 0
         return "failed"
 
-    results = together(failing, lambda: traced(model, TEXTS[1]), failing, lambda: recorded(model, TEXTS[2]))
+    results = together(
+        failing, lambda: traced(model, TEXTS[1]), failing, lambda: recorded(model, TEXTS[2])
+    )
     assert results[0] == results[2] == "failed" and len(results[1]) == len(results[3]) == 6
 
 
@@ -150,7 +169,10 @@ def test_models_loaded_at_once_are_those_loaded_one_by_one():
     from concurrent.futures import ThreadPoolExecutor
 
     families = ["llama", "qwen3_moe"] * 4
-    alone = {family: load(f"specimen:{family}").record(PROMPT, ["logits"])["logits"] for family in families[:2]}
+    alone = {
+        family: load(f"specimen:{family}").record(PROMPT, ["logits"])["logits"]
+        for family in families[:2]
+    }
     with ThreadPoolExecutor(4) as pool:
         models = list(pool.map(lambda family: load(f"specimen:{family}"), families))
     assert torch.get_default_dtype() == torch.float32

@@ -17,7 +17,9 @@ def model(request):
 
 @pytest.fixture(scope="module")
 def ids(model):
-    return model.tokenizer("In the beginning God created the heaven and the earth", return_tensors="pt")["input_ids"]
+    return model.tokenizer(
+        "In the beginning God created the heaven and the earth", return_tensors="pt"
+    )["input_ids"]
 
 
 def prefilled(model, ids):
@@ -42,7 +44,10 @@ def test_what_a_steps_kernel_does_not_hold_is_refused_by_its_name(model, ids):
         if name in ("states", "state_attention"):
             continue
         with pytest.raises(Unavailable, match="decoding step's kernel does not hold"):
-            with torch.no_grad(), model.trace(ids[:, 8:9], cache=prefilled(model, ids), use_cache=True):
+            with (
+                torch.no_grad(),
+                model.trace(ids[:, 8:9], cache=prefilled(model, ids), use_cache=True),
+            ):
                 getattr(model.layers[1].mixer, name).save()
     assert ("skip" in anatomy.prompt_only) is (model.kinds[1] == "ssd")
 

@@ -30,7 +30,9 @@ def test_sizes_are_those_of_the_modules(any_model):
     attention = hf.model.layers[any_model.kinds.index("self_attn")].self_attn
     assert any_model.num_kv_heads * any_model.qk_head_dim == attention.k_proj.weight.shape[0]
     assert any_model.num_heads * any_model.head_dim == attention.o_proj.weight.shape[1]
-    assert any_model.family == config.model_type and any_model.label == f"specimen:{any_model.family}"
+    assert (
+        any_model.family == config.model_type and any_model.label == f"specimen:{any_model.family}"
+    )
 
 
 @pytest.mark.parametrize("family", MIXTURES)
@@ -41,19 +43,32 @@ def test_sizes_of_a_mixture_are_read_off_it(family):
     assert moe.top_k == model.config.num_experts_per_tok
     assert moe.intermediate_size == experts.down_proj.shape[-1]
     if family in HYBRIDS:
-        assert moe.shared_experts.intermediate_size == model.hf.model.layers[1].mlp.shared_expert.up_proj.weight.shape[0]
+        assert (
+            moe.shared_experts.intermediate_size
+            == model.hf.model.layers[1].mlp.shared_expert.up_proj.weight.shape[0]
+        )
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_sizes_of_a_recurrent_mixer_are_read_off_it(family):
-    mix, native = specimen(family).layers[0].linear_attn, specimen(family).hf.model.layers[0].linear_attn
+    mix, native = (
+        specimen(family).layers[0].linear_attn,
+        specimen(family).hf.model.layers[0].linear_attn,
+    )
     assert (mix.heads, mix.key_heads) == (native.num_v_heads, native.num_k_heads)
     assert (mix.key_dim, mix.value_dim) == (native.head_k_dim, native.head_v_dim)
-    assert mix.channels == native.conv1d.weight.shape[0] and mix.conv_width == native.conv1d.weight.shape[-1]
+    assert (
+        mix.channels == native.conv1d.weight.shape[0]
+        and mix.conv_width == native.conv1d.weight.shape[-1]
+    )
 
 
 def test_a_size_is_not_set(model):
-    for host, size in ((model, "hidden_size"), (model.layers[1].mlp, "top_k"), (model.layers[0].linear_attn, "key_dim")):
+    for host, size in (
+        (model, "hidden_size"),
+        (model.layers[1].mlp, "top_k"),
+        (model.layers[0].linear_attn, "key_dim"),
+    ):
         before = getattr(host, size)
         with pytest.raises(AttributeError, match=f"{size} is a size"):
             setattr(host, size, 3)
@@ -67,20 +82,30 @@ def test_a_size_a_host_has_not_is_refused_with_what_it_has(model):
 
 def test_standard_names_are_the_native_modules(any_model):
     hf = any_model.hf
-    assert any_model.embed_tokens._module is hf.model.embed_tokens and any_model.norm._module is hf.model.norm
+    assert (
+        any_model.embed_tokens._module is hf.model.embed_tokens
+        and any_model.norm._module is hf.model.norm
+    )
     assert any_model.lm_head._module is hf.lm_head
     for index, block in enumerate(any_model.layers):
         native = hf.model.layers[index]
-        assert block._module is native and getattr(block, any_model.kinds[index])._module is getattr(native, any_model.kinds[index])
+        assert block._module is native and getattr(
+            block, any_model.kinds[index]
+        )._module is getattr(native, any_model.kinds[index])
         assert block.mlp._module is native.mlp
         if any_model.family in MIXTURES:
-            assert block.mlp.router._module is native.mlp.gate and block.mlp.experts._module is native.mlp.experts
+            assert (
+                block.mlp.router._module is native.mlp.gate
+                and block.mlp.experts._module is native.mlp.experts
+            )
         if any_model.family in HYBRIDS:
             assert block.mlp.shared_experts._module is native.mlp.shared_expert
 
 
 def test_kinds_are_what_the_configuration_says(any_model):
-    types = getattr(any_model.config, "layer_types", None) or ["full_attention"] * any_model.num_layers
+    types = (
+        getattr(any_model.config, "layer_types", None) or ["full_attention"] * any_model.num_layers
+    )
     named = {"full_attention": "self_attn", "linear_attention": "linear_attn"}
     assert any_model.kinds == [named[kind] for kind in types]
 
@@ -90,8 +115,15 @@ def test_blocks_are_counted_from_either_end_and_no_further(any_model):
     assert any_model.layers[-1]._module is any_model.layers[last]._module
     assert any_model.layer_index(-1) == last and any_model.layer_index(0) == 0
     for wrong in (last + 1, -last - 2, 99):
-        for ask in (lambda: any_model.layers[wrong], lambda: any_model.layer_index(wrong), lambda: any_model.support(wrong)):
-            with pytest.raises((ValueError, IndexError), match=rf"There is no block {wrong}: .* has blocks 0 to {last}"):
+        for ask in (
+            lambda: any_model.layers[wrong],
+            lambda: any_model.layer_index(wrong),
+            lambda: any_model.support(wrong),
+        ):
+            with pytest.raises(
+                (ValueError, IndexError),
+                match=rf"There is no block {wrong}: .* has blocks 0 to {last}",
+            ):
                 ask()
 
 
@@ -100,7 +132,9 @@ def test_blocks_are_counted_from_either_end_and_no_further(any_model):
 
 def test_support_has_every_value_once_in_the_vocabularys_order(any_model):
     rows = list(any_model.support())
-    assert [(row.host, row.name) for row in rows] == [(value.host, value.name) for value in vocabulary.VALUES]
+    assert [(row.host, row.name) for row in rows] == [
+        (value.host, value.name) for value in vocabulary.VALUES
+    ]
     assert len(any_model.support()) == len(rows)
 
 
@@ -117,13 +151,19 @@ def test_support_of_one_block_is_that_blocks(model):
     for layer in range(model.num_layers):
         for row in model.support(layer):
             if row.host != "model":
-                assert (layer in row.layers) != (layer in row.reasons) and len(row.layers) + len(row.reasons) == 1
+                assert (layer in row.layers) != (layer in row.reasons) and len(row.layers) + len(
+                    row.reasons
+                ) == 1
     assert model.support(-1)["attention_scores"].layers == () or model.kinds[-1] == "self_attn"
 
 
 def test_support_is_asked_by_name_and_refuses_what_is_none(model):
     support = model.support()
-    assert support["router_logits"].host == "mlp" and support["linear_attn.betas"].layers == (0, 1, 2)
+    assert support["router_logits"].host == "mlp" and support["linear_attn.betas"].layers == (
+        0,
+        1,
+        2,
+    )
     assert support["shared_experts.mlp_output"].value.host == "shared_experts"
     with pytest.raises(UnknownValue, match="router_logits"):
         support["router_logts"]
@@ -133,10 +173,18 @@ def test_support_prints_a_line_for_each_value(model):
     text = str(model.support())
     there = {row.host for row in model.support() if row.available}
     shown = [row for row in model.support() if row.host in there]
-    absent = set(vocabulary.HOSTS) - there  # one line for each place hosts the model has not would stand at
-    assert len(text.splitlines()) == len(shown) + len({vocabulary.HOSTS[host].path for host in absent})
+    absent = (
+        set(vocabulary.HOSTS) - there
+    )  # one line for each place hosts the model has not would stand at
+    assert len(text.splitlines()) == len(shown) + len(
+        {vocabulary.HOSTS[host].path for host in absent}
+    )
     for row in shown:
-        line = next(line for line in text.splitlines() if f"{vocabulary.HOSTS[row.host].path}.{row.name} " in line)
+        line = next(
+            line
+            for line in text.splitlines()
+            if f"{vocabulary.HOSTS[row.host].path}.{row.name} " in line
+        )
         assert line.startswith("  yes" if row.available else "  no")
     assert all(re.search(rf"  no .*\b{host}\b.*: this block", text) for host in absent)
     assert "no sink logits" in text
@@ -145,9 +193,17 @@ def test_support_prints_a_line_for_each_value(model):
 def test_the_reading_order_is_that_of_the_forward(any_model):
     for layer in range(any_model.num_layers):
         order = any_model.reading_order(layer)
-        assert order[0] == "layer_input" and order[-1] == "layer_output" and len(set(order)) == len(order)
+        assert (
+            order[0] == "layer_input"
+            and order[-1] == "layer_output"
+            and len(set(order)) == len(order)
+        )
         mixer = any_model.kinds[layer]
-        assert order.index(f"{mixer}.attention_output") < order.index("layer_mid") < order.index("mlp.mlp_output")
+        assert (
+            order.index(f"{mixer}.attention_output")
+            < order.index("layer_mid")
+            < order.index("mlp.mlp_output")
+        )
 
 
 # -- methods on the stream -------------------------------------------------------------
@@ -183,7 +239,13 @@ def test_steering_adds_at_the_chosen_places_alone(dtype):
     vector = torch.linspace(-2, 2, model.hidden_size)
     tokens = ids(model).repeat(2, 1)
     clean = model.record(tokens, ["layer_output"])
-    for positions, touched in ((None, range(10)), (-1, [9]), (3, [3]), (slice(2, 5), [2, 3, 4]), ([0, 7], [0, 7])):
+    for positions, touched in (
+        (None, range(10)),
+        (-1, [9]),
+        (3, [3]),
+        (slice(2, 5), [2, 3, 4]),
+        ([0, 7], [0, 7]),
+    ):
         for row in (None, 1):
             with torch.no_grad():
                 with model.trace(tokens):
@@ -221,9 +283,11 @@ def test_steering_is_refused_with_a_sentence(model):
     with pytest.raises(ValueError, match="no block 99"):
         with model.trace(PROMPT):
             model.steer(99, vector)
-    for wrong, says in (({"positions": 1000}, "There is no position 1000: this call has positions 0 to"),
-                        ({"positions": [0, -1000]}, "There is no position -1000"),
-                        ({"batch_index": 3}, "There is no row 3: this call has rows 0 to 0.")):
+    for wrong, says in (
+        ({"positions": 1000}, "There is no position 1000: this call has positions 0 to"),
+        ({"positions": [0, -1000]}, "There is no position -1000"),
+        ({"batch_index": 3}, "There is no row 3: this call has rows 0 to 0."),
+    ):
         with pytest.raises(ValueError, match=says):
             with model.trace(PROMPT):
                 model.steer(1, vector, **wrong)
@@ -246,7 +310,9 @@ def test_top_tokens_are_the_likeliest_and_nest_like_the_input(model):
     best = model.top_tokens(rec["layer_output", 3][0, -1], 4)
     probs = rec["next_token_probs"][0]
     assert [round(p, 5) for _, p in best] == [round(float(p), 5) for p in probs.topk(4).values]
-    assert [t for t, _ in best] == [model.tokenizer.decode([i]) for i in probs.topk(4).indices.tolist()]
+    assert [t for t, _ in best] == [
+        model.tokenizer.decode([i]) for i in probs.topk(4).indices.tolist()
+    ]
     nested = model.top_tokens(rec["layer_output", 3], 2)
     assert len(nested) == 1 and len(nested[0]) == 10 and nested[0][-1] == best[:2]
 
@@ -266,13 +332,24 @@ def test_a_plain_forward_is_transformers_own(any_model):
 
 def test_recording_and_tracing_leave_no_hook_and_no_forward_behind(any_model):
     def state():
-        return [(name, len(m._forward_hooks), len(m._forward_pre_hooks), type(m.__dict__[STATE]), m.__dict__[STATE].body)
-                for name, m in any_model.hf.named_modules() if STATE in m.__dict__]
+        return [
+            (
+                name,
+                len(m._forward_hooks),
+                len(m._forward_pre_hooks),
+                type(m.__dict__[STATE]),
+                m.__dict__[STATE].body,
+            )
+            for name, m in any_model.hf.named_modules()
+            if STATE in m.__dict__
+        ]
 
     before = state()
     any_model.record(PROMPT)
     with any_model.trace(PROMPT):
-        any_model.layers[0].self_attn if any_model.kinds[0] == "self_attn" else any_model.layers[0].linear_attn
+        any_model.layers[0].self_attn if any_model.kinds[0] == "self_attn" else any_model.layers[
+            0
+        ].linear_attn
         any_model.logits.save()
     assert state() == before and not any_model.taps.open
     assert all((hooks, pre, kind) == (0, 0, State) for _, hooks, pre, kind, _ in before)
@@ -299,14 +376,19 @@ def test_a_model_is_freed_though_its_tracer_and_its_values_live():
 
 
 def test_the_numbers_are_said_to_be_what_they_are():
-    assert specimen("llama").weights == "random, seed 0" and specimen("qwen3_next").weights == "trained"
+    assert (
+        specimen("llama").weights == "random, seed 0"
+        and specimen("qwen3_next").weights == "trained"
+    )
     assert shapes("Qwen/Qwen3-30B-A3B").weights == "none: shapes only"
 
 
 # -- without weights -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("checkpoint", ["Qwen/Qwen3-Next-80B-A3B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"])
+@pytest.mark.parametrize(
+    "checkpoint", ["Qwen/Qwen3-Next-80B-A3B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"]
+)
 def test_a_model_without_weights_is_traced_for_its_shapes(checkpoint):
     model = shapes(checkpoint)
     layer = model.kinds.index("self_attn")
@@ -332,9 +414,13 @@ def test_a_model_without_weights_does_not_generate():
 @pytest.mark.parametrize("family", ["llama", "qwen3_next"])
 def test_a_copy_has_weights_of_its_own(family):
     one = load(f"specimen:{family}")
-    before = one.record(PROMPT, values=["logits", "layer_output"])  # once looked at, a model carries the engine's hooks
+    before = one.record(
+        PROMPT, values=["logits", "layer_output"]
+    )  # once looked at, a model carries the engine's hooks
     other = copy.deepcopy(one)
-    assert torch.equal(other.record(PROMPT, values=["layer_output"])["layer_output", 1], before["layer_output", 1])
+    assert torch.equal(
+        other.record(PROMPT, values=["layer_output"])["layer_output", 1], before["layer_output", 1]
+    )
     with torch.no_grad():
         for parameter in other.hf.parameters():
             parameter.mul_(1.1)

@@ -52,11 +52,21 @@ def test_every_value_available_is_printed_where_it_is_read_and_no_other(model):
     _, printed = parsed(str(model))
     seen = {(path, name) for path, name, _ in printed}
     assert len(seen) == len(printed)
-    firsts = [re.search(r"(\d+)", path)[1] for path, count, kind in parsed(str(model))[0] if "DecoderLayer" in kind]
+    firsts = [
+        re.search(r"(\d+)", path)[1]
+        for path, count, kind in parsed(str(model))[0]
+        if "DecoderLayer" in kind
+    ]
     for row in model.support():
         for layer in map(int, firsts):
-            block = next(path for path, _, kind in parsed(str(model))[0] if re.match(rf"layers\.{layer}\b", path) and "Decoder" in kind)
-            path = {"layers": block, "shared_experts": f"{block}.mlp.shared_experts"}.get(row.host, f"{block}.{row.host}")
+            block = next(
+                path
+                for path, _, kind in parsed(str(model))[0]
+                if re.match(rf"layers\.{layer}\b", path) and "Decoder" in kind
+            )
+            path = {"layers": block, "shared_experts": f"{block}.mlp.shared_experts"}.get(
+                row.host, f"{block}.{row.host}"
+            )
             if row.host != "model":
                 assert ((path, row.name) in seen) == (layer in row.layers), (path, row.name)
         if row.host == "model":
@@ -86,7 +96,9 @@ def test_equal_blocks_are_printed_once(family):
 @pytest.mark.parametrize("family", MIXTURES)
 def test_a_module_with_two_names_shows_both(family):
     text = str(specimen(family))
-    assert "(router/gate): " in text and ("(shared_experts/shared_expert): " in text) == (family in HYBRIDS)
+    assert "(router/gate): " in text and ("(shared_experts/shared_expert): " in text) == (
+        family in HYBRIDS
+    )
 
 
 def test_what_another_implementation_takes_away_is_not_printed():
@@ -96,11 +108,16 @@ def test_what_another_implementation_takes_away_is_not_printed():
 
 def test_a_part_prints_itself_alone(model):
     block = str(model.layers[0])
-    assert "(layer_output) -> Residual [batch seq hidden_size]" in block and block.startswith(type(model.layers[0]._module).__name__)
+    assert "(layer_output) -> Residual [batch seq hidden_size]" in block and block.startswith(
+        type(model.layers[0]._module).__name__
+    )
     assert "(token_embeddings)" not in block
 
 
 def test_sizes_of_the_native_tree_are_the_models(model):
     text = str(model)
     assert f"(embed_tokens): Embedding({model.vocab_size}, {model.hidden_size}" in text
-    assert f"(lm_head): Linear(in_features={model.hidden_size}, out_features={model.vocab_size}" in text
+    assert (
+        f"(lm_head): Linear(in_features={model.hidden_size}, out_features={model.vocab_size}"
+        in text
+    )

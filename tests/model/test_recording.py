@@ -28,13 +28,21 @@ def rec():
 def test_everything_available_is_recorded_but_states_per_token(any_model):
     rec = any_model.record(PROMPT)
     wanted = {
-        (row.value.key, layer) for row in any_model.support() if row.available and row.name not in ("state", "states")
+        (row.value.key, layer)
+        for row in any_model.support()
+        if row.available and row.name not in ("state", "states")
         for layer in (row.layers if row.host != "model" else (None,))
     }
     assert set(rec.values) == wanted
-    assert rec.label == any_model.label and rec.weights == any_model.weights and rec.kinds == any_model.kinds
+    assert (
+        rec.label == any_model.label
+        and rec.weights == any_model.weights
+        and rec.kinds == any_model.kinds
+    )
     assert rec.num_layers == any_model.num_layers and rec.seconds > 0
-    assert rec.bytes == sum(v.numel() * v.element_size() for v in rec.values.values() if isinstance(v, torch.Tensor))
+    assert rec.bytes == sum(
+        v.numel() * v.element_size() for v in rec.values.values() if isinstance(v, torch.Tensor)
+    )
 
 
 def test_the_order_asked_does_not_matter(any_model):
@@ -43,7 +51,11 @@ def test_the_order_asked_does_not_matter(any_model):
     for order in (names, names[::-1], sorted(names)):
         rec = any_model.record(PROMPT, order)
         for key, value in rec.values.items():
-            assert value is full[key] or (torch.equal(value, full[key]) if isinstance(value, torch.Tensor) else value == full[key])
+            assert value is full[key] or (
+                torch.equal(value, full[key])
+                if isinstance(value, torch.Tensor)
+                else value == full[key]
+            )
 
 
 def test_a_recording_is_what_a_trace_reads(any_model):
@@ -56,7 +68,11 @@ def test_a_recording_is_what_a_trace_reads(any_model):
             pattern = block.self_attn.attention_probabilities.save()
             addend = block.mlp.mlp_output.save()
             logits = any_model.logits.save()
-    for name, value in (("attention_queries", queries), ("attention_probabilities", pattern), ("mlp_output", addend)):
+    for name, value in (
+        ("attention_queries", queries),
+        ("attention_probabilities", pattern),
+        ("mlp_output", addend),
+    ):
         assert torch.equal(rec[name, layer], value)
     assert torch.equal(rec["logits"], logits)
 
@@ -95,7 +111,14 @@ def test_tensors_are_detached_copies_on_the_cpu(any_model):
 def test_prompts_of_every_form_are_the_same_prompt(model):
     tokens = ids(model)
     expected = model.record(PROMPT, ["logits"])
-    for form in (tokens, tokens[0], tokens[0].tolist(), tokens.tolist(), tokens.int(), tokens.numpy()):
+    for form in (
+        tokens,
+        tokens[0],
+        tokens[0].tolist(),
+        tokens.tolist(),
+        tokens.int(),
+        tokens.numpy(),
+    ):
         rec = model.record(form, ["logits"])
         assert torch.equal(rec["logits"], expected["logits"]) and torch.equal(rec.input_ids, tokens)
         assert rec.tokens == expected.tokens
@@ -108,38 +131,72 @@ def test_a_batch_of_prompts_is_recorded_row_by_row(model):
     alone = model.record(tokens[1:], ["router_logits", "attention_probabilities"])
     assert rec["router_logits", 0].shape[0] == 2
     assert_close(rec["router_logits", 0][1:], alone["router_logits", 0], rtol=1e-4, atol=1e-5)
-    assert_close(rec["attention_probabilities", 3][1:], alone["attention_probabilities", 3], rtol=1e-4, atol=1e-5)
+    assert_close(
+        rec["attention_probabilities", 3][1:],
+        alone["attention_probabilities", 3],
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
-@pytest.mark.parametrize("text", ["<script>alert(1)</script>", "e\u0301\u0308 \u05e9\u05dc\u05d5\u05dd \u200f", "🜁🜂 \x00 \t", "a"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>alert(1)</script>",
+        "e\u0301\u0308 \u05e9\u05dc\u05d5\u05dd \u200f",
+        "🜁🜂 \x00 \t",
+        "a",
+    ],
+)
 def test_any_text_is_a_prompt_and_its_tokens_say_it(model, text):
     rec = model.record(text, ["logits"])
-    assert rec["logits"].shape[1] == len(rec.tokens) and model.tokenizer.decode(rec.input_ids[0]) == text
+    assert (
+        rec["logits"].shape[1] == len(rec.tokens)
+        and model.tokenizer.decode(rec.input_ids[0]) == text
+    )
 
 
-@pytest.mark.parametrize(("prompt", "says"), [
-    ("", "empty"), ("  \n\t", "empty"), ([], "empty"), ([[]], "empty"), (torch.zeros(1, 0, dtype=torch.long), "empty"),
-    ("word " * 5000, r"has \d+ tokens and the model takes at most 4096"), ([1] * 4097, "4097 tokens.*at most 4096"),
-    ([[1, 2], [3]], "list of token ids"), (["a", "b"], "for several texts"), ([0.5], "token ids"), (None, "A prompt is"),
-    (torch.tensor(3), "A prompt is"), ([True], "token ids"), (torch.zeros(1, 1, 1, dtype=torch.long), "batch seq"), (object(), "A prompt is"),
-    ([2048], "0 to 2047"), ([-1], "0 to 2047"),
-])
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ("", "empty"),
+        ("  \n\t", "empty"),
+        ([], "empty"),
+        ([[]], "empty"),
+        (torch.zeros(1, 0, dtype=torch.long), "empty"),
+        ("word " * 5000, r"has \d+ tokens and the model takes at most 4096"),
+        ([1] * 4097, "4097 tokens.*at most 4096"),
+        ([[1, 2], [3]], "list of token ids"),
+        (["a", "b"], "for several texts"),
+        ([0.5], "token ids"),
+        (None, "A prompt is"),
+        (torch.tensor(3), "A prompt is"),
+        ([True], "token ids"),
+        (torch.zeros(1, 1, 1, dtype=torch.long), "batch seq"),
+        (object(), "A prompt is"),
+        ([2048], "0 to 2047"),
+        ([-1], "0 to 2047"),
+    ],
+)
 def test_what_is_no_prompt_is_refused_in_words(model, prompt, says):
     with pytest.raises(PromptError, match=says):
         model.record(prompt, ["logits"])
 
 
-@pytest.mark.parametrize(("values", "layers", "error", "says"), [
-    (["router_logit"], None, UnknownValue, "router_logits"),
-    (["moe.router_logits"], None, UnknownValue, "hosts are model"),
-    (["logits"], [99], ValueError, "no block 99.*blocks 0 to 3"),
-    (["logits"], [-5], ValueError, "no block -5"),
-    (["attention_sinks"], None, Unavailable, "no sink logits"),
-    (["decays"], [3], Unavailable, "softmax attention"),
-    (["attention_scores"], [0, 1], Unavailable, "recurrent mixer"),
-    (["mlp_neurons"], None, Unavailable, "every expert has neurons of its own"),
-    (["state"], None, Unavailable, r"Recording\.state"),
-])
+@pytest.mark.parametrize(
+    ("values", "layers", "error", "says"),
+    [
+        (["router_logit"], None, UnknownValue, "router_logits"),
+        (["moe.router_logits"], None, UnknownValue, "hosts are model"),
+        (["logits"], [99], ValueError, "no block 99.*blocks 0 to 3"),
+        (["logits"], [-5], ValueError, "no block -5"),
+        (["attention_sinks"], None, Unavailable, "no sink logits"),
+        (["decays"], [3], Unavailable, "softmax attention"),
+        (["attention_scores"], [0, 1], Unavailable, "recurrent mixer"),
+        (["mlp_neurons"], None, Unavailable, "every expert has neurons of its own"),
+        (["state"], None, Unavailable, r"Recording\.state"),
+    ],
+)
 def test_what_cannot_be_recorded_is_refused_before_the_run(model, values, layers, error, says):
     with pytest.raises(error, match=says):
         model.record(PROMPT, values, layers)
@@ -153,21 +210,42 @@ def test_keys_are_names_blocks_and_hosts(rec):
     assert torch.equal(rec["router_logits", -1], rec["router_logits", 3])
     assert torch.equal(rec["mlp.router_logits", 1], rec["router_logits", 1])
     assert torch.equal(rec["model.logits"], rec["logits"])
-    assert ("self_attn.attention_queries", 3) in rec and ("self_attn.attention_queries", 0) not in rec
-    assert ("linear_attn.attention_queries", 0) in rec and ("linear_attn.attention_queries", 3) not in rec
-    assert "logits" in rec and ("logits", 1) not in rec and "router_logits" not in rec and ("router_logits", 9) not in rec
-    assert rec.layers("attention_scores") == (3,) and rec.layers("betas") == (0, 1, 2) and rec.layers("logits") == ()
+    assert ("self_attn.attention_queries", 3) in rec and (
+        "self_attn.attention_queries",
+        0,
+    ) not in rec
+    assert ("linear_attn.attention_queries", 0) in rec and (
+        "linear_attn.attention_queries",
+        3,
+    ) not in rec
+    assert (
+        "logits" in rec
+        and ("logits", 1) not in rec
+        and "router_logits" not in rec
+        and ("router_logits", 9) not in rec
+    )
+    assert (
+        rec.layers("attention_scores") == (3,)
+        and rec.layers("betas") == (0, 1, 2)
+        and rec.layers("logits") == ()
+    )
 
 
-@pytest.mark.parametrize(("key", "says"), [
-    ("router_logits", "value of a block: say which, of blocks 0 to 3"),
-    (("logits", 1), "value of the whole model"),
-    (("router_logits", 9), "no block 9: this recording has blocks 0 to 3"),
-    (("head_gate", 0), "recurrent mixer"),
-    (("linear_attn.attention_queries", 3), "block 3 has no linear_attn: its mixer is self_attn"),
-    (("states", 0), "states was not asked for"),
-    (("mlp_activation", 1), "every expert has neurons"),
-])
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("router_logits", "value of a block: say which, of blocks 0 to 3"),
+        (("logits", 1), "value of the whole model"),
+        (("router_logits", 9), "no block 9: this recording has blocks 0 to 3"),
+        (("head_gate", 0), "recurrent mixer"),
+        (
+            ("linear_attn.attention_queries", 3),
+            "block 3 has no linear_attn: its mixer is self_attn",
+        ),
+        (("states", 0), "states was not asked for"),
+        (("mlp_activation", 1), "every expert has neurons"),
+    ],
+)
 def test_what_a_recording_has_not_is_said_why(rec, key, says):
     with pytest.raises(NotRecorded, match=says) as error:
         rec[key]
@@ -186,18 +264,29 @@ def test_a_name_that_is_none_is_unknown_to_a_recording_too(rec):
 def test_an_edit_is_made_in_the_forward_that_is_recorded(model):
     clean = model.record(PROMPT, ["mlp_output", "expert_indices", "expert_weights", "logits"])
     expert = int(clean["expert_indices", 1][0, 2, 0])
-    rec = model.record(PROMPT, ["mlp_output", "expert_weights", "logits"], edits=[ablate_expert(1, expert)])
+    rec = model.record(
+        PROMPT, ["mlp_output", "expert_weights", "logits"], edits=[ablate_expert(1, expert)]
+    )
     chose = (clean["expert_indices", 1] == expert).any(-1)
     assert torch.equal((rec["mlp_output", 1] - clean["mlp_output", 1]).abs().amax(-1) > 1e-6, chose)
-    assert torch.equal(rec["expert_weights", 1], clean["expert_weights", 1].masked_fill(clean["expert_indices", 1] == expert, 0))
-    assert torch.equal(rec["mlp_output", 0], clean["mlp_output", 0]) and not torch.equal(rec["logits"], clean["logits"])
+    assert torch.equal(
+        rec["expert_weights", 1],
+        clean["expert_weights", 1].masked_fill(clean["expert_indices", 1] == expert, 0),
+    )
+    assert torch.equal(rec["mlp_output", 0], clean["mlp_output", 0]) and not torch.equal(
+        rec["logits"], clean["logits"]
+    )
     assert rec.edits == (f"expert {expert} of block 1 off",) and clean.edits == ()
 
 
 @pytest.mark.parametrize("layer", [0, 3])
 def test_a_zeroed_head_hands_on_nothing(model, layer):
     clean = model.record(PROMPT, ["attention_head_outputs", "logits"])
-    rec = model.record(PROMPT, ["attention_head_outputs", "attention_output", "logits"], edits=[zero_head(layer, 2)])
+    rec = model.record(
+        PROMPT,
+        ["attention_head_outputs", "attention_output", "logits"],
+        edits=[zero_head(layer, 2)],
+    )
     heads = rec["attention_head_outputs", layer]
     assert heads[:, :, 2].abs().max() == 0
     assert torch.equal(heads[:, :, :2], clean["attention_head_outputs", layer][:, :, :2])
@@ -214,7 +303,9 @@ def test_several_edits_at_one_place_are_made_one_after_the_other(model):
 
 def test_an_edit_equals_the_same_edit_in_a_trace(any_model):
     layer = any_model.num_layers - 1
-    rec = any_model.record(PROMPT, ["logits"], edits=[Edit("attention_values", layer, lambda v: v.flip(-1))])
+    rec = any_model.record(
+        PROMPT, ["logits"], edits=[Edit("attention_values", layer, lambda v: v.flip(-1))]
+    )
     with torch.no_grad():
         with any_model.trace(PROMPT):
             attention = any_model.layers[layer].self_attn
@@ -228,7 +319,9 @@ def test_an_edit_may_write_into_what_it_gets(model):
         weights[:] = 0
         return weights
 
-    rec = model.record(PROMPT, ["expert_weights", "routed_output"], edits=[Edit("expert_weights", 1, change)])
+    rec = model.record(
+        PROMPT, ["expert_weights", "routed_output"], edits=[Edit("expert_weights", 1, change)]
+    )
     assert rec["routed_output", 1].abs().max() == 0
     assert model.record(PROMPT, ["expert_weights"])["expert_weights", 1].abs().max() > 0
 
@@ -236,27 +329,47 @@ def test_an_edit_may_write_into_what_it_gets(model):
 def test_edits_reach_the_models_own_values_and_the_shared_expert(model):
     tokens = ids(model).clone()
     tokens[:, 0] = 9
-    rec = model.record(PROMPT, ["logits"], edits=[Edit("input_ids", None, lambda x: torch.where(torch.arange(x.shape[1]) == 0, 9, x))])
+    rec = model.record(
+        PROMPT,
+        ["logits"],
+        edits=[Edit("input_ids", None, lambda x: torch.where(torch.arange(x.shape[1]) == 0, 9, x))],
+    )
     assert torch.equal(rec["logits"], model.record(tokens, ["logits"])["logits"])
-    rec = model.record(PROMPT, ["shared_expert_output"], edits=[Edit("shared_experts.mlp_output", 0, torch.zeros_like)])
-    assert rec["shared_expert_output", 0].abs().max() == 0 and rec["shared_expert_output", 1].abs().max() > 0
+    rec = model.record(
+        PROMPT,
+        ["shared_expert_output"],
+        edits=[Edit("shared_experts.mlp_output", 0, torch.zeros_like)],
+    )
+    assert (
+        rec["shared_expert_output", 0].abs().max() == 0
+        and rec["shared_expert_output", 1].abs().max() > 0
+    )
 
 
-@pytest.mark.parametrize(("edit", "error", "says"), [
-    (ablate_expert(99, 0), ValueError, "no block 99"),
-    (ablate_expert(1, 12), ValueError, "experts 0 to 11, not 12"),
-    (ablate_expert(1, -1), ValueError, "experts 0 to 11, not -1"),
-    (zero_head(1, 10), ValueError, "heads 0 to 9, not 10"),
-    (Edit("router_logts", 1, torch.zeros_like), UnknownValue, "router_logits"),
-    (Edit("attention_scores", 0, torch.zeros_like), Unavailable, "recurrent mixer"),
-    (Edit("router_margin", 1, torch.zeros_like), Unavailable, "computed from other values"),
-    (Edit("router_logits", None, torch.zeros_like), Unavailable, "value of a block: say which"),
-    (Edit("logits", 2, torch.zeros_like), Unavailable, "value of the whole model"),
-    (Edit("router_logits", 1, lambda x: x[:, :1]), ValueError, r"returned \[1, 1, 12\] where \[1, 10, 12\] belongs"),
-    (Edit("router_logits", 1, lambda x: None), ValueError, "returned NoneType"),
-    (Edit("state_input", 0, lambda x: x), Unavailable, "state_input is None in this call"),
-])
-def test_an_edit_that_cannot_be_made_is_refused_and_leaves_the_model_usable(model, edit, error, says):
+@pytest.mark.parametrize(
+    ("edit", "error", "says"),
+    [
+        (ablate_expert(99, 0), ValueError, "no block 99"),
+        (ablate_expert(1, 12), ValueError, "experts 0 to 11, not 12"),
+        (ablate_expert(1, -1), ValueError, "experts 0 to 11, not -1"),
+        (zero_head(1, 10), ValueError, "heads 0 to 9, not 10"),
+        (Edit("router_logts", 1, torch.zeros_like), UnknownValue, "router_logits"),
+        (Edit("attention_scores", 0, torch.zeros_like), Unavailable, "recurrent mixer"),
+        (Edit("router_margin", 1, torch.zeros_like), Unavailable, "computed from other values"),
+        (Edit("router_logits", None, torch.zeros_like), Unavailable, "value of a block: say which"),
+        (Edit("logits", 2, torch.zeros_like), Unavailable, "value of the whole model"),
+        (
+            Edit("router_logits", 1, lambda x: x[:, :1]),
+            ValueError,
+            r"returned \[1, 1, 12\] where \[1, 10, 12\] belongs",
+        ),
+        (Edit("router_logits", 1, lambda x: None), ValueError, "returned NoneType"),
+        (Edit("state_input", 0, lambda x: x), Unavailable, "state_input is None in this call"),
+    ],
+)
+def test_an_edit_that_cannot_be_made_is_refused_and_leaves_the_model_usable(
+    model, edit, error, says
+):
     before = model.record(PROMPT, ["logits"])["logits"]
     with pytest.raises(error, match=says):
         model.record(PROMPT, ["logits"], edits=[edit])
@@ -273,7 +386,18 @@ def test_an_ablation_on_a_family_without_experts_is_unavailable():
 
 
 def test_states_are_replayed_head_by_head(hybrid):
-    rec = hybrid.record(PROMPT, ["states", "state_output", "attention_queries", "attention_keys", "attention_values", "decays", "betas"])
+    rec = hybrid.record(
+        PROMPT,
+        [
+            "states",
+            "state_output",
+            "attention_queries",
+            "attention_keys",
+            "attention_values",
+            "decays",
+            "betas",
+        ],
+    )
     mix = hybrid.layers[1].linear_attn
     seq = ids(hybrid).shape[1]
     assert rec["states", 1].shape == (1, seq, mix.heads, mix.key_dim, mix.value_dim)
@@ -288,7 +412,18 @@ def test_states_are_replayed_head_by_head(hybrid):
 def test_a_replay_holds_one_state_at_a_time(hybrid):
     """Thousands of tokens of one head: the memory is that of the arguments, not of the states."""
     tokens = torch.arange(3000)[None] % hybrid.vocab_size
-    rec = hybrid.record(tokens, ["attention_queries", "attention_keys", "attention_values", "decays", "betas", "state_output"], layers=[0])
+    rec = hybrid.record(
+        tokens,
+        [
+            "attention_queries",
+            "attention_keys",
+            "attention_values",
+            "decays",
+            "betas",
+            "state_output",
+        ],
+        layers=[0],
+    )
     refs, most, last = [], 0, None
     for state in rec.states(0, 1):
         refs.append(weakref.ref(state))
@@ -304,7 +439,9 @@ def test_a_replay_needs_what_the_kernel_was_given(hybrid):
     rec = hybrid.record(PROMPT, ["decays"])
     with pytest.raises(NotRecorded, match="attention_queries was not asked for"):
         next(rec.states(0, 0))
-    with pytest.raises(NotRecorded, match="block 3 has no recurrence to run again: its mixer is self_attn"):
+    with pytest.raises(
+        NotRecorded, match="block 3 has no recurrence to run again: its mixer is self_attn"
+    ):
         hybrid.record(PROMPT).replay(3)
 
 
@@ -318,9 +455,13 @@ def test_a_head_or_token_out_of_range_is_refused(hybrid):
 
 
 def test_states_are_of_each_token_whatever_follows(hybrid):
-    whole, part = (hybrid.record(ids(hybrid)[:, :length], ["states", "state_attention"]) for length in (10, 6))
+    whole, part = (
+        hybrid.record(ids(hybrid)[:, :length], ["states", "state_attention"]) for length in (10, 6)
+    )
     assert_close(whole["states", 0][:, :6], part["states", 0], rtol=1e-4, atol=1e-5)
-    assert_close(whole["state_attention", 0][:, :, :6, :6], part["state_attention", 0], rtol=1e-4, atol=1e-5)
+    assert_close(
+        whole["state_attention", 0][:, :, :6, :6], part["state_attention", 0], rtol=1e-4, atol=1e-5
+    )
 
 
 # -- progress and cancelling -----------------------------------------------------------------
@@ -335,7 +476,12 @@ def test_progress_is_told_block_by_block(model):
 def test_a_cancelled_run_stops_after_the_block_and_leaves_nothing_behind(model):
     seen = []
     with pytest.raises(Cancelled):
-        model.record(PROMPT, ["logits"], progress=lambda done, _: seen.append(done), cancel=lambda: len(seen) == 2)
+        model.record(
+            PROMPT,
+            ["logits"],
+            progress=lambda done, _: seen.append(done),
+            cancel=lambda: len(seen) == 2,
+        )
     assert seen == [1, 2] and not model.taps.open
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.hf.modules())
     assert model.record(PROMPT, ["logits"])["logits"].shape[0] == 1
@@ -345,12 +491,18 @@ def test_an_error_in_progress_or_in_an_edit_leaves_nothing_behind(model):
     def fail(*_):
         raise ZeroDivisionError
 
-    for options in ({"progress": fail}, {"edits": [Edit("router_logits", 1, fail)]}, {"cancel": fail}):
+    for options in (
+        {"progress": fail},
+        {"edits": [Edit("router_logits", 1, fail)]},
+        {"cancel": fail},
+    ):
         with pytest.raises(ZeroDivisionError):
             model.record(PROMPT, ["logits"], **options)
         assert not model.taps.open
         assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.hf.modules())
-    assert torch.equal(model.record(PROMPT, ["logits"])["logits"], model.record(PROMPT, ["logits"])["logits"])
+    assert torch.equal(
+        model.record(PROMPT, ["logits"])["logits"], model.record(PROMPT, ["logits"])["logits"]
+    )
 
 
 def test_two_models_record_side_by_side_one_with_states_one_without():
@@ -380,12 +532,19 @@ def test_a_released_size_is_recorded_for_its_shapes(checkpoint):
                 assert row.value.optional
                 continue
             sizes = {**model.sizes, **model.anatomy.block(layer).hosts[row.host].sizes, **call}
-            assert value.device.type == "meta" and tuple(value.shape) == tuple(sizes[axis] for axis in row.value.axes), row.name
+            assert value.device.type == "meta" and tuple(value.shape) == tuple(
+                sizes[axis] for axis in row.value.axes
+            ), row.name
             seen.add((row.host, row.name))
-    assert seen >= {(row.host, row.name) for row in model.support() if row.available and row.host != "model"} - {
-        ("linear_attn", "state"), ("linear_attn", "states"), ("linear_attn", "state_input")}
+    assert seen >= {
+        (row.host, row.name) for row in model.support() if row.available and row.host != "model"
+    } - {("linear_attn", "state"), ("linear_attn", "states"), ("linear_attn", "state_input")}
     assert rec["logits"].shape == (2, 7, model.vocab_size) and rec["input_size"] == (2, 7)
-    assert torch.equal(rec.input_ids, tokens) and len(rec.tokens) == 7 and rec.weights == "none: shapes only"
+    assert (
+        torch.equal(rec.input_ids, tokens)
+        and len(rec.tokens) == 7
+        and rec.weights == "none: shapes only"
+    )
 
 
 def test_the_specimens_prompts_are_recorded(any_model):
@@ -395,15 +554,25 @@ def test_the_specimens_prompts_are_recorded(any_model):
 
 def test_a_recording_is_shown_in_one_line(model):
     shown = repr(model.record(PROMPT, ["router_logits"]))
-    assert "router_logits" in shown and "random, seed 0" in shown and "\n" not in shown and "tensor" not in shown
+    assert (
+        "router_logits" in shown
+        and "random, seed 0" in shown
+        and "\n" not in shown
+        and "tensor" not in shown
+    )
 
 
-@pytest.mark.parametrize("text", ["\u05e9\u05dc\u05d5\u05dd", "e\u0301 a\u0308", "\U0001f600 joy", "<script>alert(1)</script>"])
+@pytest.mark.parametrize(
+    "text",
+    ["\u05e9\u05dc\u05d5\u05dd", "e\u0301 a\u0308", "\U0001f600 joy", "<script>alert(1)</script>"],
+)
 def test_tokens_show_the_characters_of_the_prompt(model, text):
     """A character spread over several tokens is shown on each, with which part it is."""
     import re
 
     tokens = model.record(text, ["input_ids"]).tokens
     assert "\ufffd" not in "".join(tokens)
-    whole = [re.sub(r" 1/\d$", "", token) for token in tokens if not re.search(r" [234]/[234]$", token)]
+    whole = [
+        re.sub(r" 1/\d$", "", token) for token in tokens if not re.search(r" [234]/[234]$", token)
+    ]
     assert "".join(whole) == text

@@ -32,7 +32,9 @@ def test_what_was_read_does_not_show_what_the_model_does_to_it_later(model, valu
     with torch.no_grad():
         with model.trace(PROMPT):
             seen = getattr(host, value).save()
-            native = (model.layers[1].input if value == "layer_output" else model.layers[0].mlp.output).save()
+            native = (
+                model.layers[1].input if value == "layer_output" else model.layers[0].mlp.output
+            ).save()
             native.add_(1)
     assert torch.equal(seen, clean) and torch.equal(native, clean + 1)
 
@@ -56,7 +58,9 @@ def test_what_was_edited_is_not_shared_with_the_model_either(model, value):
             seen = getattr(model.layers[1], value)
             seen[:, 2] = 0
             seen.save()
-            native = (model.layers[2].input if value == "layer_output" else model.layers[1].mlp.input).save()
+            native = (
+                model.layers[2].input if value == "layer_output" else model.layers[1].mlp.input
+            ).save()
             seen[:] = 5
             native.add_(1)
     assert (seen == 5).all() and (native[:, 2] == 1).all() and not (native == 6).any()
@@ -104,8 +108,18 @@ def test_an_assigned_value_is_what_is_read_back_and_what_runs(model):
 def test_writing_back_what_was_read_changes_nothing(any_model):
     clean = any_model.record(PROMPT, ["logits"])["logits"]
     layer = any_model.num_layers - 1
-    for value in ("attention_queries", "attention_values", "attention_head_outputs", "attention_output", "mlp_output"):
-        host = any_model.layers[layer].mlp if value == "mlp_output" else any_model.layers[layer].self_attn
+    for value in (
+        "attention_queries",
+        "attention_values",
+        "attention_head_outputs",
+        "attention_output",
+        "mlp_output",
+    ):
+        host = (
+            any_model.layers[layer].mlp
+            if value == "mlp_output"
+            else any_model.layers[layer].self_attn
+        )
         with torch.no_grad():
             with any_model.trace(PROMPT):
                 setattr(host, value, getattr(host, value))
@@ -114,13 +128,23 @@ def test_writing_back_what_was_read_changes_nothing(any_model):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("host", "value", "position"), [
-    ("self_attn", "attention_queries", (0, 2, 4)), ("self_attn", "attention_values", (0, 1, 4)),
-    ("self_attn", "attention_head_outputs", (0, 4, 2)), ("self_attn", "attention_premix", (0, 4, 2)),
-    ("mlp", "router_logits", (0, 4)), ("mlp", "expert_weights", (0, 4)), ("mlp", "expert_outputs", (0, 4, 1)),
-    ("mlp", "routed_output", (0, 4)), ("mlp", "shared_expert_output", (0, 4)),
-])
-def test_an_edit_at_one_position_reaches_no_earlier_one_and_no_other_head(dtype, host, value, position):
+@pytest.mark.parametrize(
+    ("host", "value", "position"),
+    [
+        ("self_attn", "attention_queries", (0, 2, 4)),
+        ("self_attn", "attention_values", (0, 1, 4)),
+        ("self_attn", "attention_head_outputs", (0, 4, 2)),
+        ("self_attn", "attention_premix", (0, 4, 2)),
+        ("mlp", "router_logits", (0, 4)),
+        ("mlp", "expert_weights", (0, 4)),
+        ("mlp", "expert_outputs", (0, 4, 1)),
+        ("mlp", "routed_output", (0, 4)),
+        ("mlp", "shared_expert_output", (0, 4)),
+    ],
+)
+def test_an_edit_at_one_position_reaches_no_earlier_one_and_no_other_head(
+    dtype, host, value, position
+):
     model = specimen("qwen3_next", dtype)
     layer = model.kinds.index("self_attn")
     part = getattr(model.layers[layer], host)
@@ -132,7 +156,7 @@ def test_an_edit_at_one_position_reaches_no_earlier_one_and_no_other_head(dtype,
             getattr(part, value)[position] = 7
             edited = getattr(part, value).save()
             after = part.attention_output.save() if host == "self_attn" else part.mlp_output.save()
-    changed = (edited != clean)
+    changed = edited != clean
     inside = torch.zeros_like(changed)
     inside[position] = True
     assert not (changed & ~inside).any()
@@ -191,18 +215,25 @@ def test_the_models_own_values_are_written_where_they_stand(model):
     assert_close(probs, torch.full_like(probs, 1 / model.vocab_size))
 
 
-@pytest.mark.parametrize(("new", "says"), [
-    (torch.zeros(3), r"\[3\]"), (0, "int"), (None, "NoneType"),
-])
+@pytest.mark.parametrize(
+    ("new", "says"), [(torch.zeros(3), r"\[3\]"), (0, "int"), (None, "NoneType")]
+)
 def test_a_value_of_another_shape_is_refused_where_it_is_written(model, new, says):
-    with pytest.raises(ValueError, match=rf"layers\[1\]\.mlp\.router_logits is a tensor \[1, \d+, 12\]; it was given {says}") as caught:
+    with pytest.raises(
+        ValueError,
+        match=rf"layers\[1\]\.mlp\.router_logits is a tensor \[1, \d+, 12\]; it was given {says}",
+    ) as caught:
         with model.trace(PROMPT):
             model.layers[1].mlp.router_logits = new
     assert last_line(caught.value) == (__file__, "model.layers[1].mlp.router_logits = new")
 
 
 def test_a_computed_value_is_not_written(model):
-    for host, name in ((model, "next_token_probs"), (model.layers[0].mlp, "router_margin"), (model.layers[0].linear_attn, "states")):
+    for host, name in (
+        (model, "next_token_probs"),
+        (model.layers[0].mlp, "router_margin"),
+        (model.layers[0].linear_attn, "states"),
+    ):
         with pytest.raises(Unavailable, match=f"{name} is computed"):
             with model.trace(PROMPT):
                 setattr(host, name, torch.zeros(1))
@@ -226,15 +257,22 @@ def test_each_invoke_sees_its_rows_padding_included(any_model):
                 both = mlp.mlp_output.save()
                 logits = any_model.logits.save()
     lengths = [ids(any_model, text).shape[1] for text in (SHORT, LONG)]
-    assert short.shape[:2] == long.shape[:2] == (1, lengths[1]) and both.shape[0] == logits.shape[0] == 2
+    assert (
+        short.shape[:2] == long.shape[:2] == (1, lengths[1])
+        and both.shape[0] == logits.shape[0] == 2
+    )
     assert mask.sum() == lengths[0] and queries.shape[0] == 1
     assert torch.equal(torch.cat([short, long]), both)
     alone = any_model.record(SHORT, ["mlp_output"])["mlp_output", layer]
     assert_close(short[:, -lengths[0] :], alone, rtol=1e-3, atol=1e-4)
-    assert_close(long, any_model.record(LONG, ["mlp_output"])["mlp_output", layer], rtol=1e-3, atol=1e-4)
+    assert_close(
+        long, any_model.record(LONG, ["mlp_output"])["mlp_output", layer], rtol=1e-3, atol=1e-4
+    )
 
 
-@pytest.mark.parametrize("value", ["router_logits", "expert_weights", "expert_outputs", "routed_output", "mlp_output"])
+@pytest.mark.parametrize(
+    "value", ["router_logits", "expert_weights", "expert_outputs", "routed_output", "mlp_output"]
+)
 def test_an_edit_in_one_invoke_leaves_the_other_alone(model, value):
     moe = model.layers[1].mlp
     with torch.no_grad():
@@ -277,12 +315,44 @@ def test_gradients_flow_through_what_is_served(model):
     with model.trace(PROMPT):
         seen = list().save()
         for host, names in (
-            (mix, ("conv_input", "attention_queries", "attention_keys", "attention_values", "decays", "betas", "attention_head_outputs")),
+            (
+                mix,
+                (
+                    "conv_input",
+                    "attention_queries",
+                    "attention_keys",
+                    "attention_values",
+                    "decays",
+                    "betas",
+                    "attention_head_outputs",
+                ),
+            ),
             (block, ("layer_input", "attention_norm_output")),
-            (block.self_attn, ("attention_queries", "attention_keys", "attention_values", "attention_scores",
-                               "attention_probabilities", "attention_head_outputs", "head_gate", "attention_premix")),
+            (
+                block.self_attn,
+                (
+                    "attention_queries",
+                    "attention_keys",
+                    "attention_values",
+                    "attention_scores",
+                    "attention_probabilities",
+                    "attention_head_outputs",
+                    "head_gate",
+                    "attention_premix",
+                ),
+            ),
             (block, ("layer_mid", "mlp_input")),
-            (block.mlp, ("router_logits", "router_scores", "expert_weights", "expert_outputs", "routed_output", "mlp_output")),
+            (
+                block.mlp,
+                (
+                    "router_logits",
+                    "router_scores",
+                    "expert_weights",
+                    "expert_outputs",
+                    "routed_output",
+                    "mlp_output",
+                ),
+            ),
         ):
             for name in names:
                 value = getattr(host, name)
@@ -290,7 +360,11 @@ def test_gradients_flow_through_what_is_served(model):
                 seen.append((name, value))
         model.logits.float().logsumexp(-1).sum().backward()
     for name, value in seen:
-        assert value.grad is not None and value.grad.shape == value.shape and torch.isfinite(value.grad).all(), name
+        assert (
+            value.grad is not None
+            and value.grad.shape == value.shape
+            and torch.isfinite(value.grad).all()
+        ), name
         assert value.grad.abs().sum() > 0, name
     model.hf.zero_grad()
 
@@ -323,8 +397,12 @@ def test_a_value_of_another_dtype_is_refused_in_words(model):
 
 def test_an_edit_of_what_is_computed_is_refused_and_not_lost(hybrid):
     """A derived value is handed out as a tensor like any other; writing into it reaches nothing, and says so."""
-    reads = {"next_token_probs": lambda: hybrid.next_token_probs, "state_attention": lambda: hybrid.layers[0].linear_attn.state_attention,
-             "router_margin": lambda: hybrid.layers[1].mlp.router_margin, "states": lambda: hybrid.layers[0].linear_attn.states}
+    reads = {
+        "next_token_probs": lambda: hybrid.next_token_probs,
+        "state_attention": lambda: hybrid.layers[0].linear_attn.state_attention,
+        "router_margin": lambda: hybrid.layers[1].mlp.router_margin,
+        "states": lambda: hybrid.layers[0].linear_attn.states,
+    }
     for name, read in reads.items():
         with pytest.raises(Unavailable, match=f"{name} is computed from other values"):
             with torch.no_grad(), hybrid.trace(PROMPT):

@@ -25,7 +25,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*was never reached")
 
 def test_values_of_one_moment_are_read_in_any_order(hybrid):
     mix = hybrid.layers[0].linear_attn
-    names = ["betas", "state_input", "attention_values", "decays", "attention_keys", "attention_queries"]
+    names = [
+        "betas",
+        "state_input",
+        "attention_values",
+        "decays",
+        "attention_keys",
+        "attention_queries",
+    ]
     seen = []
     for order in (names, names[::-1], names[3:] + names[:3]):
         with hybrid.trace(PROMPT):
@@ -35,7 +42,11 @@ def test_values_of_one_moment_are_read_in_any_order(hybrid):
         seen.append(found)
     for name in names:
         for other in seen[1:]:
-            assert other[name] is None if seen[0][name] is None else torch.equal(seen[0][name], other[name])
+            assert (
+                other[name] is None
+                if seen[0][name] is None
+                else torch.equal(seen[0][name], other[name])
+            )
 
 
 def test_weights_and_indices_of_a_router_are_one_moment():
@@ -56,7 +67,9 @@ def test_every_value_of_a_block_is_read_in_the_order_the_model_gives(any_model):
         found = dict().save()
         for name in order:
             host, _, value = name.rpartition(".")
-            envoy = {"": block, "shared_experts": getattr(block.mlp, "shared_experts", None)}.get(host)
+            envoy = {"": block, "shared_experts": getattr(block.mlp, "shared_experts", None)}.get(
+                host
+            )
             envoy = getattr(block, host) if envoy is None else envoy
             found[name] = getattr(envoy, value)
     rec = any_model.record(PROMPT, layers=[layer])
@@ -72,12 +85,23 @@ def last_line(error: BaseException) -> tuple[str, str]:
     return end.filename, end.line
 
 
-@pytest.mark.parametrize(("late", "reached", "says"), [
-    ("mlp.router_logits", "mlp.mlp_output", "mlp.router_logits → mlp.mlp_output"),
-    ("attention_norm_output", "linear_attn.attention_output", "attention_norm_output → linear_attn.attention_output"),
-    ("linear_attn.betas", "linear_attn.attention_head_outputs", "linear_attn.betas → linear_attn.attention_head_outputs"),
-    ("linear_attn.attention_queries", "linear_attn.states", "linear_attn.attention_queries"),
-])
+@pytest.mark.parametrize(
+    ("late", "reached", "says"),
+    [
+        ("mlp.router_logits", "mlp.mlp_output", "mlp.router_logits → mlp.mlp_output"),
+        (
+            "attention_norm_output",
+            "linear_attn.attention_output",
+            "attention_norm_output → linear_attn.attention_output",
+        ),
+        (
+            "linear_attn.betas",
+            "linear_attn.attention_head_outputs",
+            "linear_attn.betas → linear_attn.attention_head_outputs",
+        ),
+        ("linear_attn.attention_queries", "linear_attn.states", "linear_attn.attention_queries"),
+    ],
+)
 def test_a_read_that_comes_too_late_says_so_at_the_users_line(model, late, reached, says):
     block = model.layers[1]
 
@@ -90,7 +114,10 @@ def test_a_read_that_comes_too_late_says_so_at_the_users_line(model, late, reach
             value(reached).save()
             value(late).save()
     message = str(caught.value)
-    assert f"model.layers[1].{late} was asked for after" in message and f"had reached model.layers[1].{reached}" in message
+    assert (
+        f"model.layers[1].{late} was asked for after" in message
+        and f"had reached model.layers[1].{reached}" in message
+    )
     assert says in message and "model.record" in message and message.count("→") <= 1
     file, line = last_line(caught.value)
     assert file == __file__ and "getattr" in line
@@ -98,12 +125,17 @@ def test_a_read_that_comes_too_late_says_so_at_the_users_line(model, late, reach
 
 
 def test_the_error_ends_at_the_very_line(model):
-    with pytest.raises(OutOfOrderError, match=r"layers\[1\]\.layer_output.*layers\[2\]\.layer_output.*before block 2") as caught:
+    with pytest.raises(
+        OutOfOrderError,
+        match=r"layers\[1\]\.layer_output.*layers\[2\]\.layer_output.*before block 2",
+    ) as caught:
         with model.trace(PROMPT):
             model.layers[2].layer_output.save()
             model.layers[1].layer_output.save()
     assert last_line(caught.value) == (__file__, "model.layers[1].layer_output.save()")
-    with pytest.raises(PassedBy, match="model.token_embeddings.*come first|inputs and embeddings") as caught:
+    with pytest.raises(
+        PassedBy, match="model.token_embeddings.*come first|inputs and embeddings"
+    ) as caught:
         with model.trace(PROMPT):
             model.layers[0].layer_input.save()
             model.token_embeddings.save()
@@ -129,7 +161,9 @@ def test_another_invoke_may_read_what_this_one_has_passed(model):
 
 
 def test_a_value_outside_a_trace_is_refused_with_both_ways_to_get_it(model):
-    with pytest.raises(OutsideTrace, match=r"layers\[1\]\.mlp\.router_logits.*model\.trace.*model\.record"):
+    with pytest.raises(
+        OutsideTrace, match=r"layers\[1\]\.mlp\.router_logits.*model\.trace.*model\.record"
+    ):
         model.layers[1].mlp.router_logits
     with pytest.raises(OutsideTrace):
         model.layers[1].mlp.router_logits = torch.zeros(1)
@@ -144,7 +178,9 @@ def test_a_value_in_the_trace_of_a_part_is_refused(model):
 def test_a_value_a_host_has_not_is_unavailable_with_the_reason(model):
     with pytest.raises(AttributeError, match="this block's mixer is linear_attn"):
         model.layers[0].self_attn
-    with pytest.raises(Unavailable, match=r"layers\[3\]\.self_attn\.attention_sinks is unavailable: .*no sink"):
+    with pytest.raises(
+        Unavailable, match=r"layers\[3\]\.self_attn\.attention_sinks is unavailable: .*no sink"
+    ):
         with model.trace(PROMPT):
             attention_of(model).attention_sinks.save()
     with pytest.raises(Unavailable, match="every expert has neurons of its own"):
@@ -180,20 +216,34 @@ def test_each_step_gets_its_own_tensors(family):
     model = specimen(family)
     steps = 4
     tokens = generated(model, steps - 1)
-    whole = model.record(tokens, ["layer_output", "attention_queries", "attention_probabilities", "mlp_output"])
+    whole = model.record(
+        tokens, ["layer_output", "attention_queries", "attention_probabilities", "mlp_output"]
+    )
     start = ids(model).shape[1]
     layer = model.kinds.index("self_attn")
     attention, block = model.layers[layer].self_attn, model.layers[layer]
     with model.generate(PROMPT, max_new_tokens=steps, do_sample=False, eos_token_id=-1) as tracer:
         seen = list().save()
         for _ in tracer.iter[:]:
-            seen.append((model.input_ids, attention.attention_queries, attention.attention_probabilities, block.layer_output))
+            seen.append(
+                (
+                    model.input_ids,
+                    attention.attention_queries,
+                    attention.attention_probabilities,
+                    block.layer_output,
+                )
+            )
     assert len(seen) == steps
     for step, (tokens_in, queries, pattern, stream) in enumerate(seen):
         span = slice(0, start) if step == 0 else slice(start + step - 1, start + step)
         assert torch.equal(tokens_in, tokens[:, span])
         assert_close(queries, whole["attention_queries", layer][:, :, span], rtol=1e-4, atol=1e-4)
-        assert_close(pattern, whole["attention_probabilities", layer][:, :, span, : span.stop], rtol=1e-4, atol=1e-4)
+        assert_close(
+            pattern,
+            whole["attention_probabilities", layer][:, :, span, : span.stop],
+            rtol=1e-4,
+            atol=1e-4,
+        )
         assert_close(stream, whole["layer_output", layer][:, span], rtol=1e-4, atol=1e-4)
 
 
@@ -206,14 +256,21 @@ def test_chosen_steps_get_theirs(model):
             for _ in tracer.iter[chosen]:
                 seen.append((model.input_ids, model.layers[1].mlp.expert_indices))
         for step, (tokens_in, indices) in zip(chosen, seen, strict=True):
-            expected = tokens[:, :start] if step == 0 else tokens[:, start + step - 1 : start + step]
+            expected = (
+                tokens[:, :start] if step == 0 else tokens[:, start + step - 1 : start + step]
+            )
             assert torch.equal(tokens_in, expected) and indices.shape[1] == expected.shape[1]
 
 
 @pytest.mark.parametrize("steps", [[0], [1], [0, 1, 2]])
-@pytest.mark.parametrize(("first", "second"), [
-    ("mlp_output", "router_logits"), ("routed_output", "expert_indices"), ("mlp_output", "expert_outputs"),
-])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("mlp_output", "router_logits"),
+        ("routed_output", "expert_indices"),
+        ("mlp_output", "expert_outputs"),
+    ],
+)
 def test_a_step_never_hands_out_the_next_ones_tensor(model, steps, first, second):
     """The forward of this step has passed the second value; waiting would bring the next step's."""
     moe = model.layers[1].mlp
@@ -235,7 +292,9 @@ def test_a_step_without_iteration_is_the_first_one(model):
 
 
 @pytest.mark.parametrize("skipped", [0, 1])
-@pytest.mark.parametrize("value", ["router_logits", "expert_weights", "routed_output", "shared_expert_output"])
+@pytest.mark.parametrize(
+    "value", ["router_logits", "expert_weights", "routed_output", "shared_expert_output"]
+)
 def test_a_step_that_left_a_module_out_is_not_given_a_later_ones(model, value, skipped):
     """A step skips the mixture, so its inside is not reached; the next step's visit must not be taken for it."""
     moe = model.layers[1].mlp
@@ -316,7 +375,12 @@ def test_a_value_the_call_does_not_make_is_not_none(hybrid):
             mix.state_output.save()
     with hybrid.trace(PROMPT, use_cache=False):
         replayed = mix.states.save()
-    assert_close(replayed[:, -1], hybrid.record(PROMPT, ["state_output"])["state_output", 0], rtol=1e-4, atol=1e-5)
+    assert_close(
+        replayed[:, -1],
+        hybrid.record(PROMPT, ["state_output"])["state_output", 0],
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 # -- derived values ----------------------------------------------------------------
@@ -336,7 +400,16 @@ def test_the_margin_is_the_gap_at_the_cut(family):
 def test_states_are_the_replay_of_what_the_kernel_was_given(hybrid):
     mix = hybrid.layers[1].linear_attn
     with hybrid.trace(PROMPT):
-        args = [getattr(mix, name) for name in ("attention_queries", "attention_keys", "attention_values", "decays", "betas")].save()
+        args = [
+            getattr(mix, name)
+            for name in (
+                "attention_queries",
+                "attention_keys",
+                "attention_values",
+                "decays",
+                "betas",
+            )
+        ].save()
         states = mix.states.save()
         implied = mix.state_attention.save()
     assert_close(states, delta_rule_states(*args))
@@ -355,8 +428,14 @@ def test_values_have_the_axes_they_are_said_to_have(any_model):
             name = f"{row.host}.{row.name}"
             if (name, layer) not in rec or rec[name, layer] is None:
                 continue
-            sizes = {**any_model.sizes, **any_model.anatomy.block(layer).hosts[row.host].sizes, **call}
-            assert tuple(rec[name, layer].shape) == tuple(sizes[axis] for axis in row.value.axes), name
+            sizes = {
+                **any_model.sizes,
+                **any_model.anatomy.block(layer).hosts[row.host].sizes,
+                **call,
+            }
+            assert tuple(rec[name, layer].shape) == tuple(sizes[axis] for axis in row.value.axes), (
+                name
+            )
             checked += 1
     assert checked > 40
 
@@ -365,12 +444,21 @@ def test_every_value_has_a_docstring_on_its_envoy():
     for host, values in vocabulary.BY_HOST.items():
         envoy = type(specimen("llama")) if host == "model" else HOST_CLASSES[host]
         for name, value in values.items():
-            assert value.meaning in getattr(envoy, name).__doc__ and str(getattr(envoy, name)).startswith(f"({name})")
+            assert value.meaning in getattr(envoy, name).__doc__ and str(
+                getattr(envoy, name)
+            ).startswith(f"({name})")
 
 
-@pytest.mark.parametrize("wrong, says", [
-    ("the " * 5000, "takes at most"), ([""], "empty"), ("a \udcff", "no text"), (torch.tensor([[5000]]), "from 0 to 2047"), (torch.tensor([[-1, 3]]), "from 0 to 2047"),
-])
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        ("the " * 5000, "takes at most"),
+        ([""], "empty"),
+        ("a \udcff", "no text"),
+        (torch.tensor([[5000]]), "from 0 to 2047"),
+        (torch.tensor([[-1, 3]]), "from 0 to 2047"),
+    ],
+)
 def test_a_trace_keeps_the_rules_of_prompts(model, wrong, says):
     with pytest.raises(PromptError, match=says):
         with model.trace(wrong):

@@ -27,9 +27,13 @@ def test_every_file_it_links_exists():
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_its_code_runs(number, tmp_path):
-    script = tmp_path / f"block{number}.py"  # a file: the engine reads the source of its trace blocks
+    script = (
+        tmp_path / f"block{number}.py"
+    )  # a file: the engine reads the source of its trace blocks
     script.write_text(BLOCKS[number], encoding="utf-8")
     code = f"import sys, runpy; sys.path.insert(0, {str(ROOT)!r}); runpy.run_path({str(script)!r}, run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip()

@@ -180,7 +180,9 @@ def test_the_gate_in_q_proj_multiplies_the_heads(hybrid):
     with model.trace(prompt):
         heads = attn.attention_head_outputs.save()
         gated = attn.o_proj.input.save()
-    assert q_and_gate.shape[-1] == 2 * model.num_heads * d and query.shape == gate.shape == heads.shape
+    assert (
+        q_and_gate.shape[-1] == 2 * model.num_heads * d and query.shape == gate.shape == heads.shape
+    )
     assert_close(gated, (heads * gate.sigmoid()).flatten(2))
 
 
@@ -227,7 +229,11 @@ def test_scores_are_scaled_by_the_root_of_the_head_dimension(any_family):
         q = attn.attention_queries.save()
         k = attn.attention_keys.save()
         scores = attn.attention_scores.save()
-    raw = q @ k.repeat_interleave(model.num_heads // model.num_kv_heads, 1).mT * model.qk_head_dim ** -0.5
+    raw = (
+        q
+        @ k.repeat_interleave(model.num_heads // model.num_kv_heads, 1).mT
+        * model.qk_head_dim**-0.5
+    )
     seen = torch.ones_like(raw[0, 0]).tril().bool()
     assert_close(scores[..., seen], raw[..., seen])
 
@@ -265,7 +271,14 @@ def test_kernel_arguments_are_one_per_value_head(hybrid):
     model, prompt = hybrid
     mix = model.layers[0].linear_attn
     shapes = {}
-    for name in ("attention_queries", "attention_keys", "attention_values", "decays", "betas", "state_output"):
+    for name in (
+        "attention_queries",
+        "attention_keys",
+        "attention_values",
+        "decays",
+        "betas",
+        "state_output",
+    ):
         with model.trace(prompt):
             x = getattr(mix, name).save()
         shapes[name] = tuple(x.shape)
@@ -275,7 +288,11 @@ def test_kernel_arguments_are_one_per_value_head(hybrid):
         if name == "decays":
             assert x.dtype == torch.float32 and (x <= 0).all()
     batch, seq = shapes["decays"][:2]
-    assert shapes["attention_queries"] == shapes["attention_keys"] == (batch, seq, mix.heads, mix.key_dim)
+    assert (
+        shapes["attention_queries"]
+        == shapes["attention_keys"]
+        == (batch, seq, mix.heads, mix.key_dim)
+    )
     assert shapes["attention_values"] == (batch, seq, mix.heads, mix.value_dim)
     assert shapes["decays"] == shapes["betas"] == (batch, seq, mix.heads)
     assert shapes["state_output"] == (batch, mix.heads, mix.key_dim, mix.value_dim)
@@ -353,7 +370,10 @@ def test_a_dense_block_of_a_mixture_family_says_that_it_has_no_router(tmp_path):
     assert not row.available and "dense" in row.reasons[1].text
     assert next(r for r in model.support(layer=0) if r.name == "router_logits").available
     dense, mixed = model.layers[1].mlp, model.layers[0].mlp
-    assert dense.intermediate_size == config.intermediate_size and mixed.num_experts == config.num_experts
+    assert (
+        dense.intermediate_size == config.intermediate_size
+        and mixed.num_experts == config.num_experts
+    )
     with model.trace("Let there be light"):
         neurons = dense.mlp_neurons.save()
         added = dense.mlp_output.save()

@@ -18,7 +18,9 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 
-def arguments(batch=2, seq=13, heads=3, key_dim=8, value_dim=5, key_heads=None, dtype=torch.float32, seed=0):
+def arguments(
+    batch=2, seq=13, heads=3, key_dim=8, value_dim=5, key_heads=None, dtype=torch.float32, seed=0
+):
     """Kernel arguments of the kind a mixer hands on: unnormed keys, decays at most 0, betas in (0, 1)."""
     make = torch.Generator().manual_seed(seed)
 
@@ -27,8 +29,11 @@ def arguments(batch=2, seq=13, heads=3, key_dim=8, value_dim=5, key_heads=None, 
 
     qk = (batch, seq, key_heads or heads, key_dim)
     tensors = (
-        2 * normal(*qk), 3 * normal(*qk), normal(batch, seq, heads, value_dim),
-        -torch.nn.functional.softplus(normal(batch, seq, heads) - 1), normal(batch, seq, heads).sigmoid(),
+        2 * normal(*qk),
+        3 * normal(*qk),
+        normal(batch, seq, heads, value_dim),
+        -torch.nn.functional.softplus(normal(batch, seq, heads) - 1),
+        normal(batch, seq, heads).sigmoid(),
     )
     return tuple(x.to(dtype) for x in tensors)
 
@@ -39,7 +44,16 @@ def state_of(batch=2, heads=3, key_dim=8, value_dim=5):
 
 def kernel(rule, args, state=None):
     q, k, v, g, b = args
-    return rule(q, k, v, g=g, beta=b, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True)
+    return rule(
+        q,
+        k,
+        v,
+        g=g,
+        beta=b,
+        initial_state=state,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )
 
 
 def close(a, b):
@@ -66,8 +80,11 @@ def test_key_heads_shared_by_value_heads(rule):
     close(last, expected_last)
     one, _ = recurrence.delta_rule(*args, heads=4)
     close(one, expected[:, :, 4:5])
-    close(recurrence.state_attention(args[0], args[1], args[3], args[4], heads=[4, 1])[:, 0] @ args[2][:, :, 4],
-          expected[:, :, 4])
+    close(
+        recurrence.state_attention(args[0], args[1], args[3], args[4], heads=[4, 1])[:, 0]
+        @ args[2][:, :, 4],
+        expected[:, :, 4],
+    )
 
 
 def test_bfloat16_arguments_are_replayed_in_float32():
@@ -89,7 +106,9 @@ def test_prefill_then_decode_is_one_longer_prefill():
 
 def test_a_state_does_not_see_later_tokens():
     args = arguments(seq=11)
-    changed = tuple(torch.cat([x[:, :6], y[:, 6:]], dim=1) for x, y in zip(args, arguments(seq=11, seed=1)))
+    changed = tuple(
+        torch.cat([x[:, :6], y[:, 6:]], dim=1) for x, y in zip(args, arguments(seq=11, seed=1))
+    )
     before, after = recurrence.delta_rule_states(*args), recurrence.delta_rule_states(*changed)
     assert torch.equal(before[:, :6], after[:, :6])
     assert not torch.allclose(before[:, 6:], after[:, 6:])
@@ -117,8 +136,12 @@ def test_yielded_states_are_tensors_of_their_own():
 def test_state_at_keeps_the_asked_tokens_in_the_order_asked():
     args = arguments()
     states = recurrence.delta_rule_states(*args)
-    assert torch.equal(recurrence.delta_rule_state_at(*args, tokens=[9, 2, -1, 2]), states[:, [9, 2, 12, 2]])
-    assert torch.equal(recurrence.delta_rule_state_at(*args, tokens=4, heads=1), states[:, 4:5, 1:2])
+    assert torch.equal(
+        recurrence.delta_rule_state_at(*args, tokens=[9, 2, -1, 2]), states[:, [9, 2, 12, 2]]
+    )
+    assert torch.equal(
+        recurrence.delta_rule_state_at(*args, tokens=4, heads=1), states[:, 4:5, 1:2]
+    )
 
 
 def test_state_norms():
@@ -150,8 +173,8 @@ def test_implied_attention_is_read_off_by_unit_values():
 
 def test_implied_attention_survives_strong_decays_over_long_sequences():
     q, k, v, g, b = arguments(batch=1, seq=700, heads=2)
-    g = 40 * g                      # the sum reaches many hundreds: exp of it overflows on its own
-    g[:, 100] = float("-inf")       # forgets all
+    g = 40 * g  # the sum reaches many hundreds: exp of it overflows on its own
+    g[:, 100] = float("-inf")  # forgets all
     m = recurrence.state_attention(q, k, g, b)
     assert m.isfinite().all()
     assert (m[:, :, 100:, :100] == 0).all()
@@ -189,16 +212,21 @@ def test_one_head_over_thousands_of_tokens_in_bounded_memory():
     seen = [weakref.ref(state) for _, state in recurrence.delta_rule_steps(*args, heads=3)]
     gc.collect()
     assert len(seen) == 2000
-    assert sum(ref() is not None for ref in seen) == 0      # nothing holds on to the states it went through
+    assert (
+        sum(ref() is not None for ref in seen) == 0
+    )  # nothing holds on to the states it went through
     _, last = kernel(torch_chunk_gated_delta_rule, args)
     close(recurrence.delta_rule_state_at(*args, tokens=-1, heads=3)[:, 0], last[:, 3:])
 
 
-@pytest.mark.parametrize(("change", "sentence"), [
-    ({"heads": 3}, "head 3 does not exist: there are 3 heads, 0 to 2"),
-    ({"heads": []}, "choose at least one head"),
-    ({"state": torch.zeros(2, 1, 8, 5)}, "state .* should be"),
-])
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"heads": 3}, "head 3 does not exist: there are 3 heads, 0 to 2"),
+        ({"heads": []}, "choose at least one head"),
+        ({"state": torch.zeros(2, 1, 8, 5)}, "state .* should be"),
+    ],
+)
 def test_bad_choices_are_named(change, sentence):
     with pytest.raises(ValueError, match=sentence):
         recurrence.delta_rule(*arguments(), **change)

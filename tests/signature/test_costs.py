@@ -14,6 +14,7 @@ from explorer.signature import signature
 from tests.support.models import shapes
 from tests.signature.test_signature import FIRST, MORE, signed
 
+
 def value(text: str, **names: int) -> int:
     """What a formula comes to; it is plain arithmetic, with ``min`` for what is capped."""
     return eval(text, {"__builtins__": {}, "min": min}, names)  # noqa: S307  our own text
@@ -34,7 +35,9 @@ def counted(module: torch.nn.Module, context: int) -> int:
     ids = torch.zeros(1, context, dtype=torch.long, device="meta")
     with torch.no_grad(), unpadded(module):
         out = module(ids[:, 1:], use_cache=True)
-        with FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: grouped}) as counter:
+        with FlopCounterMode(
+            display=False, custom_mapping={torch.ops.aten._grouped_mm: grouped}
+        ) as counter:
             module(ids[:, :1], cache=out.cache, use_cache=True)
     return counter.get_total_flops()
 
@@ -45,20 +48,34 @@ def model(family: str) -> torch.nn.Module:
 
 @pytest.mark.parametrize("family", [*FIRST, *MORE])
 def test_parameters_are_those_counted(family):
-    found, numbers = signed(family)["costs"], {row["name"]: row["number"] for row in signed(family)["generics"]}
+    found, numbers = (
+        signed(family)["costs"],
+        {row["name"]: row["number"] for row in signed(family)["generics"]},
+    )
     truth = accounting.parameters(model(family))
-    assert found["parameters"]["number"] == truth["total"] == value(found["parameters"]["formula"], **numbers)
+    assert (
+        found["parameters"]["number"]
+        == truth["total"]
+        == value(found["parameters"]["formula"], **numbers)
+    )
     assert found["parameters"]["active"]["number"] == truth["active"]
-    assert [(row["part"], row["number"], row["active"]["number"]) for row in found["parameters"]["by_part"]] == [
-        (row["part"], row["count"], row["active"]) for row in truth["by_part"]]
+    assert [
+        (row["part"], row["number"], row["active"]["number"])
+        for row in found["parameters"]["by_part"]
+    ] == [(row["part"], row["count"], row["active"]) for row in truth["by_part"]]
 
 
-@pytest.mark.parametrize("id", ["ai21labs/Jamba-v0.1", "google/recurrentgemma-2b", "tiiuae/Falcon-H1-0.5B-Base"])
+@pytest.mark.parametrize(
+    "id", ["ai21labs/Jamba-v0.1", "google/recurrentgemma-2b", "tiiuae/Falcon-H1-0.5B-Base"]
+)
 def test_costs_of_hybrids_are_those_of_the_model(id):
     """Mixtures on some blocks, a state that modules keep themselves, two mixers side by side."""
     module = shapes(id).hf
     found, truth = signature(module)["costs"], accounting.parameters(module)
-    assert (found["parameters"]["number"], found["parameters"]["active"]["number"]) == (truth["total"], truth["active"])
+    assert (found["parameters"]["number"], found["parameters"]["active"]["number"]) == (
+        truth["total"],
+        truth["active"],
+    )
     assert calls(found["cache"], S=40, B=2) == accounting.measured_cache_bytes(module, 40, 2)
 
 
@@ -74,7 +91,9 @@ def test_bytes_of_weights_are_those_of_the_tensors(family):
 @pytest.mark.parametrize("family", [*FIRST, *MORE])
 @pytest.mark.parametrize(("tokens", "batch"), [(17, 1), (90, 3)])
 def test_bytes_kept_are_those_of_the_cache(family, tokens, batch):
-    assert calls(signed(family)["costs"]["cache"], S=tokens, B=batch) == accounting.measured_cache_bytes(model(family), tokens, batch)
+    assert calls(
+        signed(family)["costs"]["cache"], S=tokens, B=batch
+    ) == accounting.measured_cache_bytes(model(family), tokens, batch)
 
 
 @pytest.mark.parametrize("family", [*FIRST, *MORE])
@@ -85,10 +104,19 @@ def test_operations_are_those_torch_counts(family, context):
 
 def test_a_window_is_where_bytes_and_operations_stop_growing():
     costs = signed("gemma2")["costs"]
-    assert costs["cache"]["where"]["Held"] == {"formula": "min(S, -1 + Window)", "numbers": "min(S, 4095)"}
-    grows = [calls(costs["cache"], S=tokens + 1, B=1) - calls(costs["cache"], S=tokens, B=1) for tokens in (100, 5000)]
+    assert costs["cache"]["where"]["Held"] == {
+        "formula": "min(S, -1 + Window)",
+        "numbers": "min(S, 4095)",
+    }
+    grows = [
+        calls(costs["cache"], S=tokens + 1, B=1) - calls(costs["cache"], S=tokens, B=1)
+        for tokens in (100, 5000)
+    ]
     assert grows[0] == 2 * grows[1] > 0
-    more = [calls(costs["flops"], T=tokens + 1) - calls(costs["flops"], T=tokens) for tokens in (100, 5000)]
+    more = [
+        calls(costs["flops"], T=tokens + 1) - calls(costs["flops"], T=tokens)
+        for tokens in (100, 5000)
+    ]
     assert more[0] == 2 * more[1] > 0
 
 
@@ -104,11 +132,21 @@ def test_costs_over_the_context_are_what_the_formulas_come_to(family):
     costs = signed(family)["costs"]
     for name, cost in (("S", costs["cache"]), ("T", costs["flops"])):
         lengths = [row[0] for row in cost["over"]]
-        assert all(after == 2 * before for before, after in zip(lengths, lengths[1:-1])), "doublings, and the longest last"
-        assert lengths[-1] == next(row["number"] for row in signed(family)["generics"] if row["name"] == "MaxSeq") > lengths[-2]
+        assert all(after == 2 * before for before, after in zip(lengths, lengths[1:-1])), (
+            "doublings, and the longest last"
+        )
+        assert (
+            lengths[-1]
+            == next(row["number"] for row in signed(family)["generics"] if row["name"] == "MaxSeq")
+            > lengths[-2]
+        )
         for length, grows, constant in cost["over"]:
-            assert grows + constant == calls(cost, **{name: length}, **({"B": 1} if name == "S" else {}))
-        assert len({constant for _, _, constant in cost["over"]}) == 1 and all(b[1] >= a[1] for a, b in zip(cost["over"], cost["over"][1:]))
+            assert grows + constant == calls(
+                cost, **{name: length}, **({"B": 1} if name == "S" else {})
+            )
+        assert len({constant for _, _, constant in cost["over"]}) == 1 and all(
+            b[1] >= a[1] for a, b in zip(cost["over"], cost["over"][1:])
+        )
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_next", "gemma2"])
@@ -125,6 +163,9 @@ def test_what_does_not_grow_is_the_state_of_one_size():
     found = signed("qwen3_next")
     layers, tensors = found["cache"][0]["layers"], found["cache"][0]["tensors"]
     sizes = {"bfloat16": 2, "float32": 4}
-    one = sum(sizes[row["after_prefill"]["dtype"]] * prod(row["after_prefill"]["numbers"][1:]) for row in tensors)
+    one = sum(
+        sizes[row["after_prefill"]["dtype"]] * prod(row["after_prefill"]["numbers"][1:])
+        for row in tensors
+    )
     assert {row[2] for row in found["costs"]["cache"]["over"]} == {len(layers) * one}
     assert {row[2] for row in signed("llama")["costs"]["cache"]["over"]} == {0}

@@ -13,11 +13,20 @@ A, B, C = Expr.name("A"), Expr.name("B"), Expr.name("C")
 TWO = Expr.number(2)
 
 
-@pytest.mark.parametrize(("expression", "text"), [
-    (product([TWO, A, B]) + product([TWO, C]), "2 * A * B + 2 * C"), (A + Expr.number(-1), "-1 + A"), (Expr.number(0), "0"),
-    (A * Expr.number(Fraction(1, 4)), "A / 4"), (A * Expr.number(Fraction(3, 2)), "3 * A / 2"), (Expr.of({(("A", 1), ("B", -1)): 1}), "A / B"),
-    (Expr(A.terms, B + Expr.number(-1)), "min(A, -1 + B)"), (A + Expr.number(-1) * B, "A - B"), (A * A, "A * A"),
-])
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        (product([TWO, A, B]) + product([TWO, C]), "2 * A * B + 2 * C"),
+        (A + Expr.number(-1), "-1 + A"),
+        (Expr.number(0), "0"),
+        (A * Expr.number(Fraction(1, 4)), "A / 4"),
+        (A * Expr.number(Fraction(3, 2)), "3 * A / 2"),
+        (Expr.of({(("A", 1), ("B", -1)): 1}), "A / B"),
+        (Expr(A.terms, B + Expr.number(-1)), "min(A, -1 + B)"),
+        (A + Expr.number(-1) * B, "A - B"),
+        (A * A, "A * A"),
+    ],
+)
 def test_text(expression, text):
     assert str(expression) == text
     sizes = {"A": 12, "B": 4, "C": 5}
@@ -43,8 +52,14 @@ def test_names_are_written_out():
     assert Expr(A.terms, B).at({"B": 7}).text() == "min(A, 7)"
 
 
-RUNS = [{"A": 12, "B": 4, "C": 10}, {"A": 20, "B": 4, "C": 10}, {"A": 12, "B": 12, "C": 10}, {"A": 12, "B": 4, "C": 30},
-        {"A": 35, "B": 28, "C": 112}, {"A": 42, "B": 20, "C": 70}]
+RUNS = [
+    {"A": 12, "B": 4, "C": 10},
+    {"A": 20, "B": 4, "C": 10},
+    {"A": 12, "B": 12, "C": 10},
+    {"A": 12, "B": 4, "C": 30},
+    {"A": 35, "B": 28, "C": 112},
+    {"A": 42, "B": 20, "C": 70},
+]
 SINGLES = {"A": [1], "B": [2], "C": [3]}
 
 
@@ -52,10 +67,23 @@ def observed(expression: Expr) -> list[int]:
     return [int(expression.value(run)) for run in RUNS]
 
 
-@pytest.mark.parametrize("expression", [
-    A, product([TWO, A, B]), Expr.number(3), product([TWO, A, B]) + product([TWO, C]), A + Expr.number(-1), B * Expr.number(Fraction(1, 2)),
-    A + B + C, product([A, B, C]), product([A, A]) + product([TWO, A]), Expr.of({(("C", 1), ("A", 1), ("B", -1)): 4}), A * B + A * C,
-], ids=str)
+@pytest.mark.parametrize(
+    "expression",
+    [
+        A,
+        product([TWO, A, B]),
+        Expr.number(3),
+        product([TWO, A, B]) + product([TWO, C]),
+        A + Expr.number(-1),
+        B * Expr.number(Fraction(1, 2)),
+        A + B + C,
+        product([A, B, C]),
+        product([A, A]) + product([TWO, A]),
+        Expr.of({(("C", 1), ("A", 1), ("B", -1)): 4}),
+        A * B + A * C,
+    ],
+    ids=str,
+)
 def test_what_numbers_come_from_is_found(expression):
     assert Fitter(RUNS, SINGLES).fit(observed(expression)) == expression
 
@@ -88,6 +116,8 @@ def test_a_size_that_follows_is_used_where_it_says_less():
 
 def test_a_share_rounded_up_is_a_size_of_its_own():
     fitter = Fitter(RUNS, SINGLES)
-    assert fitter.fit([-(-(run["A"] * 2 // 3) // run["B"]) * run["B"] for run in RUNS]) == Expr.name("RoundedA")
+    assert fitter.fit(
+        [-(-(run["A"] * 2 // 3) // run["B"]) * run["B"] for run in RUNS]
+    ) == Expr.name("RoundedA")
     assert str(fitter.rounded["RoundedA"]) == "2 * A / 3 rounded up to a multiple of B"
     assert fitter.rounded["RoundedA"].value({"A": 100, "B": 7}) == 70

@@ -39,7 +39,9 @@ def test_every_axis_resolves_and_holds_on_a_model_that_was_not_probed(family):
     probes, types = probed(family)
     assert types.unresolved == [] and not set(probes.stuck) & set(OTHERS[family])
     sizes = {**probes.numbers, **OTHERS[family], "B": 6, "S": 14, "Past": 14}
-    assert all(sizes[name] == expression.value(sizes) for name, expression in probes.follows.items())
+    assert all(
+        sizes[name] == expression.value(sizes) for name, expression in probes.follows.items()
+    )
     assert not any(run.items() >= OTHERS[family].items() for run in probes.runs)
     config = changed(probes.config, {probes.keys[name]: sizes[name] for name in probes.numbers})
     seen = observe(build_meta(config, model_class=probes.model_class), 6, 14, products=True)
@@ -56,25 +58,34 @@ def test_a_size_follows_another_that_alone_changes_nothing_but_by_rounding():
 def test_a_width_that_is_rounded_up_shows_where_the_multiple_is_a_size_of_the_configuration():
     _, types = probed("xlstm")
     width = types.found[Site("", "backbone.blocks.0.ffn.proj_up", "parameter", "weight")].axes[0]
-    assert str(width) == "RoundedHidden" and types.rounded["RoundedHidden"].to == "FfnRoundUpToMultipleOf"
+    assert (
+        str(width) == "RoundedHidden"
+        and types.rounded["RoundedHidden"].to == "FfnRoundUpToMultipleOf"
+    )
 
 
 def test_a_multiple_of_a_size_that_cannot_change_is_taken_for_no_bare_number():
     """The one number of "zamba" that no size gives stands, until a size that might be in it is one that nobody could change."""
     probes, whole = probed("zamba")
-    numbers = {one.axes[axis].constant for one in whole.found.values() for axis in range(len(one.axes))}
+    numbers = {
+        one.axes[axis].constant for one in whole.found.values() for axis in range(len(one.axes))
+    }
     assert 2 in numbers
     held = copy.copy(probes)
     held.stuck, held.numbers = ["Fixed"], {**probes.numbers, "Fixed": 2}
     unresolved = Types.of(held).unresolved
-    assert unresolved and {number for _, _, number in unresolved} == {one for one in numbers if one and one > 1 and one % 2 == 0}
+    assert unresolved and {number for _, _, number in unresolved} == {
+        one for one in numbers if one and one > 1 and one % 2 == 0
+    }
 
 
 def test_operations_of_a_loop_over_heads_are_those_torch_counts():
     module = build_meta(small_config("zamba"))
     found = signature(module)["costs"]["flops"]
     assert "StateDim" in found["formula"]
-    assert [calls(found, T=context) for context in (12, 130)] == [counted(module, context) for context in (12, 130)]
+    assert [calls(found, T=context) for context in (12, 130)] == [
+        counted(module, context) for context in (12, 130)
+    ]
 
 
 class Loops(torch.nn.Module):
@@ -89,7 +100,9 @@ class Loops(torch.nn.Module):
     def device(self) -> torch.device:
         return self.weight.device
 
-    def forward(self, ids: torch.Tensor, use_cache: bool, **again: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(
+        self, ids: torch.Tensor, use_cache: bool, **again: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
         x = ids.flatten()[:, None].expand(-1, 5).float()
         for one in self.weight:
             x = x @ one
@@ -101,8 +114,12 @@ def test_products_of_one_line_are_one_with_all_their_rows(times):
     seen = observe(Loops(times), 3, 11, products=True)
     found = {site.name: one.shape for site, one in seen.items() if site.what == "matmul"}
     assert found == {
-        "0.aten.mm.left": (3 * times, 5), "0.aten.mm.right": (5, 5), "0.aten.mm.out": (3 * times, 5),
-        "1.aten.mm.left": (3, 5), "1.aten.mm.right": (5, 5), "1.aten.mm.out": (3, 5),
+        "0.aten.mm.left": (3 * times, 5),
+        "0.aten.mm.right": (5, 5),
+        "0.aten.mm.out": (3 * times, 5),
+        "1.aten.mm.left": (3, 5),
+        "1.aten.mm.right": (5, 5),
+        "1.aten.mm.out": (3, 5),
     }
 
 
@@ -117,5 +134,10 @@ def test_a_head_s_width_that_no_figure_gives_is_a_share_of_two_sizes():
 def test_mixtures_that_loop_over_their_experts_have_types_over_them():
     found = signature(build_meta(small_config("jetmoe")))
     assert found["resolved"]["unresolved"] == [] and found["resolved"]["fixed"] == []
-    parts = [part for one in found["blocks"] if one["class"] == "JetMoeParallelExperts" for part in one["parameters"]]
+    parts = [
+        part
+        for one in found["blocks"]
+        if one["class"] == "JetMoeParallelExperts"
+        for part in one["parameters"]
+    ]
     assert parts and all(part["type"]["dims"][0] == "Experts" for part in parts)

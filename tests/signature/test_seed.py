@@ -8,8 +8,22 @@ from tests.signature.test_signature import signed
 
 #: The page's generics and numbers; it calls Hidden H.
 GENERICS = {
-    "Vocab": 248320, "Hidden": 2048, "Heads": 16, "KvHeads": 2, "HeadDim": 256, "KeyHeads": 16, "ValueHeads": 32, "KeyDim": 128, "ValueDim": 128,
-    "Conv": 8192, "Width": 4, "Experts": 256, "TopK": 8, "ExpertInner": 512, "SharedInner": 512, "MaxSeq": 262144,
+    "Vocab": 248320,
+    "Hidden": 2048,
+    "Heads": 16,
+    "KvHeads": 2,
+    "HeadDim": 256,
+    "KeyHeads": 16,
+    "ValueHeads": 32,
+    "KeyDim": 128,
+    "ValueDim": 128,
+    "Conv": 8192,
+    "Width": 4,
+    "Experts": 256,
+    "TopK": 8,
+    "ExpertInner": 512,
+    "SharedInner": 512,
+    "MaxSeq": 262144,
 }
 
 #: The page's linear maps, by the class here that holds each: what goes in and what comes out.
@@ -32,9 +46,11 @@ LINEAR = {
 
 #: The page's norms, by the class here that holds each.
 NORMS = {
-    ("Qwen3_5MoeTextModel", "norm"): "Hidden", ("Qwen3_5MoeDecoderLayer", "input_layernorm"): "Hidden",
+    ("Qwen3_5MoeTextModel", "norm"): "Hidden",
+    ("Qwen3_5MoeDecoderLayer", "input_layernorm"): "Hidden",
     ("Qwen3_5MoeDecoderLayer", "post_attention_layernorm"): "Hidden",
-    ("Qwen3_5MoeAttention", "q_norm"): "HeadDim", ("Qwen3_5MoeAttention", "k_norm"): "HeadDim",
+    ("Qwen3_5MoeAttention", "q_norm"): "HeadDim",
+    ("Qwen3_5MoeAttention", "k_norm"): "HeadDim",
 }
 
 #: The page's parameters, by class and name here.
@@ -75,42 +91,71 @@ def classes(found: dict, name: str) -> list[dict]:
 
 
 def subs(found: dict, holder: str, name: str) -> list[dict]:
-    return [sub for one in classes(found, holder) for sub in one["submodules"] if sub["name"] == name]
+    return [
+        sub for one in classes(found, holder) for sub in one["submodules"] if sub["name"] == name
+    ]
 
 
 def test_generics_have_the_page_s_names_and_numbers(found):
     rows = {row["name"]: row for row in found["generics"]}
     assert {name: rows[name]["number"] for name in GENERICS} == GENERICS
     assert rows["Conv"]["formula"] == "2 * KeyHeads * KeyDim + ValueHeads * ValueDim"
-    assert rows["KeyHeads"]["source"] == "linear_num_key_heads" and rows["ExpertInner"]["source"] == "moe_intermediate_size"
+    assert (
+        rows["KeyHeads"]["source"] == "linear_num_key_heads"
+        and rows["ExpertInner"]["source"] == "moe_intermediate_size"
+    )
 
 
-@pytest.mark.parametrize(("at", "wanted"), LINEAR.items(), ids=lambda one: one[1] if isinstance(one, tuple) else "")
+@pytest.mark.parametrize(
+    ("at", "wanted"), LINEAR.items(), ids=lambda one: one[1] if isinstance(one, tuple) else ""
+)
 def test_linear_maps_agree(found, at, wanted):
     (linear,) = classes(found, "Linear")
-    assert linear["generics"] == ["In", "Out"] and linear["parameters"][0]["type"]["dims"] == ["Out", "In"]
+    assert linear["generics"] == ["In", "Out"] and linear["parameters"][0]["type"]["dims"] == [
+        "Out",
+        "In",
+    ]
     held = subs(found, *at)
-    assert held and all(sub["class"] == "Linear" and tuple(sub["arguments"]) == wanted for sub in held)
+    assert held and all(
+        sub["class"] == "Linear" and tuple(sub["arguments"]) == wanted for sub in held
+    )
 
 
-@pytest.mark.parametrize(("at", "wanted"), NORMS.items(), ids=lambda one: one[1] if isinstance(one, tuple) else "")
+@pytest.mark.parametrize(
+    ("at", "wanted"), NORMS.items(), ids=lambda one: one[1] if isinstance(one, tuple) else ""
+)
 def test_norms_agree(found, at, wanted):
     held = subs(found, *at)
-    assert held and all(sub["class"] == "Qwen3_5MoeRMSNorm" and sub["arguments"] == [wanted] for sub in held)
+    assert held and all(
+        sub["class"] == "Qwen3_5MoeRMSNorm" and sub["arguments"] == [wanted] for sub in held
+    )
 
 
-@pytest.mark.parametrize(("at", "wanted"), PARAMETERS.items(), ids=lambda one: ".".join(one) if isinstance(one, tuple) else "")
+@pytest.mark.parametrize(
+    ("at", "wanted"),
+    PARAMETERS.items(),
+    ids=lambda one: ".".join(one) if isinstance(one, tuple) else "",
+)
 def test_parameters_agree(found, at, wanted):
     holder, name = at
     (one,) = classes(found, holder)
-    assert next(part for part in one["parameters"] if part["name"] == name)["type"]["dims"] == wanted
+    assert (
+        next(part for part in one["parameters"] if part["name"] == name)["type"]["dims"] == wanted
+    )
 
 
 def test_entries_agree(found):
     entries = {one["name"]: one for one in found["entries"]}
-    for name, given, returned in (("forward", ["B", "S"], ["B", "S", "Vocab"]), ("decode", ["B", "1"], ["B", "1", "Vocab"]),
-                                  ("next_token", ["B", "S"], ["B", "Vocab"])):
-        assert entries[name]["arguments"][0]["type"] == {"dims": given, "numbers": [int(one) if one.isdigit() else one for one in given], "dtype": "int64"}
+    for name, given, returned in (
+        ("forward", ["B", "S"], ["B", "S", "Vocab"]),
+        ("decode", ["B", "1"], ["B", "1", "Vocab"]),
+        ("next_token", ["B", "S"], ["B", "Vocab"]),
+    ):
+        assert entries[name]["arguments"][0]["type"] == {
+            "dims": given,
+            "numbers": [int(one) if one.isdigit() else one for one in given],
+            "dtype": "int64",
+        }
         assert entries[name]["results"][0]["type"]["dims"] == returned
 
 
@@ -119,8 +164,15 @@ def test_what_is_kept_agrees_and_the_state_is_float32_in_a_bfloat16_model(found)
     recurrent, softmax = found["cache"]
     assert len(recurrent["layers"]) == 30 and len(softmax["layers"]) == 10
     kept = {one["name"]: one for row in found["cache"] for one in row["tensors"]}
-    assert kept["recurrent_states"]["after_prefill"] == kept["recurrent_states"]["after_decode"] == {
-        "dims": ["B", "ValueHeads", "KeyDim", "ValueDim"], "numbers": ["B", 32, 128, 128], "dtype": "float32"}
+    assert (
+        kept["recurrent_states"]["after_prefill"]
+        == kept["recurrent_states"]["after_decode"]
+        == {
+            "dims": ["B", "ValueHeads", "KeyDim", "ValueDim"],
+            "numbers": ["B", 32, 128, 128],
+            "dtype": "float32",
+        }
+    )
     # The page keeps Width - 1 inputs of the convolution, channels last; transformers all Width, channels before them.
     assert kept["conv_states"]["after_prefill"]["dims"] == ["B", "Conv", "Width"]
     for name in ("keys", "values"):
@@ -130,17 +182,32 @@ def test_what_is_kept_agrees_and_the_state_is_float32_in_a_bfloat16_model(found)
     assert states.keys() == kept.keys()
 
 
-@pytest.mark.parametrize(("at", "wanted"), VALUES.items(), ids=lambda one: ".".join(one) if isinstance(one, tuple) else "")
+@pytest.mark.parametrize(
+    ("at", "wanted"),
+    VALUES.items(),
+    ids=lambda one: ".".join(one) if isinstance(one, tuple) else "",
+)
 def test_what_passes_inside_agrees(found, at, wanted):
     host, name = at
-    rows = [row for row in found["values"] if row["host"].rpartition(".")[2] == host and row["name"] == name]
+    rows = [
+        row
+        for row in found["values"]
+        if row["host"].rpartition(".")[2] == host and row["name"] == name
+    ]
     assert rows and all(row["type"]["dims"] == wanted for row in rows)
 
 
 def test_integers_and_float32_inside_are_told(found):
-    dtypes = {(row["host"].rpartition(".")[2], row["name"]): row["type"]["dtype"] for row in found["values"]}
-    assert dtypes["mlp", "expert_indices"] == "int64" and dtypes["linear_attn", "decays"] == "float32"
-    assert dtypes["linear_attn", "state_input"] == dtypes["linear_attn", "state_output"] == "float32"
+    dtypes = {
+        (row["host"].rpartition(".")[2], row["name"]): row["type"]["dtype"]
+        for row in found["values"]
+    }
+    assert (
+        dtypes["mlp", "expert_indices"] == "int64" and dtypes["linear_attn", "decays"] == "float32"
+    )
+    assert (
+        dtypes["linear_attn", "state_input"] == dtypes["linear_attn", "state_output"] == "float32"
+    )
     assert dtypes["mlp", "expert_weights"] == "bfloat16"
 
 

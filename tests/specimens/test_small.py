@@ -26,11 +26,18 @@ NO_CACHE = {"blt"}
 
 #: Kinds that the code of these types has and their default configuration does not show.
 HIDDEN = {
-    "lfm2": {"conv", "full_attention"}, "qwen2": {"sliding_attention"}, "qwen3": {"sliding_attention"},
+    "lfm2": {"conv", "full_attention"},
+    "qwen2": {"sliding_attention"},
+    "qwen3": {"sliding_attention"},
     "mellum": {"dense", "sliding_attention"},
-    "laguna": {"sliding_attention"}, "ministral": {"full_attention", "sliding_attention"}, "inkling_text": {"dense", "sparse"},
-    "glm_moe_dsa": {"shared"}, "minimax_m3_vl_text": {"minimax_m3_sparse", "dense"}, "cohere2_moe": {"dense", "sparse"},
-    "granitemoehybrid": {"linear_attention", "full_attention"}, "bamba": {"linear_attention", "full_attention"},
+    "laguna": {"sliding_attention"},
+    "ministral": {"full_attention", "sliding_attention"},
+    "inkling_text": {"dense", "sparse"},
+    "glm_moe_dsa": {"shared"},
+    "minimax_m3_vl_text": {"minimax_m3_sparse", "dense"},
+    "cohere2_moe": {"dense", "sparse"},
+    "granitemoehybrid": {"linear_attention", "full_attention"},
+    "bamba": {"linear_attention", "full_attention"},
     "zaya": {"hybrid_sliding"},
 }
 
@@ -69,7 +76,13 @@ def names_of(config) -> set[str]:
 def test_every_rule_is_about_something_some_decoder_has():
     rules = small.rules()
     names = set().union(*(names_of(default_config(name)) for name in TYPES))
-    assert {*rules["sizes"], *rules["longest"], *rules["depth"], *rules["per_layer"], *rules["with"]} <= names
+    assert {
+        *rules["sizes"],
+        *rules["longest"],
+        *rules["depth"],
+        *rules["per_layer"],
+        *rules["with"],
+    } <= names
     assert {*rules["small"], *rules["defaults"]} <= set(CONFIG_MAPPING)
 
 
@@ -79,7 +92,12 @@ def test_a_small_configuration_is_small(name):
     text = config.get_text_config()
     assert type(config) is CONFIG_MAPPING[name]
     if name == "blt":  # four stacks, each with a depth of its own
-        depths = [config.encoder_config, config.decoder_config, config.global_config, config.patcher_config]
+        depths = [
+            config.encoder_config,
+            config.decoder_config,
+            config.global_config,
+            config.patcher_config,
+        ]
         assert all(part.num_hidden_layers <= 4 for part in depths)
         return
     if name == "hrm_text":  # counts every pass over its two stacks
@@ -89,15 +107,26 @@ def test_a_small_configuration_is_small(name):
     assert text.vocab_size == 2048
     assert text.hidden_size <= 128
     for key, value in text.to_dict().items():
-        if ("dropout" in key or "pdrop" in key) and not key.startswith("summary"):  # of another head
+        if ("dropout" in key or "pdrop" in key) and not key.startswith(
+            "summary"
+        ):  # of another head
             assert not isinstance(value, float) or value == 0, key
 
 
 @pytest.mark.parametrize("name", TYPES)
 def test_sizes_tell_the_axes_apart(name):
     text = small_config(name).get_text_config()
-    keys = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "moe_intermediate_size",
-            "intermediate_size", "num_local_experts", "num_experts", "n_routed_experts")
+    keys = (
+        "vocab_size",
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "moe_intermediate_size",
+        "intermediate_size",
+        "num_local_experts",
+        "num_experts",
+        "n_routed_experts",
+    )
     sizes: dict[str, int] = {}
     for key in keys:
         value = text.__dict__.get(key)
@@ -105,10 +134,13 @@ def test_sizes_tell_the_axes_apart(name):
             sizes[key] = value
     if text.__dict__.get("kv_lora_rank"):  # latent attention has as many key heads
         sizes.pop("num_key_value_heads", None)
-    if text.__dict__.get("num_attention_heads") == text.__dict__.get("num_key_value_heads"):  # the class has no grouping
+    if text.__dict__.get("num_attention_heads") == text.__dict__.get(
+        "num_key_value_heads"
+    ):  # the class has no grouping
         sizes.pop("num_key_value_heads", None)
-    sizes = {key: size for key, size in sizes.items() if "expert" not in key} | {"experts": max(
-        (size for key, size in sizes.items() if "expert" in key), default=0)}
+    sizes = {key: size for key, size in sizes.items() if "expert" not in key} | {
+        "experts": max((size for key, size in sizes.items() if "expert" in key), default=0)
+    }
     twice = [size for size, times in Counter(sizes.values()).items() if times > 1]
     assert not twice, f"equal sizes {twice} in {sizes}"
 
@@ -151,9 +183,13 @@ def test_every_small_model_is_alive_finite_and_the_same_again(name):
     """Many in one process, one after the other: none leaves anything behind that another trips over."""
     first = specimens.build(name)
     for path, parameter in first.model.named_parameters():
-        assert parameter.numel() == 1 or parameter.unique().numel() > 1, f"{path} is {parameter.flatten()[0]} throughout"
+        assert parameter.numel() == 1 or parameter.unique().numel() > 1, (
+            f"{path} is {parameter.flatten()[0]} throughout"
+        )
     again = specimens.build(name).model.state_dict()
-    assert all(torch.equal(tensor, again[path]) for path, tensor in first.model.state_dict().items())
+    assert all(
+        torch.equal(tensor, again[path]) for path, tensor in first.model.state_dict().items()
+    )
     if name in DRAFTS:
         return
     ids = torch.arange(1, 129).view(2, 64)

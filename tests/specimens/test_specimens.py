@@ -85,11 +85,15 @@ def test_a_specimen_says_what_it_is(built, family):
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in PADDING_COUNTS])
 def test_a_prompt_runs_and_padding_goes_left(built, family):
     specimen = built[family]
-    batch = specimen.tokenizer([specimen.prompt, "Let there be light"], return_tensors="pt", padding=True)
+    batch = specimen.tokenizer(
+        [specimen.prompt, "Let there be light"], return_tensors="pt", padding=True
+    )
     assert batch["attention_mask"][1, 0] == 0 and batch["attention_mask"][:, -1].all()
     with torch.no_grad():
         padded = specimen.model(**batch).logits[1, -1]
-        alone = specimen.model(**specimen.tokenizer("Let there be light", return_tensors="pt")).logits[0, -1]
+        alone = specimen.model(
+            **specimen.tokenizer("Let there be light", return_tensors="pt")
+        ).logits[0, -1]
     torch.testing.assert_close(padded, alone, atol=1e-4, rtol=1e-4)
 
 
@@ -97,24 +101,35 @@ def test_a_prompt_runs_and_padding_goes_left(built, family):
 def test_bfloat16_is_the_same_model_rounded(built, family):
     rounded = specimens.build(family, dtype=torch.bfloat16)
     exact = dict(built[family].model.named_parameters())
-    assert all(torch.equal(p, exact[name].bfloat16()) for name, p in rounded.model.named_parameters())
+    assert all(
+        torch.equal(p, exact[name].bfloat16()) for name, p in rounded.model.named_parameters()
+    )
     for name, buffer in rounded.model.named_buffers():
         if name.endswith("inv_freq"):
             assert torch.equal(buffer, built[family].model.get_buffer(name))
     with torch.no_grad():
         ids = rounded.tokenizer(rounded.prompt, return_tensors="pt")["input_ids"]
-        logits = rounded.model(ids).logits  # some return them in float32, and have rounded them before
+        logits = rounded.model(
+            ids
+        ).logits  # some return them in float32, and have rounded them before
         assert torch.equal(logits.bfloat16().to(logits.dtype), logits)
 
 
 def tensor_sizes(config) -> dict[str, int]:
     """The axis lengths by which layouts are told apart, of modules the family has."""
     names = ["vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"]
-    names += ["intermediate_size"] if config.model_type == "llama" else ["num_experts", "num_experts_per_tok", "moe_intermediate_size"]
+    names += (
+        ["intermediate_size"]
+        if config.model_type == "llama"
+        else ["num_experts", "num_experts_per_tok", "moe_intermediate_size"]
+    )
     if "linear_attention" in (getattr(config, "layer_types", None) or ()):
         names += [
-            "shared_expert_intermediate_size", "linear_num_key_heads", "linear_num_value_heads",
-            "linear_key_head_dim", "linear_value_head_dim",
+            "shared_expert_intermediate_size",
+            "linear_num_key_heads",
+            "linear_num_value_heads",
+            "linear_key_head_dim",
+            "linear_value_head_dim",
         ]
     return {name: getattr(config, name) for name in names}
 
@@ -148,7 +163,9 @@ def test_every_expert_is_chosen_by_some_token(built, family):
         routers = built[family].model(ids, output_router_logits=True).router_logits
     top_k = built[family].config.num_experts_per_tok
     for layer, logits in enumerate(routers):
-        assert logits.topk(top_k, dim=-1).indices.unique().numel() == logits.shape[-1], f"block {layer}"
+        assert logits.topk(top_k, dim=-1).indices.unique().numel() == logits.shape[-1], (
+            f"block {layer}"
+        )
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -166,7 +183,9 @@ def test_the_vocabulary_is_small_and_fits_every_specimen(built):
     assert tokenizer.eos_token == tokenizer.pad_token == bpe.END
     for specimen in built.values():
         assert specimen.config.vocab_size == len(tokenizer)
-        assert specimen.config.eos_token_id == specimen.config.pad_token_id == tokenizer.eos_token_id
+        assert (
+            specimen.config.eos_token_id == specimen.config.pad_token_id == tokenizer.eos_token_id
+        )
 
 
 def test_the_tokenizer_learns_the_same_entries_again():
@@ -210,7 +229,15 @@ def test_the_trained_one_copies_and_routes_by_token(built):
         assert set(measured["heads"][kind]) == {"self_attn", "linear_attn", "even_share"}
 
 
-@pytest.mark.parametrize("asked, nearest", [("qwen3next", "qwen3_next"), ("lama", "llama"), ("mamba3", "mamba"), ("qwen3_5_mo", "qwen3_5_moe_text")])
+@pytest.mark.parametrize(
+    "asked, nearest",
+    [
+        ("qwen3next", "qwen3_next"),
+        ("lama", "llama"),
+        ("mamba3", "mamba"),
+        ("qwen3_5_mo", "qwen3_5_moe_text"),
+    ],
+)
 def test_an_unknown_family_names_the_nearest(asked, nearest):
     with pytest.raises(specimens.UnknownFamily, match=f"did you mean '{nearest}'"):
         specimens.build(asked)
@@ -223,7 +250,9 @@ def test_a_family_like_no_other_lists_what_there_is():
 
 
 def test_a_model_that_is_no_decoder_is_refused_with_the_reason():
-    with pytest.raises(specimens.UnknownFamily, match="'bart', which is the decoder half of an encoder-decoder"):
+    with pytest.raises(
+        specimens.UnknownFamily, match="'bart', which is the decoder half of an encoder-decoder"
+    ):
         specimens.build("bart")
 
 
@@ -239,7 +268,10 @@ def test_a_file_may_say_only_what_is_different(monkeypatch, tmp_path):
     recipe.cache_clear()
     config = specimens.config_of("mistral")
     recipe.cache_clear()
-    assert config.hidden_size == 48 and config.num_attention_heads == small_config("mistral").num_attention_heads
+    assert (
+        config.hidden_size == 48
+        and config.num_attention_heads == small_config("mistral").num_attention_heads
+    )
 
 
 def with_weights(monkeypatch, path) -> None:
@@ -252,7 +284,9 @@ def test_a_truncated_weights_file_is_one_sentence(monkeypatch, tmp_path, kept_by
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(recipe(TRAINED).weights.read_bytes()[:kept_bytes])
     with_weights(monkeypatch, cut)
-    with pytest.raises(specimens.SpecimenError, match="cut.safetensors is damaged or cut short") as caught:
+    with pytest.raises(
+        specimens.SpecimenError, match="cut.safetensors is damaged or cut short"
+    ) as caught:
         specimens.build(TRAINED)
     assert "\n" not in str(caught.value)
 
@@ -272,7 +306,9 @@ def test_weights_of_another_model_are_refused(built, tmp_path):
 
 def test_missing_measurements_are_said(monkeypatch, tmp_path):
     monkeypatch.setattr(recipes, "FOLDER", tmp_path)
-    with pytest.raises(specimens.SpecimenError, match="measured.json of a trained specimen are missing"):
+    with pytest.raises(
+        specimens.SpecimenError, match="measured.json of a trained specimen are missing"
+    ):
         specimens.build(TRAINED)
 
 
@@ -299,7 +335,9 @@ def test_two_short_trainings_agree_and_learn(monkeypatch):
     first, second = (model.state_dict() for model in models)
     assert all(torch.equal(first[name], second[name]) for name in first)
     untouched = building.untrained(TRAINED).state_dict()
-    assert not torch.equal(first["model.layers.0.mlp.gate.weight"], untouched["model.layers.0.mlp.gate.weight"])
+    assert not torch.equal(
+        first["model.layers.0.mlp.gate.weight"], untouched["model.layers.0.mlp.gate.weight"]
+    )
 
 
 def test_sequences_repeat_what_they_say_they_repeat():
@@ -318,7 +356,9 @@ def test_mutual_information_against_known_values():
     letters = torch.tensor([0, 1, 2, 3] * 250)
     assert measure.mutual_information(letters, letters) == pytest.approx(math.log(4))
     assert measure.mutual_information(letters, letters // 2) == pytest.approx(math.log(2))
-    assert measure.mutual_information(letters, torch.zeros_like(letters)) == pytest.approx(0, abs=1e-9)
+    assert measure.mutual_information(letters, torch.zeros_like(letters)) == pytest.approx(
+        0, abs=1e-9
+    )
 
 
 def test_an_even_router_has_the_least_balance_loss():
@@ -330,17 +370,29 @@ def test_an_even_router_has_the_least_balance_loss():
 def test_implied_attention_times_values_is_what_the_mixer_mixes(built):
     model = built[TRAINED].model
     mixer, seen = model.model.layers[0].linear_attn, {}
-    hidden = torch.randn(2, 90, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    hidden = torch.randn(
+        2, 90, model.config.hidden_size, generator=torch.Generator().manual_seed(0)
+    )
     handle = mixer.norm.register_forward_pre_hook(lambda _, args: seen.update(mixed=args[0]))
     with torch.no_grad():
         mixer(hidden)
         matrix = heads.implied_attention(mixer, hidden)
-        fused = mixer.fix_query_key_value_ordering(mixer.in_proj_qkvz(hidden), mixer.in_proj_ba(hidden))[:3]
-        mixed = mixer.conv1d(torch.cat([part.flatten(2) for part in fused], -1).transpose(1, 2))[..., :90]
+        fused = mixer.fix_query_key_value_ordering(
+            mixer.in_proj_qkvz(hidden), mixer.in_proj_ba(hidden)
+        )[:3]
+        mixed = mixer.conv1d(torch.cat([part.flatten(2) for part in fused], -1).transpose(1, 2))[
+            ..., :90
+        ]
     handle.remove()
-    values = torch.nn.functional.silu(mixed).transpose(1, 2)[..., 2 * mixer.key_dim :].unflatten(-1, (mixer.num_v_heads, -1))
+    values = (
+        torch.nn.functional.silu(mixed)
+        .transpose(1, 2)[..., 2 * mixer.key_dim :]
+        .unflatten(-1, (mixer.num_v_heads, -1))
+    )
     expected = seen["mixed"].view(2, 90, mixer.num_v_heads, -1)
-    torch.testing.assert_close((matrix @ values.transpose(1, 2)).transpose(1, 2), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        (matrix @ values.transpose(1, 2)).transpose(1, 2), expected, atol=1e-4, rtol=1e-4
+    )
 
 
 def test_the_starting_point_lets_a_query_meet_the_key_after_its_own_token():
@@ -350,7 +402,10 @@ def test_the_starting_point_lets_a_query_meet_the_key_after_its_own_token():
     taps = mixer.conv1d.weight[:, 0]
     assert taps[: mixer.key_dim].mean(0).argmax() == 3
     assert taps[mixer.key_dim : 2 * mixer.key_dim].mean(0).argmax() == 2
-    assert torch.equal(model.lm_head.weight * (start.EMBEDDING_STD / recipe(TRAINED).std), model.model.embed_tokens.weight)
+    assert torch.equal(
+        model.lm_head.weight * (start.EMBEDDING_STD / recipe(TRAINED).std),
+        model.model.embed_tokens.weight,
+    )
 
 
 def test_recipes_are_plain_files_with_a_prompt():

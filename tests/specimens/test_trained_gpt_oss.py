@@ -73,7 +73,11 @@ def test_its_sinks_take_far_more_than_an_even_share_and_let_go_where_there_is_a_
     sinks = specimen.measured["sinks"]
     assert sinks["strongest"]["share"] > 5 * sinks["strongest"]["even_share"]
     assert sinks["most_freed"]["first_copy"] > sinks["most_freed"]["second_copy"] + 0.2
-    moved = [abs(a - b) for layer in sinks["layers"] for a, b in zip(layer["sinks"], layer["sinks_before_training"], strict=True)]
+    moved = [
+        abs(a - b)
+        for layer in sinks["layers"]
+        for a, b in zip(layer["sinks"], layer["sinks_before_training"], strict=True)
+    ]
     assert max(moved) > 0.5
 
 
@@ -81,7 +85,9 @@ def test_its_sinks_take_far_more_than_an_even_share_and_let_go_where_there_is_a_
 def test_what_a_row_lacks_is_the_sinks_column_of_the_softmax(specimen, segments, layer):
     model, seen = specimen.model, {}
     attention = model.model.layers[layer].self_attn
-    handle = attention.register_forward_pre_hook(lambda _, args, kwargs: seen.update(kwargs), with_kwargs=True)
+    handle = attention.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.update(kwargs), with_kwargs=True
+    )
     with torch.no_grad():
         rows = model(segments[:2], use_cache=False, output_attentions=True).attentions[layer]
         handle.remove()
@@ -113,8 +119,17 @@ def test_flat_scores_give_the_sink_its_even_share(segments):
             layer.self_attn.sinks.zero_()
     found = sink_shares.figures(model, model, segments[:2], segments[:2])
     for layer in found["layers"]:
-        for kind in ("all_tokens", "first_token", "later_tokens", "to_first_token", "first_copy", "second_copy"):
-            assert layer[kind]["share"] == pytest.approx([layer[kind]["even_share"]] * 6, abs=2e-4), kind
+        for kind in (
+            "all_tokens",
+            "first_token",
+            "later_tokens",
+            "to_first_token",
+            "first_copy",
+            "second_copy",
+        ):
+            assert layer[kind]["share"] == pytest.approx(
+                [layer[kind]["even_share"]] * 6, abs=2e-4
+            ), kind
         assert layer["first_token"]["even_share"] == 0.5
 
 
@@ -142,10 +157,13 @@ def test_the_starting_point_lets_some_heads_look_one_token_back():
     positions = torch.arange(20)[None]
     turned = model.model.rotary_emb(torch.zeros(1, 20, width), positions)
     queries, keys = (
-        part.bias.view(1, -1, 1, width).expand(-1, -1, 20, -1) for part in (attention.q_proj, attention.k_proj)
+        part.bias.view(1, -1, 1, width).expand(-1, -1, 20, -1)
+        for part in (attention.q_proj, attention.k_proj)
     )
     queries, keys = apply_rotary_pos_emb(queries, keys, *turned)
-    scores = (queries @ repeat_kv(keys, attention.num_key_value_groups).mT)[0, :, -1].flip(-1)  # [heads, tokens back]
+    scores = (queries @ repeat_kv(keys, attention.num_key_value_groups).mT)[0, :, -1].flip(
+        -1
+    )  # [heads, tokens back]
     assert scores[:2].argmax(-1).tolist() == [1, 1]
     assert not scores[2:].any()
     assert not any(layer.self_attn.q_proj.bias.any() for layer in model.model.layers[1:])
@@ -155,7 +173,10 @@ def test_the_starting_point_lets_some_heads_look_one_token_back():
 def test_routers_and_biases_are_not_made_orthogonal(family):
     model = building.untrained(family)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    matrices, others = ([names[id(p)] for group in one.param_groups for p in group["params"]] for one in train.optimizers_of(model))
+    matrices, others = (
+        [names[id(p)] for group in one.param_groups for p in group["params"]]
+        for one in train.optimizers_of(model)
+    )
     assert sorted(matrices + others) == sorted(names.values())
     apart = ("bias", "sinks", "router.weight", "mlp.gate.weight", "conv1d.weight")
     assert not [name for name in matrices if name.endswith(apart)]
@@ -179,7 +200,10 @@ def test_two_short_trainings_write_the_same_bytes_and_move_the_sinks(monkeypatch
         assert not torch.equal(after[name], before[name]), name
 
 
-@pytest.mark.parametrize("family, said", [("gptoss", "did you mean 'gpt_oss'"), ("llama", "drawn from a seed, not trained")])
+@pytest.mark.parametrize(
+    "family, said",
+    [("gptoss", "did you mean 'gpt_oss'"), ("llama", "drawn from a seed, not trained")],
+)
 def test_what_cannot_be_trained_is_one_sentence_and_status_2(capsys, family, said):
     assert train.main([family]) == 2
     told = capsys.readouterr().err
@@ -197,4 +221,7 @@ def test_counts_below_one_are_refused(capsys, option):
 def test_measuring_without_weights_is_one_sentence_and_status_2(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(corpus, "read_verses", lambda: ["Ge1:1 In the beginning."] * 20)
     assert train.main([FAMILY, "--measure-only", "--out", str(tmp_path)]) == 2
-    assert "gpt_oss.safetensors is missing; train it with python -m explorer.specimens.training.train gpt_oss" in capsys.readouterr().err
+    assert (
+        "gpt_oss.safetensors is missing; train it with python -m explorer.specimens.training.train gpt_oss"
+        in capsys.readouterr().err
+    )

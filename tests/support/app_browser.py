@@ -36,14 +36,18 @@ class Seen:
             self.page.wait_for_function(DRAWN, timeout=60_000)
         except TimeoutError as error:
             shown = self.page.inner_text("body")
-            raise AssertionError(f"nothing was drawn; errors {visited.errors}, failed {visited.failed}; the page says: {shown}") from error
+            raise AssertionError(
+                f"nothing was drawn; errors {visited.errors}, failed {visited.failed}; the page says: {shown}"
+            ) from error
 
     def settled(self, act) -> None:
         """Do something and wait until the page shows what it asked for."""
         before = self.page.evaluate("Number(document.body.dataset.drawn)")
         act()
         self.page.wait_for_function(
-            f"(before) => Number(document.body.dataset.drawn) > before && {DRAWN}", arg=before, timeout=60_000
+            f"(before) => Number(document.body.dataset.drawn) > before && {DRAWN}",
+            arg=before,
+            timeout=60_000,
         )
 
     def text(self, selector: str) -> str:
@@ -55,7 +59,9 @@ class Seen:
             self.page.select_option("[data-model]", model)
         self.page.fill("[data-prompt]", prompt)
         self.page.click("[data-run]")
-        self.page.wait_for_function(SHOWN, arg=[model or self.page.input_value("[data-model]"), prompt], timeout=60_000)
+        self.page.wait_for_function(
+            SHOWN, arg=[model or self.page.input_value("[data-model]"), prompt], timeout=60_000
+        )
 
     def image(self, name: str) -> dict:
         return self.page.evaluate(IMAGE, name)

@@ -22,9 +22,18 @@ PATIENCE = 60
 class Page:
     """A session whose page is this object: what it was sent, and the loop it runs on."""
 
-    def __init__(self, source: str = HYBRID, prompt: str | None = "In the beginning God", loads=load) -> None:
+    def __init__(
+        self, source: str = HYBRID, prompt: str | None = "In the beginning God", loads=load
+    ) -> None:
         self.sent, self.waiting, self.lock = [], [], threading.Lock()
-        services = Services(Worker(), Store(loads), lambda model: {"key": model.label, "html": ""}, Lateness(), source, prompt)
+        services = Services(
+            Worker(),
+            Store(loads),
+            lambda model: {"key": model.label, "html": ""},
+            Lateness(),
+            source,
+            prompt,
+        )
         self.session = Session(services, Board(Ink()), self._sent, self._post, nullcontext)
 
     def _sent(self, message: dict) -> None:
@@ -61,7 +70,11 @@ class Page:
         return found
 
     def answered(self, seq: int):
-        return self.wait(lambda: any(message.get("seq") == seq and "selection" in message for message in self.sent))
+        return self.wait(
+            lambda: any(
+                message.get("seq") == seq and "selection" in message for message in self.sent
+            )
+        )
 
     def start(self, **wish) -> "Page":
         self.say(do="hello", wish=wish)

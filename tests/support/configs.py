@@ -9,11 +9,23 @@ from transformers import AutoConfig
 from explorer.accounting import counts as accounting
 from explorer.checkpoints import cards
 
-SMALL = {"hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10,
-         "vocab_size": 50}
+SMALL = {
+    "hidden_size": 24,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "vocab_size": 50,
+}
 MIXTURE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-RECURRENT = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6,
-             "linear_value_head_dim": 7, "shared_expert_intermediate_size": 9, "partial_rotary_factor": 0.4}
+RECURRENT = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 7,
+    "shared_expert_intermediate_size": 9,
+    "partial_rotary_factor": 0.4,
+}
 
 
 def small(family: str, **kwargs):
@@ -23,7 +35,12 @@ def small(family: str, **kwargs):
         "qwen3_moe": {"intermediate_size": 30, **SMALL, **MIXTURE},
         "qwen3_next": {"intermediate_size": 30, **SMALL, **MIXTURE, **RECURRENT},
         "qwen3_5_moe_text": {**SMALL, **MIXTURE, **RECURRENT},
-        "mixtral": {"intermediate_size": 16, "num_local_experts": 6, "num_experts_per_tok": 2, **SMALL},
+        "mixtral": {
+            "intermediate_size": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            **SMALL,
+        },
     }
     return AutoConfig.for_model(family, **{**sizes[family], **kwargs})
 
@@ -32,8 +49,26 @@ FAMILIES = ("llama", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
 
 #: Between them every way of mixing tokens and every build of a block there is a card for.
 TWENTY = (
-    "gpt2", "gpt_neox", "gptj", "bloom", "opt", "gemma2", "olmo2", "cohere", "granite", "mixtral", "gpt_oss", "deepseek_v3",
-    "mamba", "mamba2", "jamba", "nemotron_h", "falcon_h1", "recurrent_gemma", "lfm2", "kimi_linear",
+    "gpt2",
+    "gpt_neox",
+    "gptj",
+    "bloom",
+    "opt",
+    "gemma2",
+    "olmo2",
+    "cohere",
+    "granite",
+    "mixtral",
+    "gpt_oss",
+    "deepseek_v3",
+    "mamba",
+    "mamba2",
+    "jamba",
+    "nemotron_h",
+    "falcon_h1",
+    "recurrent_gemma",
+    "lfm2",
+    "kimi_linear",
 )
 
 

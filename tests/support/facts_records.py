@@ -11,11 +11,27 @@ from explorer import vocabulary
 #: What stands in for the contract's report, which takes a run of its own.
 REPORT = {
     "checks": [
-        {"name": "addends", "host": "model.layers[i]", "about": "layer_output", "passed": True, "detail": "input plus addends", "worst": 2.4e-07,
-         "values": [f"{value.host}.{value.name}" for value in vocabulary.VALUES]},
-        {"name": "reads", "host": "model.layers[i].mlp", "about": "mlp_output", "passed": True, "detail": "axes as named", "worst": None, "values": ["mlp.mlp_output"]},
+        {
+            "name": "addends",
+            "host": "model.layers[i]",
+            "about": "layer_output",
+            "passed": True,
+            "detail": "input plus addends",
+            "worst": 2.4e-07,
+            "values": [f"{value.host}.{value.name}" for value in vocabulary.VALUES],
+        },
+        {
+            "name": "reads",
+            "host": "model.layers[i].mlp",
+            "about": "mlp_output",
+            "passed": True,
+            "detail": "axes as named",
+            "worst": None,
+            "values": ["mlp.mlp_output"],
+        },
     ],
-    "passed": 2, "failed": 0,
+    "passed": 2,
+    "failed": 0,
 }
 
 

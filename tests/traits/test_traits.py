@@ -41,28 +41,28 @@ EXPECTED = {
     "bloom": f"{GPT} fused_qkv qkv_bias output_bias alibi embedding_norm activation_gelu_tanh tied_head",
     "opt": f"{GPT} qkv_bias output_bias learned_positions activation_relu tied_head",
     "gemma2": "grouped_query attention_cap sliding_window mixed_window rotary sandwich_norm rms_norm one_plus_gain gated_mlp "
-              "activation_gelu_tanh embedding_multiplier logit_cap tied_head",
+    "activation_gelu_tanh embedding_multiplier logit_cap tied_head",
     "olmo2": "qk_norm rotary post_norm rms_norm gated_mlp activation_silu",
     "cohere": "rotary pre_norm layer_norm_no_bias parallel gated_mlp activation_silu logits_multiplier tied_head",
     "granite": f"{PLAIN} grouped_query embedding_multiplier residual_multiplier attention_multiplier logits_multiplier tied_head",
     "mixtral": f"{PLAIN} grouped_query mixture router_softmax renormalised",
     "gpt_oss": "grouped_query qkv_bias output_bias attention_sinks sliding_window mixed_window rotary pre_norm rms_norm "
-               "gated_mlp activation_quick_gelu mixture router_softmax_chosen expert_bias",
+    "gated_mlp activation_quick_gelu mixture router_softmax_chosen expert_bias",
     "deepseek_v3": f"latent_attention latent_queries partial_rotary pre_norm rms_norm gated_mlp activation_silu {SIGMOID} "
-                   "expert_groups dense_first attention_multiplier",
+    "expert_groups dense_first attention_multiplier",
     "mamba": "selective_scan short_convolution no_position pre_norm rms_norm one_sublayer tied_head",
     "mamba2": "ssd short_convolution grouped_value no_position pre_norm rms_norm one_sublayer",
     "jamba": "hybrid selective_scan short_convolution grouped_query no_position pre_norm rms_norm gated_mlp activation_silu "
-             "mixture some_mixtures router_softmax",
+    "mixture some_mixtures router_softmax",
     "nemotron_h": "hybrid ssd short_convolution grouped_value grouped_query no_position pre_norm rms_norm one_sublayer plain_mlp "
-                  "activation_relu_squared",
+    "activation_relu_squared",
     "falcon_h1": f"{PLAIN} hybrid side_by_side ssd short_convolution grouped_value grouped_query embedding_multiplier "
-                 "residual_multiplier attention_multiplier logits_multiplier",
+    "residual_multiplier attention_multiplier logits_multiplier",
     "recurrent_gemma": "hybrid gated_recurrence short_convolution multi_query output_bias sliding_window partial_rotary pre_norm "
-                       "rms_norm one_plus_gain gated_mlp mlp_bias activation_gelu_tanh embedding_multiplier logit_cap tied_head",
+    "rms_norm one_plus_gain gated_mlp mlp_bias activation_gelu_tanh embedding_multiplier logit_cap tied_head",
     "lfm2": f"{PLAIN} hybrid convolution_mixer grouped_query qk_norm tied_head",
     "kimi_linear": f"hybrid delta_rule_channel short_convolution latent_attention no_position pre_norm rms_norm gated_mlp "
-                   f"activation_silu {SIGMOID} dense_first",
+    f"activation_silu {SIGMOID} dense_first",
 }
 
 #: Other checkpoints of these families, by what their first one has not and what it has beyond them.
@@ -80,13 +80,19 @@ FIGURES = {
     ("gemma2", "attention_cap"): "±50",
     ("gemma2", "logit_cap"): "as 30",
     ("gemma2", "embedding_multiplier"): "with 48 ",
-    ("gpt_oss", "sliding_window"): "12 of 24 blocks, the first of them block 0 leaves a token the last 128 tokens",
+    (
+        "gpt_oss",
+        "sliding_window",
+    ): "12 of 24 blocks, the first of them block 0 leaves a token the last 128 tokens",
     ("recurrent_gemma", "sliding_window"): "the last 2048 tokens",
     ("recurrent_gemma", "partial_rotary"): "128 of 256",
     ("gpt_neox", "partial_rotary"): "16 of 64",
     ("gptj", "partial_rotary"): "64 of 256",
     ("deepseek_v3", "partial_rotary"): "64 of 192",
-    ("deepseek_v3", "latent_attention"): "the 512 numbers a token that kv_a_proj_with_mqa made; queries and keys are 192 wide",
+    (
+        "deepseek_v3",
+        "latent_attention",
+    ): "the 512 numbers a token that kv_a_proj_with_mqa made; queries and keys are 192 wide",
     ("deepseek_v3", "expert_groups"): "of 256 experts 128 are struck out",
     ("deepseek_v3", "routed_factor"): "with 2.5",
     ("deepseek_v3", "dense_first"): "a dense MLP in 3 of 61 blocks",
@@ -109,7 +115,10 @@ FIGURES = {
 
 #: Single traits of other types, on their specimens: there, and not there.
 SPOTS = {
-    "gpt_neo": ("sliding_window mixed_window attention_multiplier learned_positions", "no_position rotary"),
+    "gpt_neo": (
+        "sliding_window mixed_window attention_multiplier learned_positions",
+        "no_position rotary",
+    ),
     "falcon": ("multi_query fused_qkv parallel rotary", "alibi"),
     "mpt": ("alibi fused_qkv", "score_bias rotary"),
     "inkling_text": ("score_bias", "no_position side_by_side"),
@@ -119,7 +128,10 @@ SPOTS = {
     "openai-gpt": ("stream_norm fused_qkv learned_positions", "pre_norm attention_multiplier"),
     "llama4_text": ("chunked_attention mixed_window rotary_some qk_norm", "sliding_window"),
     "cohere2": ("sliding_window rotary_some parallel", "rotary_bases"),
-    "gemma3_text": ("rotary_bases sliding_window mixed_window qk_norm sandwich_norm", "attention_cap"),
+    "gemma3_text": (
+        "rotary_bases sliding_window mixed_window qk_norm sandwich_norm",
+        "attention_cap",
+    ),
     "gemma4_text": ("rotary partial_rotary qk_norm routed_factor", ""),
     "mistral": ("sliding_window", "mixed_window"),
     "smollm3": ("rotary_some rotary", "no_position"),
@@ -142,7 +154,9 @@ SPOTS = {
 
 #: Of each of these a model has one at most.
 APART = (
-    "grouped_query multi_query", "router_softmax router_sigmoid", "dense_first some_mixtures",
+    "grouped_query multi_query",
+    "router_softmax router_sigmoid",
+    "dense_first some_mixtures",
     "no_position rotary partial_rotary alibi learned_positions fixed_positions score_bias",
 )
 
@@ -170,13 +184,20 @@ def test_evidence_says_the_figures_that_were_seen(released, family, trait):
 @pytest.mark.parametrize("checkpoint", OTHERS)
 def test_another_checkpoint_of_a_family_is_asked_for_itself(checkpoint):
     more, fewer = (set(names.split()) for names in OTHERS[checkpoint])
-    assert set(found(shapes(checkpoint))) == set(EXPECTED[cards.card(checkpoint).family].split()) - fewer | more
+    assert (
+        set(found(shapes(checkpoint)))
+        == set(EXPECTED[cards.card(checkpoint).family].split()) - fewer | more
+    )
 
 
 def test_types_that_load_are_asked_without_an_error():
     """Those whose traits are known, and one in eight of the rest, picked by hash."""
     known, seen = set(catalogue.BY_NAME), {}
-    picked = [family for family in types() if family in SPOTS or int(hashlib.sha256(family.encode()).hexdigest(), 16) % 8 == 0]
+    picked = [
+        family
+        for family in types()
+        if family in SPOTS or int(hashlib.sha256(family.encode()).hexdigest(), 16) % 8 == 0
+    ]
     for family in picked:
         model = loaded(family)
         if model is None:
@@ -189,8 +210,14 @@ def test_types_that_load_are_asked_without_an_error():
         roles = {sub.role for kind in model.anatomy.blocks for sub in kind.sublayers}
         assert ("mixture" in seen[family]) == ("experts" in roles), family
     for family, (there, absent) in SPOTS.items():
-        assert set(there.split()) <= set(seen[family]), (family, set(there.split()) - set(seen[family]))
-        assert not set(absent.split()) & set(seen[family]), (family, set(absent.split()) & set(seen[family]))
+        assert set(there.split()) <= set(seen[family]), (
+            family,
+            set(there.split()) - set(seen[family]),
+        )
+        assert not set(absent.split()) & set(seen[family]), (
+            family,
+            set(absent.split()) & set(seen[family]),
+        )
 
 
 def loaded(family: str) -> LanguageModel | None:
@@ -210,11 +237,15 @@ def test_weights_decide_no_trait(family):
 
 @pytest.mark.parametrize("family", ["qwen3_next", "granite", "deepseek_v3"])
 def test_an_attention_that_hides_its_scores_is_asked_like_any_other(family):
-    assert found(load(f"specimen:{family}", attn_implementation="sdpa")) == found(load(f"specimen:{family}"))
+    assert found(load(f"specimen:{family}", attn_implementation="sdpa")) == found(
+        load(f"specimen:{family}")
+    )
 
 
 def test_a_loop_over_the_experts_is_asked_like_any_other():
-    assert found(load("specimen:mixtral", experts_implementation="eager")) == found(load("specimen:mixtral"))
+    assert found(load("specimen:mixtral", experts_implementation="eager")) == found(
+        load("specimen:mixtral")
+    )
 
 
 def test_asking_leaves_a_model_as_it_was():
@@ -224,8 +255,12 @@ def test_asking_leaves_a_model_as_it_was():
     state = torch.random.get_rng_state()
     traits(model)
     assert_close(model.hf(ids).logits, before, rtol=0, atol=0)
-    assert list(model.hf.model.layers) == blocks and torch.equal(torch.random.get_rng_state(), state)
-    assert model.record("In the beginning", ["logits"])["logits", None].shape[-1] == model.vocab_size
+    assert list(model.hf.model.layers) == blocks and torch.equal(
+        torch.random.get_rng_state(), state
+    )
+    assert (
+        model.record("In the beginning", ["logits"])["logits", None].shape[-1] == model.vocab_size
+    )
 
 
 # -- not the name of a key, but what is built --------------------------------------
@@ -241,32 +276,65 @@ FULL = ["full_attention"] * 3
 
 
 def test_a_window_that_no_block_uses_is_no_trait():
-    assert "sliding_window" not in of("qwen3", use_sliding_window=False, sliding_window=6, num_hidden_layers=3, layer_types=FULL)
+    assert "sliding_window" not in of(
+        "qwen3", use_sliding_window=False, sliding_window=6, num_hidden_layers=3, layer_types=FULL
+    )
     assert "the last 7 tokens" in of("mistral", sliding_window=7)["sliding_window"]
-    some = of("gemma2", sliding_window=9, num_hidden_layers=3, layer_types=["sliding_attention", *FULL[1:]])
-    assert "block 0 of 3 leaves a token the last 9 tokens" in some["sliding_window"] and "2 of 3 blocks" in some["mixed_window"]
+    some = of(
+        "gemma2",
+        sliding_window=9,
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", *FULL[1:]],
+    )
+    assert (
+        "block 0 of 3 leaves a token the last 9 tokens" in some["sliding_window"]
+        and "2 of 3 blocks" in some["mixed_window"]
+    )
 
 
 def test_a_multiplier_of_one_and_a_group_of_one_are_no_traits():
-    plain = of("granite", embedding_multiplier=1.0, residual_multiplier=1.0, logits_scaling=1.0, attention_multiplier=16 ** -0.5)
-    assert not {"embedding_multiplier", "residual_multiplier", "logits_multiplier", "attention_multiplier"} & set(plain)
+    plain = of(
+        "granite",
+        embedding_multiplier=1.0,
+        residual_multiplier=1.0,
+        logits_scaling=1.0,
+        attention_multiplier=16**-0.5,
+    )
+    assert not {
+        "embedding_multiplier",
+        "residual_multiplier",
+        "logits_multiplier",
+        "attention_multiplier",
+    } & set(plain)
     one = of("deepseek_v3", n_group=1, topk_group=1, routed_scaling_factor=1.0)
     assert not {"expert_groups", "routed_factor"} & set(one) and "selection_bias" in one
 
 
 def test_the_activation_is_told_by_its_numbers():
-    names = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu",
-             "relu2": "relu_squared", "tanh": "other"}
+    names = {
+        "gelu": "gelu",
+        "gelu_pytorch_tanh": "gelu_tanh",
+        "quick_gelu": "quick_gelu",
+        "relu": "relu",
+        "relu2": "relu_squared",
+        "tanh": "other",
+    }
     for name, trait in names.items():
-        assert {one for one in of("llama", hidden_act=name) if one.startswith("activation")} == {f"activation_{trait}"}
+        assert {one for one in of("llama", hidden_act=name) if one.startswith("activation")} == {
+            f"activation_{trait}"
+        }
 
 
 def test_heads_and_biases_are_counted_on_the_model():
     assert "grouped_query" not in of("llama", num_attention_heads=4, num_key_value_heads=4)
     assert "multi_query" in of("llama", num_attention_heads=4, num_key_value_heads=1)
     biased = of("llama", attention_bias=True, mlp_bias=True)
-    assert {"output_bias", "mlp_bias"} <= set(biased) and biased["qkv_bias"] == "q_proj, k_proj and v_proj have one each"
-    assert "tied_head" in of("llama", tie_word_embeddings=True) and "tied_head" not in of("llama", tie_word_embeddings=False)
+    assert {"output_bias", "mlp_bias"} <= set(biased) and biased[
+        "qkv_bias"
+    ] == "q_proj, k_proj and v_proj have one each"
+    assert "tied_head" in of("llama", tie_word_embeddings=True) and "tied_head" not in of(
+        "llama", tie_word_embeddings=False
+    )
 
 
 # -- the run and its pieces run again ------------------------------------------------
@@ -278,7 +346,9 @@ class Odd(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.zeros_like(x)
         y[:, :2] = x[:, 2:4] * 3
-        left, right = (y + torch.arange(x.shape[1], device=x.device, dtype=torch.bfloat16)).chunk(2, -1)
+        left, right = (y + torch.arange(x.shape[1], device=x.device, dtype=torch.bfloat16)).chunk(
+            2, -1
+        )
         left.add_(right.mean())
         return torch.cat((right, left), -1) / torch.tensor(4.0)
 
@@ -293,7 +363,12 @@ def test_a_piece_run_again_gives_what_the_model_gives():
         assert tensor.device.type != "meta"
         return tensor
 
-    assert_close(trail.replay(id(results[0]), {id(x): numbers}, nobody), module(numbers).double(), rtol=1e-12, atol=1e-12)
+    assert_close(
+        trail.replay(id(results[0]), {id(x): numbers}, nobody),
+        module(numbers).double(),
+        rtol=1e-12,
+        atol=1e-12,
+    )
 
 
 def test_what_nobody_knows_the_numbers_of_is_not_made_up():
@@ -309,9 +384,13 @@ def test_buffers_made_anew_are_the_ones_a_loaded_model_has():
         real = load(f"specimen:{family}")
         buffers, own = Witness(real).buffers, dict(real.hf.named_buffers())
         for name in own:
-            if not any(f".{layer}." in name for layer in range(buffers.depth, 9)):  # nobody asks about deeper ones
+            if not any(
+                f".{layer}." in name for layer in range(buffers.depth, 9)
+            ):  # nobody asks about deeper ones
                 made = buffers.made_anew(name)
-                assert made is not None and torch.allclose(made.double(), own[name].double(), rtol=1e-3), (family, name)
+                assert made is not None and torch.allclose(
+                    made.double(), own[name].double(), rtol=1e-3
+                ), (family, name)
 
 
 # -- the catalogue -------------------------------------------------------------------
@@ -322,7 +401,12 @@ def test_every_trait_is_said_once_in_one_line_and_has_a_group():
     assert len(set(names)) == len(names) == len(catalogue.BY_NAME)
     assert len({entry.label for entry in catalogue.ENTRIES}) == len(names)
     for entry in catalogue.ENTRIES:
-        assert entry.group in catalogue.GROUPS and entry.meaning and "\n" not in entry.meaning and not entry.meaning.endswith(".")
+        assert (
+            entry.group in catalogue.GROUPS
+            and entry.meaning
+            and "\n" not in entry.meaning
+            and not entry.meaning.endswith(".")
+        )
     assert catalogue.group_of("hybrid") == "mixer" and catalogue.group_of("unheard of") == ""
 
 

@@ -8,15 +8,29 @@ import pytest
 
 from explorer import vocabulary
 from explorer.model.recording import key_of
-from explorer.vocabulary import BY_HOST, CALL_AXES, HOSTS, LAYOUTS, NAMES, VALUES, UnknownValue, lookup
+from explorer.vocabulary import (
+    BY_HOST,
+    CALL_AXES,
+    HOSTS,
+    LAYOUTS,
+    NAMES,
+    VALUES,
+    UnknownValue,
+    lookup,
+)
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: f"{value.host}.{value.name}")
 def test_a_value_is_found_by_its_full_name_alone(value):
     """Kinds of mixer that a block calls alike are all meant by that name: a block has one of them."""
     found = lookup(f"{value.host}.{value.name}")
-    assert value in found and {HOSTS[one.host].attribute for one in found} <= {HOSTS[value.host].attribute, value.host}
-    assert all(one.name == value.name for one in found) and len({one.host for one in found}) == len(found)
+    assert value in found and {HOSTS[one.host].attribute for one in found} <= {
+        HOSTS[value.host].attribute,
+        value.host,
+    }
+    assert all(one.name == value.name for one in found) and len({one.host for one in found}) == len(
+        found
+    )
     assert BY_HOST[value.host][value.name] is value
 
 
@@ -50,7 +64,10 @@ def test_axes_come_from_the_call_or_are_named_like_sizes():
 
 def test_a_value_is_printed_with_its_layout_and_whether_it_may_be_none():
     assert BY_HOST["mlp"]["router_logits"].typed == "RouterLogits [batch seq num_experts]"
-    assert BY_HOST["linear_attn"]["state_input"].typed == "State | None [batch heads key_dim value_dim]"
+    assert (
+        BY_HOST["linear_attn"]["state_input"].typed
+        == "State | None [batch heads key_dim value_dim]"
+    )
     assert str(LAYOUTS["Pattern"]) == "Pattern [batch num_heads query key]"
 
 
@@ -60,12 +77,15 @@ def test_every_value_says_what_it_means_and_hangs_on_a_host():
         assert len(value.meaning) > 10 and not value.meaning.endswith(".")
 
 
-@pytest.mark.parametrize(("wrong", "near"), [
-    ("router_logit", "router_logits"),
-    ("attention_probs", "attention_probabilities"),
-    ("mlp.router_logts", "router_logits"),
-    ("layer_outputs", "layer_output"),
-])
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [
+        ("router_logit", "router_logits"),
+        ("attention_probs", "attention_probabilities"),
+        ("mlp.router_logts", "router_logits"),
+        ("layer_outputs", "layer_output"),
+    ],
+)
 def test_a_misspelt_name_is_answered_with_the_nearest(wrong, near):
     with pytest.raises(UnknownValue) as error:
         lookup(wrong)
@@ -93,7 +113,9 @@ def test_a_derived_value_says_what_it_comes_from():
             source = vocabulary.BY_HOST[value.host][value.source]
             assert not source.derived and not value.written and value.says
         else:
-            assert not value.says and (value.written or value.optional)  # what a kernel only hands over is read alone
+            assert not value.says and (
+                value.written or value.optional
+            )  # what a kernel only hands over is read alone
     for host, names in vocabulary.REPLAYS.items():
         assert set(names) < set(vocabulary.BY_HOST[host])
 
@@ -104,4 +126,9 @@ def test_the_vocabulary_needs_no_torch():
     import sys
 
     code = "import sys, explorer.vocabulary; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=vocabulary.__file__.rsplit("/", 3)[0]).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=vocabulary.__file__.rsplit("/", 3)[0]
+        ).returncode
+        == 0
+    )

@@ -20,21 +20,44 @@ from explorer.widgets.diagram.element import card_data
 from tests.support.facts_records import drawn, records
 
 #: Between them every kind of sublayer and every way a block puts them together.
-FAMILIES = ("llama", "qwen3_moe", "qwen3_next", "cohere", "gpt_neox", "falcon_h1", "nemotron_h", "mamba", "recurrent_gemma", "lfm2", "kimi_linear",
-            "gemma2", "olmo2", "openai-gpt", "gpt_oss", "zamba")
+FAMILIES = (
+    "llama",
+    "qwen3_moe",
+    "qwen3_next",
+    "cohere",
+    "gpt_neox",
+    "falcon_h1",
+    "nemotron_h",
+    "mamba",
+    "recurrent_gemma",
+    "lfm2",
+    "kimi_linear",
+    "gemma2",
+    "olmo2",
+    "openai-gpt",
+    "gpt_oss",
+    "zamba",
+)
 
 
 def parts(svg: str) -> list[tuple[str, str]]:
     """``(host, name)`` of everything in a drawing that can be pointed at, in drawing order."""
     tree = ElementTree.fromstring(svg)
-    return [(node.get("data-host"), node.get("data-value")) for node in tree.iter() if node.get("data-value")]
+    return [
+        (node.get("data-host"), node.get("data-value"))
+        for node in tree.iter()
+        if node.get("data-value")
+    ]
 
 
 @cache
 def trees(family: str, layout: str) -> list:
     """Every drawing of a family, parsed."""
     record = drawn(family)
-    return [ElementTree.fromstring(block_svg(record, shape, layout)) for shape in range(len(record["blocks"]))]
+    return [
+        ElementTree.fromstring(block_svg(record, shape, layout))
+        for shape in range(len(record["blocks"]))
+    ]
 
 
 def pills(tree) -> list[tuple[str, float, float, float, float]]:
@@ -43,7 +66,12 @@ def pills(tree) -> list[tuple[str, float, float, float, float]]:
     for node in tree.iter():
         if node.get("data-value"):
             rect = next(child for child in node if child.tag.endswith("rect"))
-            found.append((f"{node.get('data-host')}.{node.get('data-value')}", *(float(rect.get(key)) for key in ("x", "y", "width", "height"))))
+            found.append(
+                (
+                    f"{node.get('data-host')}.{node.get('data-value')}",
+                    *(float(rect.get(key)) for key in ("x", "y", "width", "height")),
+                )
+            )
     return found
 
 
@@ -79,7 +107,9 @@ def test_nothing_leaves_the_drawing(family: str, layout: str) -> None:
         for node in tree.iter():
             if node.tag.endswith("rect") and node.get("width"):
                 x, y, w, h = (float(node.get(key)) for key in ("x", "y", "width", "height"))
-                assert 0 <= x and x + w <= width and 0 <= y and y + h <= height, ElementTree.tostring(node)
+                assert 0 <= x and x + w <= width and 0 <= y and y + h <= height, (
+                    ElementTree.tostring(node)
+                )
 
 
 @families
@@ -89,7 +119,9 @@ def test_pills_do_not_cover_each_other(family: str, layout: str) -> None:
         boxes = pills(tree)
         for index, (one, x, y, w, h) in enumerate(boxes):
             for other, x2, y2, w2, h2 in boxes[index + 1 :]:
-                assert x + w <= x2 or x2 + w2 <= x or y + h <= y2 or y2 + h2 <= y, f"{one} covers {other}"
+                assert x + w <= x2 or x2 + w2 <= x or y + h <= y2 or y2 + h2 <= y, (
+                    f"{one} covers {other}"
+                )
 
 
 def down_the_stream(family: str, layout: str) -> list[str]:
@@ -104,22 +136,40 @@ def down_the_stream(family: str, layout: str) -> list[str]:
             found.append((float(node.get("d").split()[-1]), f"+{node.get('data-addend')}"))
         elif kind[:1] == ["bd-onstream"]:
             found.append((float(node.get("y")), "norm"))
-    found += [(y, name) for name, _, y, _, _ in pills(tree) if name in ("layers.layer_input", "layers.layer_mid", "layers.layer_output")]
+    found += [
+        (y, name)
+        for name, _, y, _, _ in pills(tree)
+        if name in ("layers.layer_input", "layers.layer_mid", "layers.layer_output")
+    ]
     return [what for _, what in sorted(found)]
 
 
 @layouts
-@pytest.mark.parametrize(("family", "stream"), [
-    ("llama", "layers.layer_input > +attention_output layers.layer_mid > +mlp_output layers.layer_output"),
-    ("gpt_neox", "layers.layer_input > > +mlp_output +attention_output layers.layer_output"),
-    # One norm is read by both.
-    ("cohere", "layers.layer_input > +attention_output +mlp_output layers.layer_output"),
-    ("falcon_h1", "layers.layer_input > +attention_output +mixer.attention_output layers.layer_mid > +mlp_output layers.layer_output"),
-    ("mamba", "layers.layer_input > +attention_output layers.layer_output"),
-    # Its stream itself is normed after each add, and what is normed is what the MLP reads.
-    ("openai-gpt", "layers.layer_input > +attention_output norm layers.layer_mid > +mlp_output norm layers.layer_output"),
-])
-def test_the_stream_is_read_and_added_to_in_the_order_of_the_forward(family: str, layout: str, stream: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "stream"),
+    [
+        (
+            "llama",
+            "layers.layer_input > +attention_output layers.layer_mid > +mlp_output layers.layer_output",
+        ),
+        ("gpt_neox", "layers.layer_input > > +mlp_output +attention_output layers.layer_output"),
+        # One norm is read by both.
+        ("cohere", "layers.layer_input > +attention_output +mlp_output layers.layer_output"),
+        (
+            "falcon_h1",
+            "layers.layer_input > +attention_output +mixer.attention_output layers.layer_mid > +mlp_output layers.layer_output",
+        ),
+        ("mamba", "layers.layer_input > +attention_output layers.layer_output"),
+        # Its stream itself is normed after each add, and what is normed is what the MLP reads.
+        (
+            "openai-gpt",
+            "layers.layer_input > +attention_output norm layers.layer_mid > +mlp_output norm layers.layer_output",
+        ),
+    ],
+)
+def test_the_stream_is_read_and_added_to_in_the_order_of_the_forward(
+    family: str, layout: str, stream: str
+) -> None:
     assert down_the_stream(family, layout) == stream.split()
 
 
@@ -132,7 +182,9 @@ def test_a_parallel_block_says_so_in_its_title() -> None:
 def test_a_norm_that_two_sublayers_read_stands_once() -> None:
     for family, count in (("cohere", 1), ("falcon_h1", 2), ("gpt_neox", 2), ("olmo2", 0)):
         assert block_svg(drawn(family)).count('class="bd-norm ') == count, family
-    assert "× scale" in block_svg(drawn("falcon_h1")), "attention reads the norm's result times a number"
+    assert "× scale" in block_svg(drawn("falcon_h1")), (
+        "attention reads the norm's result times a number"
+    )
 
 
 def test_blocks_that_only_scale_by_numbers_of_their_own_are_one_kind() -> None:
@@ -141,7 +193,9 @@ def test_blocks_that_only_scale_by_numbers_of_their_own_are_one_kind() -> None:
     assert [len(block["layers"]) for block in record["blocks"]] == [3, 49]
     first = record["blocks"][0]
     scales = [step["by"] for step in first["stream"] if step["kind"] == "scale"]
-    assert all(len(by) == 3 and len(set(by)) == 3 for by in scales) and first["identity"].endswith("a[i] and b[i] numbers of each block's own")
+    assert all(len(by) == 3 and len(set(by)) == 3 for by in scales) and first["identity"].endswith(
+        "a[i] and b[i] numbers of each block's own"
+    )
     assert f"× {min(scales[0]):.4g} … {max(scales[0]):.4g}" in block_svg(record)
 
 
@@ -153,7 +207,10 @@ def test_what_is_not_followed_says_so() -> None:
 
 def test_a_norm_behind_a_sublayer_is_a_step_on_its_way_to_the_stream() -> None:
     record = drawn("gemma2")
-    assert [sub["steps"] for sub in record["blocks"][0]["sublayers"]] == [["o_proj → post_attention_layernorm"], ["post_feedforward_layernorm"]]
+    assert [sub["steps"] for sub in record["blocks"][0]["sublayers"]] == [
+        ["o_proj → post_attention_layernorm"],
+        ["post_feedforward_layernorm"],
+    ]
     assert "post_feedforward_layernorm" in block_svg(record)
 
 
@@ -176,17 +233,35 @@ def test_experts_are_a_field_of_cells(layout: str) -> None:
     record = records("qwen3_next", 1)[0]
     experts = record["blocks"][0]["sublayers"][1]["experts"]
     svg = block_svg(record, 0, layout)
-    field = next(node for node in ElementTree.fromstring(svg).iter() if (node.get("class") or "").startswith("bd-cells"))
+    field = next(
+        node
+        for node in ElementTree.fromstring(svg).iter()
+        if (node.get("class") or "").startswith("bd-cells")
+    )
     every, lit = field
     pitch, side = (float(field.get(f"data-{name}")) for name in ("pitch", "side"))
-    wide = [(float(length) - side) / pitch + 1 for length in re.findall(r"h([\d.]+)", every.get("d"))]
-    assert sum(map(round, wide)) == experts["count"] and all(abs(cells - round(cells)) < 0.02 for cells in wide)
+    wide = [
+        (float(length) - side) / pitch + 1 for length in re.findall(r"h([\d.]+)", every.get("d"))
+    ]
+    assert sum(map(round, wide)) == experts["count"] and all(
+        abs(cells - round(cells)) < 0.02 for cells in wide
+    )
     assert lit.get("d").count("M") == len(field.get("data-lit").split()) == experts["chosen"]
     # What lights a cell lies on one of the line's dashes.
-    left, top, columns = float(field.get("data-left")), float(field.get("data-top")), int(field.get("data-columns"))
-    for cell, x, y in zip(field.get("data-lit").split(), *zip(*re.findall(r"M([\d.]+) ([\d.]+)", lit.get("d")), strict=True), strict=True):
+    left, top, columns = (
+        float(field.get("data-left")),
+        float(field.get("data-top")),
+        int(field.get("data-columns")),
+    )
+    for cell, x, y in zip(
+        field.get("data-lit").split(),
+        *zip(*re.findall(r"M([\d.]+) ([\d.]+)", lit.get("d")), strict=True),
+        strict=True,
+    ):
         row, column = divmod(int(cell), columns)
-        assert float(x) == pytest.approx(left + column * pitch, abs=0.05) and float(y) == pytest.approx(top + row * pitch, abs=0.05)
+        assert float(x) == pytest.approx(left + column * pitch, abs=0.05) and float(
+            y
+        ) == pytest.approx(top + row * pitch, abs=0.05)
     assert "bd-dashed" in svg and "shared expert" in svg
 
 
@@ -202,8 +277,12 @@ def test_lit_cells_are_distinct_and_within_the_field() -> None:
         assert lit == lit_cells(count, chosen)
 
 
-@pytest.mark.parametrize(("count", "columns"), [(512, 32), (256, 32), (128, 16), (8, 8), (97, None)])
-def test_cells_fill_their_field_in_full_rows_where_they_can(count: int, columns: int | None) -> None:
+@pytest.mark.parametrize(
+    ("count", "columns"), [(512, 32), (256, 32), (128, 16), (8, 8), (97, None)]
+)
+def test_cells_fill_their_field_in_full_rows_where_they_can(
+    count: int, columns: int | None
+) -> None:
     found, pitch = grid(count, 186, 74)
     assert columns in (None, found)
     assert found * pitch <= 186.01 and -(-count // found) * pitch <= 74.01
@@ -226,7 +305,15 @@ def test_a_block_without_a_norm_or_shapes_still_draws() -> None:
 
 def test_sinks_have_a_place_between_scores_and_probabilities() -> None:
     record = records("llama", 1)[0]
-    record["values"].append({**next(row for row in record["values"] if row["name"] == "attention_scores"), "name": "attention_sinks", "layout": "Sinks", "dims": ["num_heads"], "shape": None})
+    record["values"].append(
+        {
+            **next(row for row in record["values"] if row["name"] == "attention_scores"),
+            "name": "attention_sinks",
+            "layout": "Sinks",
+            "dims": ["num_heads"],
+            "shape": None,
+        }
+    )
     for layout in LAYOUTS:
         assert ("self_attn", "attention_sinks") in parts(block_svg(record, 0, layout))
 
@@ -263,7 +350,10 @@ def test_the_element_holds_every_drawing_and_its_data() -> None:
 def test_card_data_says_which_shapes_have_a_value() -> None:
     record = records("qwen3_next", 1)[0]
     data = card_data([record])
-    where = {(data["values"][index]["host"], data["values"][index]["name"]): have for index, have, _ in data["checkpoints"][0]["values"]}
+    where = {
+        (data["values"][index]["host"], data["values"][index]["name"]): have
+        for index, have, _ in data["checkpoints"][0]["values"]
+    }
     assert where["linear_attn", "decays"] == [0] and where["self_attn", "attention_scores"] == [1]
     assert where["mlp", "router_logits"] == [0, 1] and where["model", "logits"] is None
 
@@ -287,7 +377,12 @@ def test_every_role_is_readable_on_its_ground(theme: str) -> None:
         # Boxes are filled with their role at five parts in a hundred, inner boxes twice.
         twice = palette.over(role.on(theme), 0.05, palette.over(role.on(theme), 0.05, ground))
         assert palette.contrast(palette.ROLES["ink"].on(theme), twice) >= 7
-        assert palette.contrast(palette.ROLES["muted"].on(theme), palette.over(role.on(theme), 0.05, ground)) >= 4.5
+        assert (
+            palette.contrast(
+                palette.ROLES["muted"].on(theme), palette.over(role.on(theme), 0.05, ground)
+            )
+            >= 4.5
+        )
         assert palette.contrast(role.on(theme), palette.over(role.on(theme), 0.05, ground)) >= 4.5
 
 
@@ -305,13 +400,17 @@ def test_heatmap_maps_have_their_lengths_and_a_centre() -> None:
         assert len(colours) == 255
         strength = [palette.contrast(colour, ground) for colour in colours]
         assert strength.index(min(strength)) == 127
-        assert strength[:128] == sorted(strength[:128], reverse=True) and strength[127:] == sorted(strength[127:])
+        assert strength[:128] == sorted(strength[:128], reverse=True) and strength[127:] == sorted(
+            strength[127:]
+        )
 
 
 def test_every_value_has_a_role_with_a_colour() -> None:
     for value in vocabulary.VALUES:
         assert palette.role_of(value.host, value.name) in palette.ROLES
-        assert palette.role_of(vocabulary.HOSTS[value.host].path, value.name) == palette.role_of(value.host, value.name)
+        assert palette.role_of(vocabulary.HOSTS[value.host].path, value.name) == palette.role_of(
+            value.host, value.name
+        )
 
 
 def test_colours_are_properties_of_each_theme() -> None:
@@ -319,18 +418,38 @@ def test_colours_are_properties_of_each_theme() -> None:
     assert text.count("--role-attention:") == 2 and "--role-ground: #10141b;" in text
 
 
-@pytest.mark.parametrize("family, host, values", [
-    ("mamba2", "mixer", {"attention_queries", "decays", "betas", "state_output", "state_attention", "attention_head_outputs"}),
-    ("recurrent_gemma", "mixer", {"attention_values", "recurrent_gate", "state_output"}),
-    ("kimi_linear", "linear_attn", {"attention_keys", "decays", "state", "states"}),
-])
+@pytest.mark.parametrize(
+    "family, host, values",
+    [
+        (
+            "mamba2",
+            "mixer",
+            {
+                "attention_queries",
+                "decays",
+                "betas",
+                "state_output",
+                "state_attention",
+                "attention_head_outputs",
+            },
+        ),
+        ("recurrent_gemma", "mixer", {"attention_values", "recurrent_gate", "state_output"}),
+        ("kimi_linear", "linear_attn", {"attention_keys", "decays", "state", "states"}),
+    ],
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_recurrence_shows_its_values(family, host, values, layout):
-    svg = block_svg({"family": family, "checkpoint": "", **anatomy(load(f"specimen:{family}"))}, 0, layout)
+    svg = block_svg(
+        {"family": family, "checkpoint": "", **anatomy(load(f"specimen:{family}"))}, 0, layout
+    )
     assert values <= {name for at, name in parts(svg) if at == host}
 
 
 def test_the_addend_of_a_mixer_beside_attention_has_a_name_of_its_own():
     record = {"family": "falcon_h1", "checkpoint": "", **anatomy(load("specimen:falcon_h1"))}
     for layout in LAYOUTS:
-        assert sorted(re.findall(r'data-addend="([\w.]+)"', block_svg(record, 0, layout))) == ["attention_output", "mixer.attention_output", "mlp_output"]
+        assert sorted(re.findall(r'data-addend="([\w.]+)"', block_svg(record, 0, layout))) == [
+            "attention_output",
+            "mixer.attention_output",
+            "mlp_output",
+        ]

@@ -16,8 +16,13 @@ from tests.support.facts_records import records
 def address(tmp_path_factory: pytest.TempPathFactory, serve) -> str:
     """A page with nothing but the element."""
     folder: Path = tmp_path_factory.mktemp("diagram")
-    style = palette.css({"light": ":root", "dark": ".dark"}) + (ASSETS / "block-diagram.css").read_text(encoding="utf-8")
-    scripts = "".join(f"<script>{(ASSETS / name).read_text(encoding='utf-8')}</script>" for name in ("drawing-file.js", "block-diagram.js"))
+    style = palette.css({"light": ":root", "dark": ".dark"}) + (
+        ASSETS / "block-diagram.css"
+    ).read_text(encoding="utf-8")
+    scripts = "".join(
+        f"<script>{(ASSETS / name).read_text(encoding='utf-8')}</script>"
+        for name in ("drawing-file.js", "block-diagram.js")
+    )
     page = f"<!doctype html><meta charset=utf-8><title>diagram</title><style>{style}</style>{element(records('qwen3_next', 1))}{scripts}"
     (folder / "index.html").write_text(page, encoding="utf-8")
     return serve(folder) + "index.html"
@@ -57,10 +62,15 @@ def test_a_shortened_type_unfolds_where_it_is_pointed_at_or_focused(visit, addre
     cut = page.locator(".bd-wide .bd-cut").first
     folded, full = cut.text_content(), cut.get_attribute("aria-label")
     assert "…" in folded and "…" not in full and len(full) > len(folded)
-    for come, go in ((cut.focus, lambda: cut.evaluate("node => node.blur()")), (cut.hover, lambda: page.mouse.move(2, 2))):
+    for come, go in (
+        (cut.focus, lambda: cut.evaluate("node => node.blur()")),
+        (cut.hover, lambda: page.mouse.move(2, 2)),
+    ):
         come()
         assert cut.text_content() == full
-        right = cut.evaluate("node => node.getBoundingClientRect().right - node.ownerSVGElement.getBoundingClientRect().right")
+        right = cut.evaluate(
+            "node => node.getBoundingClientRect().right - node.ownerSVGElement.getBoundingClientRect().right"
+        )
         assert right < 1
         go()
         assert cut.text_content() == folded
@@ -69,7 +79,10 @@ def test_a_shortened_type_unfolds_where_it_is_pointed_at_or_focused(visit, addre
 def test_the_block_stands_as_text_below_and_stays_open(visit, address: str) -> None:
     page = visit(address).page
     page.locator(".bd-words summary").press("Enter")
-    assert "linear_attn.state_output f32[B, ValueHeads, KeyDim, ValueDim]" in page.locator(".bd-words").inner_text()
+    assert (
+        "linear_attn.state_output f32[B, ValueHeads, KeyDim, ValueDim]"
+        in page.locator(".bd-words").inner_text()
+    )
     page.evaluate("document.querySelector('block-diagram').layer = 3")
     assert page.locator(".bd-words[open]").count() == 1
     page.get_by_role("button", name="numbers").click()
@@ -91,4 +104,6 @@ def test_the_drawing_in_view_is_saved_as_it_looks(visit, address: str, tmp_path)
     stream = page.locator(".bd-wide .bd-stream").evaluate("node => getComputedStyle(node).stroke")
     assert stream in {node.get("stroke") for node in tree.iter()}
     page.goto((tmp_path / "block.svg").as_uri())
-    assert page.evaluate("document.querySelector('svg').getBoundingClientRect().width") == float(tree.get("width"))
+    assert page.evaluate("document.querySelector('svg').getBoundingClientRect().width") == float(
+        tree.get("width")
+    )

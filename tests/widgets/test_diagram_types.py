@@ -17,8 +17,14 @@ from explorer.widgets.diagram.types import Type, axis_name, type_of, written
 from tests.support.facts_records import drawn, records
 from tests.widgets.test_diagram import FAMILIES
 
-ROW = {"dims": ["batch", "num_kv_heads", "seq", "head_dim"], "dtype": "float32",
-       "shape": {"symbols": ["batch", "num_kv_heads", "seq", "head_dim"], "numbers": ["B", 2, "S", 256]}}
+ROW = {
+    "dims": ["batch", "num_kv_heads", "seq", "head_dim"],
+    "dtype": "float32",
+    "shape": {
+        "symbols": ["batch", "num_kv_heads", "seq", "head_dim"],
+        "numbers": ["B", 2, "S", 256],
+    },
+}
 
 
 def test_a_type_has_names_and_numbers() -> None:
@@ -28,8 +34,14 @@ def test_a_type_has_names_and_numbers() -> None:
 
 
 def test_a_signature_says_more_than_a_layout() -> None:
-    inferred = {"dims": ["B", "KvHeads", "S", "NopeDim + RopeDim"], "numbers": ["B", 2, "S", 192], "dtype": "bfloat16"}
-    assert type_of(ROW, inferred) == Type(("B", "KvHeads", "S", "NopeDim + RopeDim"), ("B", "2", "S", "192"), "bf16")
+    inferred = {
+        "dims": ["B", "KvHeads", "S", "NopeDim + RopeDim"],
+        "numbers": ["B", 2, "S", 192],
+        "dtype": "bfloat16",
+    }
+    assert type_of(ROW, inferred) == Type(
+        ("B", "KvHeads", "S", "NopeDim + RopeDim"), ("B", "2", "S", "192"), "bf16"
+    )
     # A class that stands in the model with several sizes has no numbers there.
     assert type_of(ROW, inferred | {"numbers": None}) == type_of(ROW)
 
@@ -40,9 +52,15 @@ def test_every_axis_of_the_vocabulary_has_a_short_name() -> None:
             assert re.fullmatch(r"[A-Z][A-Za-z]*", axis_name(axis))
 
 
-@pytest.mark.parametrize(("room", "text"), [
-    (40, "bf16[B, Heads, S, NopeDim + RopeDim]"), (35, "bf16[B, Heads, S, …]"), (18, "bf16[B, …, S, …]"), (3, "bf16[B, …, S, …]"),
-])
+@pytest.mark.parametrize(
+    ("room", "text"),
+    [
+        (40, "bf16[B, Heads, S, NopeDim + RopeDim]"),
+        (35, "bf16[B, Heads, S, …]"),
+        (18, "bf16[B, …, S, …]"),
+        (3, "bf16[B, …, S, …]"),
+    ],
+)
 def test_what_is_shortened_keeps_its_axes(room: int, text: str) -> None:
     assert written(("B", "Heads", "S", "NopeDim + RopeDim"), "bf16", room) == text
 
@@ -57,11 +75,19 @@ def test_everything_drawn_has_its_type(family: str, layout: str) -> None:
     record = drawn(family)
     for shape, block in enumerate(shapes(record)):
         tree = ElementTree.fromstring(block_svg(record, shape, layout))
-        pills = {f"{node.get('data-host')}.{node.get('data-value')}" for node in tree.iter() if node.get("data-value")}
+        pills = {
+            f"{node.get('data-host')}.{node.get('data-value')}"
+            for node in tree.iter()
+            if node.get("data-value")
+        }
         typed = {}
         for node in tree.iter():
             for key in (node.get("data-of") or "").split():
-                typed[key] = (node.text, float(node.get("data-room", "inf")), node.get("data-dtype", ""))
+                typed[key] = (
+                    node.text,
+                    float(node.get("data-room", "inf")),
+                    node.get("data-dtype", ""),
+                )
         assert pills == set(typed)
         for key, (text, room, dtype) in typed.items():
             kind = block.type(block.part(*key.split(".")), with_dtype=True)
@@ -82,9 +108,16 @@ def test_types_come_from_the_signature_of_the_block_in_view() -> None:
 
 def test_what_is_cut_can_be_reached_and_is_named_in_full() -> None:
     record = records("deepseek_v3", 1)[0]
-    cut = [node for node in ElementTree.fromstring(block_svg(record)).iter() if "bd-cut" in (node.get("class") or "")]
+    cut = [
+        node
+        for node in ElementTree.fromstring(block_svg(record)).iter()
+        if "bd-cut" in (node.get("class") or "")
+    ]
     assert [node.get("aria-label") for node in cut] == ["[B, Heads, S, NopeDim + RopeDim]"] * 2
-    assert all(node.get("tabindex") == "0" and node.find("title").text == node.get("aria-label") for node in cut)
+    assert all(
+        node.get("tabindex") == "0" and node.find("title").text == node.get("aria-label")
+        for node in cut
+    )
     assert "[B, Heads, S, …]" in "".join(cut[0].itertext())
 
 
@@ -103,7 +136,18 @@ def test_the_text_form_has_every_value_in_full(family: str) -> None:
 
 def test_the_text_form_goes_down_the_stream() -> None:
     html = outline(shapes(drawn("openai-gpt"))[0])
-    order = ["token_embeddings", "layer_input", "reads the stream", "Attention adds", "normed by", "layer_mid", "MLP adds", "normed by", "layer_output", "logits"]
+    order = [
+        "token_embeddings",
+        "layer_input",
+        "reads the stream",
+        "Attention adds",
+        "normed by",
+        "layer_mid",
+        "MLP adds",
+        "normed by",
+        "layer_output",
+        "logits",
+    ]
     places = []
     for word in order:
         places.append(html.index(word, places[-1] + 1 if places else 0))
@@ -119,7 +163,9 @@ def test_the_script_is_given_each_type_once_and_by_shape() -> None:
     for index, where, kinds in checkpoint["values"]:
         value = data["values"][index]
         for shape, number in zip(where or [0], kinds, strict=True):
-            kind = blocks[shape].type(blocks[shape].part(value["host"], value["name"]), with_dtype=True)
+            kind = blocks[shape].type(
+                blocks[shape].part(value["host"], value["name"]), with_dtype=True
+            )
             assert checkpoint["types"][number] == [list(kind.names), list(kind.numbers), kind.dtype]
 
 

@@ -13,9 +13,27 @@ from explorer.widgets.views import tensor as views_part
 from explorer.widgets.views import router as views_router
 from explorer.widgets.views import state as views_state
 from explorer.widgets.views import residual as views_stream
-from explorer.widgets.views.picture import Heatmap, Mosaic, Refusal, marks_in, mosaic_picture, picture
+from explorer.widgets.views.picture import (
+    Heatmap,
+    Mosaic,
+    Refusal,
+    marks_in,
+    mosaic_picture,
+    picture,
+)
 from explorer.widgets.views.downsample import (
-    DIVERGING, EMPTY, FURTHEST, MAXIMUM, MINIMUM, SEQUENTIAL, Scale, Window, exact_or_reduced, quantised, reduced, scale_of,
+    DIVERGING,
+    EMPTY,
+    FURTHEST,
+    MAXIMUM,
+    MINIMUM,
+    SEQUENTIAL,
+    Scale,
+    Window,
+    exact_or_reduced,
+    quantised,
+    reduced,
+    scale_of,
 )
 from explorer.widgets.views.selection import Selection
 from explorer.widgets.views.labels import axis_label, number, shown_token
@@ -29,7 +47,11 @@ HYBRID = ("linear_attn", "self_attn")
 
 def test_a_reduction_keeps_what_its_name_says():
     values = np.arange(35, dtype=np.float32).reshape(5, 7) - 20
-    for name, pick in ((MAXIMUM, np.max), (MINIMUM, np.min), (FURTHEST, lambda block: max(block.ravel(), key=abs))):
+    for name, pick in (
+        (MAXIMUM, np.max),
+        (MINIMUM, np.min),
+        (FURTHEST, lambda block: max(block.ravel(), key=abs)),
+    ):
         small = reduced(values, (2, 3), name)
         assert small.shape == (3, 3)
         for row in range(3):
@@ -67,17 +89,25 @@ def test_a_picture_says_what_was_reduced_and_covers_its_cells():
 
 def test_indexes_run_along_their_scale():
     values = np.array([[0.0, 0.5, 1.0, np.nan, -np.inf]], dtype=np.float32)
-    assert quantised(values, Scale(0, 1, False)).tolist() == [[SEQUENTIAL[0], 64, SEQUENTIAL[1], EMPTY, EMPTY]]
+    assert quantised(values, Scale(0, 1, False)).tolist() == [
+        [SEQUENTIAL[0], 64, SEQUENTIAL[1], EMPTY, EMPTY]
+    ]
     signed = np.array([[-2.0, 0.0, 2.0]], dtype=np.float32)
     assert quantised(signed, Scale(-2, 2, True)).tolist() == [[DIVERGING[0], 191, DIVERGING[1]]]
     for theme in ("light", "dark"):
         assert len(colours(theme)) == 256 and colours(theme)[EMPTY].endswith(", 0)")
 
 
-@pytest.mark.parametrize("values, signed, expected", [
-    ([[0.2, 0.7]], False, (0.0, 0.7)), ([[-1.0, 3.0]], True, (-3.0, 3.0)), ([[-1.0, 3.0]], False, (-1.0, 3.0)),
-    ([[0.0, 0.0]], False, (0.0, 1.0)), ([[np.nan, np.nan]], True, (-1.0, 1.0)),
-])
+@pytest.mark.parametrize(
+    "values, signed, expected",
+    [
+        ([[0.2, 0.7]], False, (0.0, 0.7)),
+        ([[-1.0, 3.0]], True, (-3.0, 3.0)),
+        ([[-1.0, 3.0]], False, (-1.0, 3.0)),
+        ([[0.0, 0.0]], False, (0.0, 1.0)),
+        ([[np.nan, np.nan]], True, (-1.0, 1.0)),
+    ],
+)
 def test_scales(values, signed, expected):
     scale = scale_of(np.array(values, dtype=np.float32), signed)
     assert (scale.low, scale.high) == pytest.approx(expected) and not scale.clipped
@@ -107,7 +137,9 @@ def test_router_views_agree_with_the_recording():
     assert load.values.shape == (2, 8) and load.values.sum(axis=1) == pytest.approx(2.0)
     slots = views_router.slots_of(rec, chosen)
     assert [slot.expert for slot in slots] == rec["expert_indices", 1][0, 3].tolist()
-    assert views_router.margins(rec, chosen).lines[0].values == pytest.approx(rec["router_margin", 1][0].numpy())
+    assert views_router.margins(rec, chosen).lines[0].values == pytest.approx(
+        rec["router_margin", 1][0].numpy()
+    )
 
 
 def test_unused_experts_are_those_nobody_chose():
@@ -126,7 +158,11 @@ def test_outlines_come_with_zooming_in():
 
 def test_blocks_without_a_router_say_so():
     rec = synthetic(5, HYBRID, experts=None)
-    for view in (views_router.token_by_expert(rec, Selection()), views_router.layer_by_expert(rec), views_router.margins(rec, Selection())):
+    for view in (
+        views_router.token_by_expert(rec, Selection()),
+        views_router.layer_by_expert(rec),
+        views_router.margins(rec, Selection()),
+    ):
         assert isinstance(view, Refusal) and "dense" in view.reason
 
 
@@ -140,10 +176,14 @@ def test_attention_views_hide_what_the_mask_hides():
         view = views_attention.one_head(rec, chosen.moved(pattern=pattern))
         assert np.isnan(view.values[np.triu_indices(9, 1)]).all()
         kept = np.tril_indices(9)
-        assert view.values[kept] == pytest.approx(rec[f"attention_{pattern}", 1][0, 4].numpy()[kept])
+        assert view.values[kept] == pytest.approx(
+            rec[f"attention_{pattern}", 1][0, 4].numpy()[kept]
+        )
     assert "key/value head 1" in view.title
     mosaic = views_attention.all_heads(rec, chosen)
-    assert [tile.group for tile in mosaic.tiles] == ["kv 0"] * 3 + ["kv 1"] * 3 and mosaic.columns % 3 == 0
+    assert [tile.group for tile in mosaic.tiles] == ["kv 0"] * 3 + [
+        "kv 1"
+    ] * 3 and mosaic.columns % 3 == 0
 
 
 def test_the_strongest_keys_come_first():
@@ -176,7 +216,9 @@ def test_a_mosaic_places_every_head_where_its_tile_is(heads, tokens):
     assert len(drawn.boxes) == heads
     for tile, box in enumerate(drawn.boxes):
         assert drawn.tile_at((box.left + box.right) / 2, (box.top + box.bottom) / 2) == tile
-        assert (drawn.indexes[int(box.top) : int(box.bottom), int(box.left) : int(box.right)] != EMPTY).any()
+        assert (
+            drawn.indexes[int(box.top) : int(box.bottom), int(box.left) : int(box.right)] != EMPTY
+        ).any()
     assert drawn.tile_at(-5, -5) is None
 
 
@@ -193,13 +235,19 @@ def test_state_views_agree_with_the_replay(begun):
     assert views_state.matrix(rec, chosen).values == pytest.approx(state, abs=1e-6)
     norms = views_state.norms(rec, 0)
     assert norms[7, 2] == pytest.approx(np.linalg.norm(state), rel=1e-5)
-    assert views_state.kept(rec, chosen).values == pytest.approx(rec["decays", 0][0].exp().T.numpy())
+    assert views_state.kept(rec, chosen).values == pytest.approx(
+        rec["decays", 0][0].exp().T.numpy()
+    )
     implied = views_state.implied(rec, chosen)
     kept = np.tril_indices(15)
-    assert implied.signed and implied.values[kept] == pytest.approx(rec["state_attention", 0][0, 2].numpy()[kept])
+    assert implied.signed and implied.values[kept] == pytest.approx(
+        rec["state_attention", 0][0, 2].numpy()[kept]
+    )
     assert "short convolution" in implied.note
     curves = views_state.norm_over_time(rec, chosen, norms)
-    assert curves.lines[-1].role == "recurrent" and curves.lines[-1].values == pytest.approx(norms[:, 2])
+    assert curves.lines[-1].role == "recurrent" and curves.lines[-1].values == pytest.approx(
+        norms[:, 2]
+    )
 
 
 def test_forgetting_is_not_hidden_by_the_reduction():
@@ -213,7 +261,11 @@ def test_forgetting_is_not_hidden_by_the_reduction():
 def test_a_softmax_block_refuses_a_state_and_names_the_blocks_that_have_one():
     rec = synthetic(5, ("linear_attn", "self_attn", "linear_attn"))
     chosen = Selection(block=1)
-    for view in (views_state.kept(rec, chosen), views_state.matrix(rec, chosen), views_state.all_implied(rec, chosen)):
+    for view in (
+        views_state.kept(rec, chosen),
+        views_state.matrix(rec, chosen),
+        views_state.all_implied(rec, chosen),
+    ):
         assert isinstance(view, Refusal) and "Blocks with a state: 0, 2." in view.reason
 
 
@@ -224,11 +276,15 @@ def test_stream_views():
     rec = synthetic(6, HYBRID)
     addends = views_stream.addend_norms(rec)
     assert addends.y.labels == ("0 recurrent mixer", "0 MLP", "1 attention", "1 MLP")
-    expected = (rec["mlp_output", 1].norm(dim=-1) / rec["layer_input", 1].norm(dim=-1)).log10()[0].numpy()
+    expected = (
+        (rec["mlp_output", 1].norm(dim=-1) / rec["layer_input", 1].norm(dim=-1)).log10()[0].numpy()
+    )
     assert addends.values[3] == pytest.approx(expected, abs=1e-5)
     assert views_stream.stream_norms(rec).values.shape == (3, 6)
     weights = views_stream.line_weights(rec, Selection(block=1, token=2))
-    assert set(weights) == {"attention_output", "mlp_output"} and all(0 <= share <= 1 for share in weights.values())
+    assert set(weights) == {"attention_output", "mlp_output"} and all(
+        0 <= share <= 1 for share in weights.values()
+    )
 
 
 def test_next_token_tables_hold_both_runs():
@@ -239,15 +295,29 @@ def test_next_token_tables_hold_both_runs():
     assert [row.token_id for row in rows[:3]] == first.topk(3).indices.tolist()
     assert set(second.topk(3).indices.tolist()) <= {row.token_id for row in rows}
     for row in rows:
-        assert row.difference == pytest.approx(float(second[row.token_id] - first[row.token_id]), abs=1e-6)
+        assert row.difference == pytest.approx(
+            float(second[row.token_id] - first[row.token_id]), abs=1e-6
+        )
     kl = views_next.divergence(before, after)
-    assert kl.shape == (6,) and (kl > 0).all() and views_next.divergence(before, before) == pytest.approx(0.0)
+    assert (
+        kl.shape == (6,)
+        and (kl > 0).all()
+        and views_next.divergence(before, before) == pytest.approx(0.0)
+    )
 
 
-@pytest.mark.parametrize("name, block, shape", [
-    ("layer_input", 0, (6, 16)), ("attention_keys", 0, (6, 6)), ("attention_keys", 1, (6, 4)), ("decays", 0, (6, 4)),
-    ("router_margin", 1, (1, 6)), ("attention_scores", 1, (6, 6)), ("logits", 0, (6, 50)),
-])
+@pytest.mark.parametrize(
+    "name, block, shape",
+    [
+        ("layer_input", 0, (6, 16)),
+        ("attention_keys", 0, (6, 6)),
+        ("attention_keys", 1, (6, 4)),
+        ("decays", 0, (6, 4)),
+        ("router_margin", 1, (1, 6)),
+        ("attention_scores", 1, (6, 6)),
+        ("logits", 0, (6, 50)),
+    ],
+)
 def test_any_value_has_a_picture_of_two_of_its_axes(name, block, shape):
     view = views_part.part(synthetic(6, HYBRID), Selection(block=block, part=name))
     assert isinstance(view, Heatmap) and view.values.shape == shape
@@ -264,8 +334,11 @@ def test_facts_of_a_tensor_leave_out_what_a_mask_set():
 def test_every_view_draws_a_single_token():
     rec = synthetic(1, HYBRID)
     for view in (
-        views_router.token_by_expert(rec, Selection()), views_attention.one_head(rec, Selection(block=1)),
-        views_state.kept(rec, Selection()), views_state.matrix(rec, Selection()), views_stream.addend_norms(rec),
+        views_router.token_by_expert(rec, Selection()),
+        views_attention.one_head(rec, Selection(block=1)),
+        views_state.kept(rec, Selection()),
+        views_state.matrix(rec, Selection()),
+        views_stream.addend_norms(rec),
     ):
         assert picture(view).indexes.size
     assert isinstance(views_attention.all_heads(rec, Selection(block=1)), Mosaic)
@@ -274,10 +347,20 @@ def test_every_view_draws_a_single_token():
 # -- text -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("token, shown", [
-    (" in", "·in"), ("\n", "⏎"), ("", "∅"), ("\u0301", "◌\u0301"), ("a\u202eb", "a‹U+202E›b"), ("<b>", "<b>"),
-    ("\x00", "‹U+0000›"), ("a\u200bb", "a‹U+200B›b"), ("שלום", "שלום"),
-])
+@pytest.mark.parametrize(
+    "token, shown",
+    [
+        (" in", "·in"),
+        ("\n", "⏎"),
+        ("", "∅"),
+        ("\u0301", "◌\u0301"),
+        ("a\u202eb", "a‹U+202E›b"),
+        ("<b>", "<b>"),
+        ("\x00", "‹U+0000›"),
+        ("a\u200bb", "a‹U+200B›b"),
+        ("שלום", "שלום"),
+    ],
+)
 def test_tokens_are_shown_and_never_turn_their_neighbours(token, shown):
     assert shown_token(token) == shown
 
@@ -290,4 +373,10 @@ def test_no_label_is_read_as_mathematics(token):
 
 
 def test_numbers_for_people():
-    assert [number(value) for value in (0, 0.03141, -12.5, 1234567.0, float("nan"))] == ["0", "0.0314", "−12.5", "1.23e+06", "nan"]
+    assert [number(value) for value in (0, 0.03141, -12.5, 1234567.0, float("nan"))] == [
+        "0",
+        "0.0314",
+        "−12.5",
+        "1.23e+06",
+        "nan",
+    ]

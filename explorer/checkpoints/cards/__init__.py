@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-__all__ = ["Card", "CardError", "IDS", "UnknownCheckpoint", "all_cards", "card", "config", "family_checkpoints"]
+__all__ = [
+    "Card",
+    "CardError",
+    "IDS",
+    "UnknownCheckpoint",
+    "all_cards",
+    "card",
+    "config",
+    "family_checkpoints",
+]
 
 _COUNT = re.compile(r"(\d+)(?:\.(\d+))?([MB])")
 _EXACT = re.compile(r"\d{1,3}(?:,\d{3})+")
@@ -28,12 +37,23 @@ _UNIT = {"M": 1e6, "B": 1e9}
 
 #: Every key of a card file with the type its value must have.
 _KEYS: dict[str, type | tuple[type, ...]] = {
-    "id": str, "title": str, "family": str, "architecture": str, "place": int,
-    "stated": str, "stated_in": str,
-    "license": (str, type(None)), "dtype": str, "config": dict,
+    "id": str,
+    "title": str,
+    "family": str,
+    "architecture": str,
+    "place": int,
+    "stated": str,
+    "stated_in": str,
+    "license": (str, type(None)),
+    "dtype": str,
+    "config": dict,
 }
 _OPTIONAL_KEYS: dict[str, type | tuple[type, ...]] = {
-    "stated_active": str, "wrapper": str, "stated_counts": str, "stated_without": list, "active_without": list,
+    "stated_active": str,
+    "wrapper": str,
+    "stated_counts": str,
+    "stated_without": list,
+    "active_without": list,
 }
 
 
@@ -48,7 +68,11 @@ class UnknownCheckpoint(ValueError):
         self.asked, self.nearest = asked, nearest
         shown = asked if len(asked) <= 80 else asked[:77] + "…"
         families = ", ".join(dict.fromkeys(one.family for one in all_cards()))
-        near = f"did you mean {' or '.join(nearest)}?" if nearest else f"explorer.checkpoints.cards.IDS lists those there are, of {families}."
+        near = (
+            f"did you mean {' or '.join(nearest)}?"
+            if nearest
+            else f"explorer.checkpoints.cards.IDS lists those there are, of {families}."
+        )
         super().__init__(f"No checkpoint card is called {shown!r}: {near}")
 
 
@@ -159,12 +183,15 @@ def all_cards() -> tuple[Card, ...]:
     """Every card, by family and then by place. Raises CardError if two of them contradict each other."""
     found = [
         parse(file.read_text(encoding="utf-8"), file.name)
-        for file in files(__package__).iterdir() if file.name.endswith(".json")
+        for file in files(__package__).iterdir()
+        if file.name.endswith(".json")
     ]
     found.sort(key=lambda one: (one.family, one.place, one.id))
     for before, after in zip(found, found[1:]):
         if (before.family, before.place) == (after.family, after.place):
-            raise CardError(f"cards {before.id} and {after.id} both stand at place {after.place} of {after.family}")
+            raise CardError(
+                f"cards {before.id} and {after.id} both stand at place {after.place} of {after.family}"
+            )
     if len({one.id for one in found}) != len(found):
         raise CardError("two cards have one id")
     return tuple(found)
@@ -175,7 +202,7 @@ def _ids() -> tuple[str, ...]:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "IDS":     # read with the cards, not with the module
+    if name == "IDS":  # read with the cards, not with the module
         return _ids()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -200,7 +227,7 @@ def _nearest(asked: str) -> list[str]:
         return max(likeness, 0.9) if piece else likeness
 
     scores = {id: score(id) for id in _ids()}
-    enough = max(0.75, max(scores.values()) - 0.05)     # one clear winner is named alone
+    enough = max(0.75, max(scores.values()) - 0.05)  # one clear winner is named alone
     return sorted((id for id in scores if scores[id] >= enough), key=lambda id: -scores[id])[:3]
 
 
@@ -218,7 +245,10 @@ def config(id: str) -> PreTrainedConfig:
 
     chosen = card(id)
     built = AutoConfig.for_model(
-        chosen.family, **json.loads(json.dumps(chosen.config)), architectures=[chosen.architecture], dtype=chosen.dtype
+        chosen.family,
+        **json.loads(json.dumps(chosen.config)),
+        architectures=[chosen.architecture],
+        dtype=chosen.dtype,
     )
     if "full_attention_interval" in chosen.config:
         # The class turns the interval into layer_types and drops it; pages show both.

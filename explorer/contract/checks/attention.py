@@ -26,14 +26,19 @@ def _sunk(s: Subject, layer: int) -> bool:
 @law(
     "pattern rows",
     "Each row of attention_probabilities sums to one (to less where the family has sinks), has no negative entry and reads no later token.",
-    HOST, needs=("attention_probabilities",), float32=1e-5, bfloat16=2e-2,
+    HOST,
+    needs=("attention_probabilities",),
+    float32=1e-5,
+    bfloat16=2e-2,
 )
 def rows(s: Subject, host: str, t: Tally) -> None:
     for layer in s.layers(HOST, "attention_probabilities"):
         pattern = s.get(HOST, "attention_probabilities", layer)
         total = pattern.float().sum(-1)
         if _sunk(s, layer):
-            t.holds(layer, (total <= 1 + t.allowed).all(), f"a row sums to {total.max().item():.3f}")
+            t.holds(
+                layer, (total <= 1 + t.allowed).all(), f"a row sums to {total.max().item():.3f}"
+            )
         else:
             t.near(layer, total, torch.ones_like(total))
         t.holds(layer, (pattern >= 0).all(), "an entry is negative")
@@ -42,19 +47,29 @@ def rows(s: Subject, host: str, t: Tally) -> None:
 
 def _products(s: Subject) -> list[int]:
     """The blocks whose scores are one product of queries and keys, not the sum of several."""
-    return [layer for layer in s.layers(HOST, "attention_scores", "attention_queries", "attention_keys")
-            if not s.traits(HOST, layer).get("summed")]
+    return [
+        layer
+        for layer in s.layers(HOST, "attention_scores", "attention_queries", "attention_keys")
+        if not s.traits(HOST, layer).get("summed")
+    ]
 
 
 @law(
     "scores are scaled products",
     "Where a token may look, attention_scores is the product of its query and the key, times one number for the whole block (capped where the family "
     "caps it), plus what depends on the positions alone where the family adds a bias.",
-    HOST, needs=("attention_scores", "attention_queries", "attention_keys"), float32=1e-5, bfloat16=3e-2, when=lambda s: bool(_products(s)),
+    HOST,
+    needs=("attention_scores", "attention_queries", "attention_keys"),
+    float32=1e-5,
+    bfloat16=3e-2,
+    when=lambda s: bool(_products(s)),
 )
 def scores(s: Subject, host: str, t: Tally) -> None:
     for layer in _products(s):
-        products = s.get(HOST, "attention_queries", layer).double() @ _repeated(s, "attention_keys", layer).double().mT
+        products = (
+            s.get(HOST, "attention_queries", layer).double()
+            @ _repeated(s, "attention_keys", layer).double().mT
+        )
         found = s.get(HOST, "attention_scores", layer).double()
         seen = (found > -1e4) & torch.ones(s.seq, s.seq, dtype=torch.bool).tril()
         t.holds(layer, seen.any(-1).all(), "a token may look nowhere")
@@ -73,13 +88,20 @@ def scores(s: Subject, host: str, t: Tally) -> None:
 @law(
     "scores to probabilities",
     "attention_probabilities is the softmax of attention_scores over the keys (and the sink, where there is one).",
-    HOST, needs=("attention_scores", "attention_probabilities"), float32=1e-5, bfloat16=2e-2,
+    HOST,
+    needs=("attention_scores", "attention_probabilities"),
+    float32=1e-5,
+    bfloat16=2e-2,
 )
 def probabilities(s: Subject, host: str, t: Tally) -> None:
     for layer in s.layers(HOST, "attention_scores", "attention_probabilities"):
         found = s.get(HOST, "attention_scores", layer).float()
         if _sunk(s, layer):
-            sinks = s.get(HOST, "attention_sinks", layer).float()[None, :, None, None].expand(*found.shape[:3], 1)
+            sinks = (
+                s.get(HOST, "attention_sinks", layer)
+                .float()[None, :, None, None]
+                .expand(*found.shape[:3], 1)
+            )
             want = torch.cat([found, sinks], dim=-1).softmax(-1)[..., :-1]
         else:
             want = found.softmax(-1)
@@ -89,10 +111,15 @@ def probabilities(s: Subject, host: str, t: Tally) -> None:
 @law(
     "probabilities mix values",
     "attention_head_outputs is attention_probabilities times attention_values, each repeated for the heads that share it.",
-    HOST, needs=("attention_probabilities", "attention_values", "attention_head_outputs"), float32=1e-5, bfloat16=2e-2,
+    HOST,
+    needs=("attention_probabilities", "attention_values", "attention_head_outputs"),
+    float32=1e-5,
+    bfloat16=2e-2,
 )
 def mixes(s: Subject, host: str, t: Tally) -> None:
-    for layer in s.layers(HOST, "attention_probabilities", "attention_values", "attention_head_outputs"):
+    for layer in s.layers(
+        HOST, "attention_probabilities", "attention_values", "attention_head_outputs"
+    ):
         pattern = s.get(HOST, "attention_probabilities", layer)
         mixed = (pattern.float() @ _repeated(s, "attention_values", layer).float()).transpose(1, 2)
         t.near(layer, s.get(HOST, "attention_head_outputs", layer), mixed)
@@ -103,7 +130,10 @@ def mixes(s: Subject, host: str, t: Tally) -> None:
     "attention_premix is attention_head_outputs, times head_gate or head_scale where the family has one and normed where it "
     "norms them, and the projection, with the norm and scale after it where the family has them, makes attention_output of "
     "it.",
-    HOST, needs=("attention_head_outputs", "attention_premix"), float32=1e-5, bfloat16=2e-2,
+    HOST,
+    needs=("attention_head_outputs", "attention_premix"),
+    float32=1e-5,
+    bfloat16=2e-2,
 )
 def premix(s: Subject, host: str, t: Tally) -> None:
     for layer in s.layers(HOST, "attention_head_outputs", "attention_premix"):
@@ -128,8 +158,14 @@ def premix(s: Subject, host: str, t: Tally) -> None:
 @law(
     "zero a head",
     "zero_head makes exactly that head's attention_head_outputs zero, and the logits are those of the same edit in a trace.",
-    *(host for host in ("self_attn", *vocabulary.RECURRENT) if "heads" in vocabulary.LAYOUTS[vocabulary.BY_HOST[host]["attention_head_outputs"].layout].axes
-      or host == HOST), needs=("attention_head_outputs",),
+    *(
+        host
+        for host in ("self_attn", *vocabulary.RECURRENT)
+        if "heads"
+        in vocabulary.LAYOUTS[vocabulary.BY_HOST[host]["attention_head_outputs"].layout].axes
+        or host == HOST
+    ),
+    needs=("attention_head_outputs",),
 )
 def zeroed(s: Subject, host: str, t: Tally) -> None:
     from explorer.model.edits import zero_head
@@ -137,7 +173,11 @@ def zeroed(s: Subject, host: str, t: Tally) -> None:
     for layer in s.first(host, "attention_head_outputs"):
         clean = s.get(host, "attention_head_outputs", layer)
         head = clean.shape[2] - 1
-        edited = s.model.record(s.ids, [f"{host}.attention_head_outputs", "logits"], edits=[zero_head(layer, head, host)])
+        edited = s.model.record(
+            s.ids,
+            [f"{host}.attention_head_outputs", "logits"],
+            edits=[zero_head(layer, head, host)],
+        )
         with torch.no_grad(), s.model.trace(s.ids):
             s.envoy(host, layer).attention_head_outputs[:, :, head] = 0
             logits = s.model.logits.save()

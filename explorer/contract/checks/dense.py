@@ -28,21 +28,33 @@ def _matrix(s: Subject, host: str, layer: int) -> torch.Tensor:
 
 def _followed(s: Subject, host: str) -> list[int]:
     """The blocks whose neurons are followed to what the block adds."""
-    return [layer for layer in s.layers(host, "mlp_neurons") if host != "mlp" or followed(s, host, layer)]
+    return [
+        layer
+        for layer in s.layers(host, "mlp_neurons")
+        if host != "mlp" or followed(s, host, layer)
+    ]
 
 
 @law(
     "neurons",
     "The down projection, and the norm and scale after it where the family has them, make mlp_output of mlp_neurons, and "
     "where mlp_activation is doubled mlp_neurons double with it.",
-    "mlp", "shared_experts", needs=("mlp_neurons",), float32=1e-5, bfloat16=2e-2,
+    "mlp",
+    "shared_experts",
+    needs=("mlp_neurons",),
+    float32=1e-5,
+    bfloat16=2e-2,
 )
 def neurons(s: Subject, host: str, t: Tally) -> None:
     for layer in s.layers(host, "mlp_neurons"):
         found = s.get(host, "mlp_neurons", layer)
         made = _down(s, host, layer, found)
         if host != "mlp" or followed(s, host, layer):
-            t.near(layer, made if host != "mlp" else added(s, host, layer, made), s.get(host, "mlp_output", layer))
+            t.near(
+                layer,
+                made if host != "mlp" else added(s, host, layer, made),
+                s.get(host, "mlp_output", layer),
+            )
     for layer in s.first(host, "mlp_neurons", "mlp_activation"):
         if s.traits(host, layer).get("normed"):
             continue  # a norm between the two undoes the doubling
@@ -57,7 +69,10 @@ def neurons(s: Subject, host: str, t: Tally) -> None:
     "silencing a neuron",
     "With one neuron at zero, mlp_output changes; where what follows the neurons is followed too, by that neuron's column of the down "
     "projection (or what a norm after it makes of that) and nothing else.",
-    "mlp", "shared_experts", needs=("mlp_neurons",), float32=1e-5,
+    "mlp",
+    "shared_experts",
+    needs=("mlp_neurons",),
+    float32=1e-5,
 )
 def silenced(s: Subject, host: str, t: Tally) -> None:
     for layer in s.layers(host, "mlp_neurons"):
@@ -66,30 +81,50 @@ def silenced(s: Subject, host: str, t: Tally) -> None:
         with torch.no_grad(), s.model.trace(s.ids):
             s.envoy(host, layer).mlp_neurons[0, -1, neuron] = 0
             edited = s.envoy(host, layer).mlp_output.save()
-        t.holds(layer, not torch.equal(edited[0, -1], s.get(host, "mlp_output", layer).view_as(edited)[0, -1]), "the edit did not arrive")
+        t.holds(
+            layer,
+            not torch.equal(edited[0, -1], s.get(host, "mlp_output", layer).view_as(edited)[0, -1]),
+            "the edit did not arrive",
+        )
         if layer not in _followed(s, host):
             continue
         made = _down(s, host, layer, clean)
         place = s.model.anatomy.block(layer).hosts[host].places["mlp_neurons"][0]
-        weight = _matrix(s, host, layer) if "down" in s.traits(host, layer) else s.module(layer, place.module).weight.detach()
+        weight = (
+            _matrix(s, host, layer)
+            if "down" in s.traits(host, layer)
+            else s.module(layer, place.module).weight.detach()
+        )
         changed = made.clone()
-        changed[0, -1] -= clean[0, -1, neuron] * (weight[:, neuron] if weight.shape[0] == made.shape[-1] else weight[neuron])
+        changed[0, -1] -= clean[0, -1, neuron] * (
+            weight[:, neuron] if weight.shape[0] == made.shape[-1] else weight[neuron]
+        )
         want = changed if host != "mlp" else added(s, host, layer, changed)
         t.near(layer, edited, want)
-        t.same(layer, edited.flatten(0, 1)[: s.seq - 1], s.get(host, "mlp_output", layer).flatten(0, 1)[: s.seq - 1])
+        t.same(
+            layer,
+            edited.flatten(0, 1)[: s.seq - 1],
+            s.get(host, "mlp_output", layer).flatten(0, 1)[: s.seq - 1],
+        )
 
 
 def _per_token(s: Subject) -> list[int]:
     """One block of each kind whose MLP is followed: one whose choice of what it runs is not may choose for all tokens at once."""
     known = {*s.layers("mlp", "mlp_neurons"), *s.layers("mlp", "expert_indices")}
-    return [layer for layer in s.first("layers", "mlp_input") if layer in known and not s.traits("mlp", layer).get("convolved")]
+    return [
+        layer
+        for layer in s.first("layers", "mlp_input")
+        if layer in known and not s.traits("mlp", layer).get("convolved")
+    ]
 
 
 @law(
     "one token at a time",
     "mlp_output of one token depends on mlp_input of that token alone, where the MLP's inside is followed, no convolution is "
     "behind it, and the model itself reads no later token.",
-    "mlp", float32=1e-5, when=lambda s: s.causal and bool(_per_token(s)),
+    "mlp",
+    float32=1e-5,
+    when=lambda s: s.causal and bool(_per_token(s)),
 )
 def per_token(s: Subject, host: str, t: Tally) -> None:
     s.looks("mlp", "mlp_output")
@@ -101,4 +136,8 @@ def per_token(s: Subject, host: str, t: Tally) -> None:
         clean = s.get("mlp", "mlp_output", layer)
         others = torch.arange(s.seq) != position
         t.near(layer, edited[:, others], clean[:, others])
-        t.holds(layer, not torch.equal(edited[:, position], clean[:, position]), "the edit did not arrive")
+        t.holds(
+            layer,
+            not torch.equal(edited[:, position], clean[:, position]),
+            "the edit did not arrive",
+        )

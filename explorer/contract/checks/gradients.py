@@ -16,12 +16,17 @@ HOSTS = tuple(vocabulary.HOSTS)
     "gradients flow",
     "A loss on the logits (and, for a state leaving the call, on that state) has a gradient with respect to every floating-point value served, "
     "and derived values are not cut off from what they come from.",
-    *HOSTS, when=lambda s: s.differentiable,
+    *HOSTS,
+    when=lambda s: s.differentiable,
 )
 def flow(s: Subject, host: str, t: Tally) -> None:
     served, grads = _grads(s)
     for key, value in served.items():
-        if key[0].host != host or not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        if (
+            key[0].host != host
+            or not isinstance(value, torch.Tensor)
+            or not value.is_floating_point()
+        ):
             continue
         where = (key[1], key[0].name)
         t.of(key[0])
@@ -35,12 +40,18 @@ def flow(s: Subject, host: str, t: Tally) -> None:
             continue
         grad = grads.get(key)
         if s.indifferent(key):
-            t.holds(where, grad is None or not grad.any(), "a gradient reaches what goes into no weight")
+            t.holds(
+                where, grad is None or not grad.any(), "a gradient reaches what goes into no weight"
+            )
             continue
         if key[0].host == "gated_recurrence" and key[0].name == "state_input":
             continue  # a text's first token forgets it
         t.holds(where, grad is not None, "no gradient reaches it")
-        t.holds(where, grad is None or (bool(torch.isfinite(grad).all()) and bool(grad.any())), "its gradient is zero or not finite")
+        t.holds(
+            where,
+            grad is None or (bool(torch.isfinite(grad).all()) and bool(grad.any())),
+            "its gradient is zero or not finite",
+        )
 
 
 def _grads(s: Subject) -> tuple[dict[Key, object], dict[Key, torch.Tensor]]:
@@ -50,14 +61,21 @@ def _grads(s: Subject) -> tuple[dict[Key, object], dict[Key, torch.Tensor]]:
         with torch.enable_grad(), s.model.trace(s.ids):
             for key in keys:
                 served[key] = s.read(key)
-        wanted = {k: v for k, v in served.items() if isinstance(v, torch.Tensor) and v.requires_grad and not k[0].derived}
+        wanted = {
+            k: v
+            for k, v in served.items()
+            if isinstance(v, torch.Tensor) and v.requires_grad and not k[0].derived
+        }
         logits = next(v for k, v in served.items() if k[0].name == "logits")
         loss = _weighed(logits)
         for key, value in wanted.items():
             if key[0].name == "state_output":
                 loss = loss + _weighed(value)
         found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
-        s.memo["grads"] = served, {k: g for k, g in zip(wanted, found, strict=True) if g is not None}
+        s.memo["grads"] = (
+            served,
+            {k: g for k, g in zip(wanted, found, strict=True) if g is not None},
+        )
     return s.memo["grads"]
 
 
@@ -70,7 +88,9 @@ def _weighed(value: torch.Tensor) -> torch.Tensor:
 @law(
     "backward in a trace",
     "Inside `with loss.backward():` the .grad of the stream leaving each block is what autograd gives for it.",
-    "layers", float32=1e-6, when=lambda s: s.differentiable,
+    "layers",
+    float32=1e-6,
+    when=lambda s: s.differentiable,
 )
 def backward(s: Subject, host: str, t: Tally) -> None:
     last = s.model.num_layers - 1

@@ -25,7 +25,11 @@ def tokenizer(s: Subject, host: str, t: Tally) -> None:
     t.same("input_ids", ids, made["input_ids"])
     t.same("attention_mask", mask, made["attention_mask"])
     t.same("input_size", size, tuple(made["input_ids"].shape))
-    t.same("recorded tokens", s.model.record(s.text, ["input_ids"]).tokens, [s.model.tokenizer.decode([i]) for i in made["input_ids"][0].tolist()])
+    t.same(
+        "recorded tokens",
+        s.model.record(s.text, ["input_ids"]).tokens,
+        [s.model.tokenizer.decode([i]) for i in made["input_ids"][0].tolist()],
+    )
     with torch.no_grad(), s.model.trace() as tracer:
         with tracer.invoke(s.text):
             pass
@@ -37,7 +41,11 @@ def tokenizer(s: Subject, host: str, t: Tally) -> None:
     lengths = [made["input_ids"].shape[1], len(s.model.tokenizer(short)["input_ids"])]
     t.same("mask of two texts", masks.sum(-1).tolist(), lengths)
     for row, text in enumerate((s.text, short)):
-        t.same(f"text {row} of two", both[row][masks[row] == 1].tolist(), s.model.tokenizer(text)["input_ids"])
+        t.same(
+            f"text {row} of two",
+            both[row][masks[row] == 1].tolist(),
+            s.model.tokenizer(text)["input_ids"],
+        )
 
 
 @law(
@@ -48,7 +56,7 @@ def tokenizer(s: Subject, host: str, t: Tally) -> None:
 def written(s: Subject, host: str, t: Tally) -> None:
     ids = torch.flip(s.ids, dims=[1])
     mask = torch.ones_like(s.ids)
-    mask[0, : 2] = 0
+    mask[0, :2] = 0
     with torch.no_grad(), s.model.trace(s.ids):
         s.model.input_ids = ids
         assigned = s.model.logits.save()
@@ -69,4 +77,8 @@ def written(s: Subject, host: str, t: Tally) -> None:
     t.of(vocabulary.BY_HOST["model"]["attention_mask"])
     t.same("mask assigned", assigned, want)
     t.same("mask edited in place", in_place, want)
-    t.holds("mask", torch.equal(want, s.plain) is not s.masks, "masking two tokens does not move the logits")
+    t.holds(
+        "mask",
+        torch.equal(want, s.plain) is not s.masks,
+        "masking two tokens does not move the logits",
+    )

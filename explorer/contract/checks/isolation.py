@@ -13,7 +13,9 @@ from explorer.contract.comparisons import Tally
 @law(
     "two models apart",
     "Two models in one process do not disturb each other: one records its states and is edited while the other runs, each gives what it gives alone.",
-    "model", pair=True, form=True,
+    "model",
+    pair=True,
+    form=True,
 )
 def apart(s: Subject, host: str, t: Tally) -> None:
     other = s.other
@@ -27,7 +29,11 @@ def apart(s: Subject, host: str, t: Tally) -> None:
             with torch.no_grad():
                 during.append((other.record(s.ids), other.hf(s.ids).logits))
 
-    again = s.model.record(s.ids, [f"{r.host}.{r.name}" for r in s.rows if r.available and r.name != "state"], progress=meanwhile)
+    again = s.model.record(
+        s.ids,
+        [f"{r.host}.{r.name}" for r in s.rows if r.available and r.name != "state"],
+        progress=meanwhile,
+    )
     for (name, layer), found in again.values.items():
         t.of(s.named(name, layer))
         t.same((layer, f"{name} with the other running"), found, s.clean[name, layer])
@@ -56,7 +62,10 @@ def apart(s: Subject, host: str, t: Tally) -> None:
 @law(
     "invokes apart",
     "Two texts traced together each see their own rows of every value, and an edit made for one leaves the other as it is.",
-    "model", float32=1e-5, when=lambda s: s.rows_apart, form=True,
+    "model",
+    float32=1e-5,
+    when=lambda s: s.rows_apart,
+    form=True,
 )
 def invokes(s: Subject, host: str, t: Tally) -> None:
     keys = s.order(derived=True)
@@ -85,16 +94,26 @@ def invokes(s: Subject, host: str, t: Tally) -> None:
             logits = s.model.logits.save()
     t.of(vocabulary.BY_HOST["layers"]["layer_input"], vocabulary.BY_HOST["model"]["logits"])
     # Not to the bit: which experts the other text's tokens go to decides how a product is blocked.
-    t.near("logits of the text not edited", logits, next(v for k, v in second.items() if k[0].name == "logits"))
+    t.near(
+        "logits of the text not edited",
+        logits,
+        next(v for k, v in second.items() if k[0].name == "logits"),
+    )
 
 
 @law(
     "left as it was",
     "After all of this the transformers model called on its own gives the logits it gave before, to the bit, and no hook is left on it.",
-    "model", last=True, bfloat16=0.0,
+    "model",
+    last=True,
+    bfloat16=0.0,
 )
 def left(s: Subject, host: str, t: Tally) -> None:
     t.same("logits", s.forward(s.ids).logits, s.plain)
     hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in s.hf.modules())
     t.same("hooks", hooks, s.hooks)
-    t.holds("gradients", all(p.grad is None for p in s.hf.parameters()), "a parameter has been left a gradient")
+    t.holds(
+        "gradients",
+        all(p.grad is None for p in s.hf.parameters()),
+        "a parameter has been left a gradient",
+    )

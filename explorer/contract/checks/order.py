@@ -20,33 +20,57 @@ _STEPS = 2
 @law(
     "out of order",
     "Reading what the forward has passed raises an error that names the value, in a plain trace and at every step of tracer.iter.",
-    *HOSTS, form=True,
+    *HOSTS,
+    form=True,
 )
 def out_of_order(s: Subject, host: str, t: Tally) -> None:
     for (where, key), outcome in _late(s).items():
         if key[0].host == host:
-            expression = vocabulary.HOSTS[host].path.replace("[i]", f"[{key[1]}]") + f".{key[0].name}"
+            expression = (
+                vocabulary.HOSTS[host].path.replace("[i]", f"[{key[1]}]") + f".{key[0].name}"
+            )
             named = isinstance(outcome, PassedBy) and expression in str(outcome)
             t.of(key[0])
-            t.holds((key[1], f"{expression} in a {where}"), named, f"it gives {outcome if isinstance(outcome, str) else repr(outcome)}")
+            t.holds(
+                (key[1], f"{expression} in a {where}"),
+                named,
+                f"it gives {outcome if isinstance(outcome, str) else repr(outcome)}",
+            )
 
 
 def _late(s: Subject) -> dict[tuple[str, Key], object]:
     """What each value gave, asked for once the logits were there: in a trace, and at each step of a generation."""
     if "late" not in s.memo:
-        keys = [key for key in s.order(derived=True) if key[0].name not in ("logits", "next_token_probs")]
+        keys = [
+            key
+            for key in s.order(derived=True)
+            if key[0].name not in ("logits", "next_token_probs")
+        ]
         places = ["trace", *(f"generation at step {step}" for step in range(_STEPS))]
         # A decoding step does not come to what its own code does not hold.
-        held = {step: [key for key in keys if not step or not s.prompt_only(key)] for step in range(_STEPS)}
-        asked = {"trace": keys, **{f"generation at step {step}": held[step] for step in range(_STEPS)}}
-        found: dict[tuple[str, Key], object] = {(where, key): "no answer" for where in places for key in asked[where]}
+        held = {
+            step: [key for key in keys if not step or not s.prompt_only(key)]
+            for step in range(_STEPS)
+        }
+        asked = {
+            "trace": keys,
+            **{f"generation at step {step}": held[step] for step in range(_STEPS)},
+        }
+        found: dict[tuple[str, Key], object] = {
+            (where, key): "no answer" for where in places for key in asked[where]
+        }
         with torch.no_grad(), s.model.trace(s.ids):
             s.model.logits
             for key in keys:
                 found["trace", key] = _asked(s, key)
         for step in range(_STEPS):
             made = step + 2  # the step after it comes too: its tensors must not be handed out
-            with torch.no_grad(), s.model.generate(s.ids, max_new_tokens=made, min_new_tokens=made, do_sample=False) as tracer:
+            with (
+                torch.no_grad(),
+                s.model.generate(
+                    s.ids, max_new_tokens=made, min_new_tokens=made, do_sample=False
+                ) as tracer,
+            ):
                 for _ in tracer.iter[step : step + 1]:
                     s.model.logits
                     for key in held[step]:
@@ -62,7 +86,12 @@ def _asked(s: Subject, key: Key) -> object:
 @law(
     "one step at a time",
     "Prefilling and then going on, token by token or with several at once, reads what one forward over the whole text reads: every value, state and logits.",
-    *HOSTS, float32=1e-4, when=lambda s: any(s.goes_on(start, stop) for start, stop in ((s.seq - 2, s.seq - 1), (s.seq // 2 - 1, s.seq))), form=True,
+    *HOSTS,
+    float32=1e-4,
+    when=lambda s: any(
+        s.goes_on(start, stop) for start, stop in ((s.seq - 2, s.seq - 1), (s.seq // 2 - 1, s.seq))
+    ),
+    form=True,
 )
 def decoding(s: Subject, host: str, t: Tally) -> None:
     for start, stop, found in _continued(s):
@@ -77,18 +106,29 @@ def _continued(s: Subject) -> list[tuple[int, int, dict[Key, object]]]:
     if "continued" not in s.memo:
         # The pattern implied by a state is that of a fresh prompt; the mask is as long as the whole text.
         # What a decoding step's own code does not hold is read on prompts alone.
-        keys = [key for key in s.order(derived=True) if key[0].name not in ("state_attention", "attention_mask", "input_size")
-                and not s.prompt_only(key)]
+        keys = [
+            key
+            for key in s.order(derived=True)
+            if key[0].name not in ("state_attention", "attention_mask", "input_size")
+            and not s.prompt_only(key)
+        ]
         passed = s.order(derived=True, step=True)
         cache = s.prefilled(s.seq - 2)
         half = s.seq // 2 - 1
-        runs = [(s.seq - 2, s.seq - 1, cache), (s.seq - 1, s.seq, cache), (half, s.seq, s.prefilled(half))]
+        runs = [
+            (s.seq - 2, s.seq - 1, cache),
+            (s.seq - 1, s.seq, cache),
+            (half, s.seq, s.prefilled(half)),
+        ]
         steps: list[tuple[int, int, dict[Key, object]]] = []
         for start, stop, before in runs:
             if not s.goes_on(start, stop) or start == s.seq - 1 and not steps:
                 continue  # a model that does not say the same itself, or a cache that has not come so far
             found: dict[Key, object] = {}
-            with torch.no_grad(), s.model.trace(s.continued(start, stop), cache=before, use_cache=True):
+            with (
+                torch.no_grad(),
+                s.model.trace(s.continued(start, stop), cache=before, use_cache=True),
+            ):
                 for key in sorted(keys, key=passed.index) if stop - start == 1 else keys:
                     found[key] = s.read(key)
             steps.append((start, stop, found))
@@ -116,9 +156,16 @@ def _compare(s: Subject, t: Tally, key: Key, found: object, start: int, stop: in
         for dim, axis in enumerate(value.axes):
             # A cache that keeps a window alone hands over the last of them.
             grows = axis == "key" or axis == "seq" and first == 0
-            if grows and isinstance(found, torch.Tensor) and found.dim() == want.dim() and stop - start <= found.shape[dim] < want.shape[dim]:
+            if (
+                grows
+                and isinstance(found, torch.Tensor)
+                and found.dim() == want.dim()
+                and stop - start <= found.shape[dim] < want.shape[dim]
+            ):
                 want = want.narrow(dim, want.shape[dim] - found.shape[dim], found.shape[dim])
-    if value.name == "attention_scores":  # a bias by positions may count them from elsewhere: the same for a whole row
+    if (
+        value.name == "attention_scores"
+    ):  # a bias by positions may count them from elsewhere: the same for a whole row
         found, want = (x - x.max(-1, keepdim=True).values for x in (found, want))
     if isinstance(want, torch.Tensor) and not want.is_floating_point():
         t.same(where, found, want)

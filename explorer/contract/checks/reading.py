@@ -20,7 +20,9 @@ _WHOLE = ("Tokens", "ExpertIndices")
 @law(
     "values read",
     "Every value listed as available reads on every block listed, each axis as long as the size of its name.",
-    *HOSTS, shapes=True, form=True,
+    *HOSTS,
+    shapes=True,
+    form=True,
 )
 def values_read(s: Subject, host: str, t: Tally) -> None:
     for row in s.rows:
@@ -43,7 +45,11 @@ def _shape(s: Subject, t: Tally, key: Key, found: object) -> None:
     elif found is None:
         t.holds(layer, value.optional, f"{value.name} is None")
     else:
-        t.holds(layer, tuple(found.shape) == want, f"{value.name} is {list(found.shape)} where {value.typed} is {list(want)}")
+        t.holds(
+            layer,
+            tuple(found.shape) == want,
+            f"{value.name} is {list(found.shape)} where {value.typed} is {list(want)}",
+        )
         whole = value.layout in _WHOLE
         t.holds(layer, found.is_floating_point() is not whole, f"{value.name} is {found.dtype}")
 
@@ -51,7 +57,8 @@ def _shape(s: Subject, t: Tally, key: Key, found: object) -> None:
 @law(
     "trace equals record",
     "A value read in a trace, a value recorded and the output of the untouched model are the same to the bit.",
-    *HOSTS, form=True,
+    *HOSTS,
+    form=True,
 )
 def trace_equals_record(s: Subject, host: str, t: Tally) -> None:
     if host == "model":
@@ -65,7 +72,8 @@ def trace_equals_record(s: Subject, host: str, t: Tally) -> None:
 @law(
     "record in any order",
     "record gives the same tensors whatever order the values are asked in, and whatever else is asked for.",
-    "model", form=True,
+    "model",
+    form=True,
 )
 def any_order(s: Subject, host: str, t: Tally) -> None:
     keys = [f"{row.host}.{row.name}" for row in s.rows if row.available and row.name != "state"]
@@ -83,13 +91,17 @@ def _where(s: Subject, name: str) -> list[int | None]:
     """The blocks that what ``name`` means is available on: kinds of mixer that go by one name are all meant; (None,) for the model's own."""
     if name.startswith("model."):
         return [None]
-    return sorted({layer for row in s.rows if row.value in vocabulary.lookup(name) for layer in row.layers})
+    return sorted(
+        {layer for row in s.rows if row.value in vocabulary.lookup(name) for layer in row.layers}
+    )
 
 
 @law(
     "refused in words",
     "A value listed as unavailable raises Unavailable with one sentence that says why, in a trace and in record, on every kind of block.",
-    "model", shapes=True, when=lambda s: bool(_missing(s)),
+    "model",
+    shapes=True,
+    when=lambda s: bool(_missing(s)),
 )
 def refused(s: Subject, host: str, t: Tally) -> None:
     missing = _missing(s)
@@ -100,24 +112,47 @@ def refused(s: Subject, host: str, t: Tally) -> None:
     for (value, layer, reason), error in zip(missing, told, strict=True):
         where = (layer, f"{value.host}.{value.name}")
         # Where the host itself is missing it is the host's name that is refused, or a value of another part that goes by it.
-        told_so = isinstance(error, Unavailable) and reason.text in str(error) or isinstance(error, AttributeError) and any(words in str(error) for words in ("has no ", "has attribute"))
+        told_so = (
+            isinstance(error, Unavailable)
+            and reason.text in str(error)
+            or isinstance(error, AttributeError)
+            and any(words in str(error) for words in ("has no ", "has attribute"))
+        )
         t.holds(where, told_so, f"a trace gives {error!r}")
         layers = None if layer is None else [layer]
-        error = attempt(lambda: s.model.record(s.ids, [f"{value.host}.{value.name}"], layers=layers))
-        t.holds(where, isinstance(error, Unavailable) and reason.text in str(error), f"record gives {error!r}")
-        t.holds(where, len(reason.text.split()) > 3 and not reason.text.endswith("."), f"{reason.text!r} is no reason")
+        error = attempt(
+            lambda: s.model.record(s.ids, [f"{value.host}.{value.name}"], layers=layers)
+        )
+        t.holds(
+            where,
+            isinstance(error, Unavailable) and reason.text in str(error),
+            f"record gives {error!r}",
+        )
+        t.holds(
+            where,
+            len(reason.text.split()) > 3 and not reason.text.endswith("."),
+            f"{reason.text!r} is no reason",
+        )
 
 
 def _missing(s: Subject) -> list[tuple[vocabulary.Value, int | None, Missing]]:
     """What is listed as unavailable, on one block of each kind, and the reason given."""
     kinds = {None, *(block.layers[0] for block in s.blocks)}
-    return [(row.value, layer, reason) for row in s.rows for layer, reason in row.reasons.items()
-            if layer in kinds and not (layer is not None and _another(s, row.host, layer))]
+    return [
+        (row.value, layer, reason)
+        for row in s.rows
+        for layer, reason in row.reasons.items()
+        if layer in kinds and not (layer is not None and _another(s, row.host, layer))
+    ]
 
 
 def _another(s: Subject, host: str, layer: int) -> bool:
     """Whether a host's name leads to another host on a block, so that it reads that one's values."""
-    found = getattr(s.model.layers[layer], vocabulary.HOSTS[host].attribute, None) if host != "layers" else None
+    found = (
+        getattr(s.model.layers[layer], vocabulary.HOSTS[host].attribute, None)
+        if host != "layers"
+        else None
+    )
     standard = getattr(found, "__dict__", {}).get("_standard")
     return standard is not None and standard.name != host
 
@@ -125,7 +160,8 @@ def _another(s: Subject, host: str, layer: int) -> bool:
 @law(
     "snapshots",
     "What a trace hands out stays as it was: nothing the model does to its tensors later, in that forward or the next step, shows in it.",
-    *HOSTS, form=True,
+    *HOSTS,
+    form=True,
 )
 def snapshots(s: Subject, host: str, t: Tally) -> None:
     for (value, layer), (served, then) in _kept(s).items():
@@ -139,9 +175,15 @@ def _kept(s: Subject) -> dict[Key, tuple]:
     if "kept" not in s.memo:
         found: dict[Key, tuple] = {}
         keys = s.order()
-        with torch.no_grad(), s.model.generate(s.ids, max_new_tokens=2, min_new_tokens=2, do_sample=False):
+        with (
+            torch.no_grad(),
+            s.model.generate(s.ids, max_new_tokens=2, min_new_tokens=2, do_sample=False),
+        ):
             for key in keys:
                 served = s.read(key)
-                found[key] = (served, served.clone() if isinstance(served, torch.Tensor) else served)
+                found[key] = (
+                    served,
+                    served.clone() if isinstance(served, torch.Tensor) else served,
+                )
         s.memo["kept"] = found
     return s.memo["kept"]

@@ -23,7 +23,10 @@ def _given(s: Subject, host: str) -> tuple[str, ...]:
 @law(
     "replay",
     "The recurrence, run again from the kernel's arguments, gives the kernel's attention_head_outputs and state_output, and one head alone the same.",
-    *RECURRENT, needs=("attention_head_outputs", "state_output"), float32=_FLOAT32, bfloat16=_BFLOAT16,
+    *RECURRENT,
+    needs=("attention_head_outputs", "state_output"),
+    float32=_FLOAT32,
+    bfloat16=_BFLOAT16,
 )
 def replay(s: Subject, host: str, t: Tally) -> None:
     s.looks(host, *_given(s, host))
@@ -39,7 +42,10 @@ def replay(s: Subject, host: str, t: Tally) -> None:
 @law(
     "states",
     "states ends in state_output, and a head's states by replay, or state read with tracer.iter, are the same to the bit.",
-    *RECURRENT, needs=("states", "state", "state_output"), float32=_FLOAT32, bfloat16=_BFLOAT16,
+    *RECURRENT,
+    needs=("states", "state", "state_output"),
+    float32=_FLOAT32,
+    bfloat16=_BFLOAT16,
 )
 def states(s: Subject, host: str, t: Tally) -> None:
     for layer in s.layers(host, "states", "state_output"):
@@ -58,21 +64,29 @@ def states(s: Subject, host: str, t: Tally) -> None:
 
 def _mixed(pattern: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """An implied attention [batch heads query key] times values [batch key heads value_dim] or, by channels, [batch key channels]."""
-    return torch.einsum("bhqk,bkhd->bqhd", pattern, values) if values.dim() == 4 else torch.einsum("bcqk,bkc->bqc", pattern, values)
+    return (
+        torch.einsum("bhqk,bkhd->bqhd", pattern, values)
+        if values.dim() == 4
+        else torch.einsum("bcqk,bkc->bqc", pattern, values)
+    )
 
 
 @law(
     "replays follow edits",
     "After edits of the kernel's arguments, the recurrence run again ends in the kernel's own state_output and state_attention still mixes the values "
     "into its outputs.",
-    *RECURRENT, needs=("state_attention", "attention_head_outputs", "state_output"), float32=_FLOAT32,
+    *RECURRENT,
+    needs=("state_attention", "attention_head_outputs", "state_output"),
+    float32=_FLOAT32,
 )
 def edited(s: Subject, host: str, t: Tally) -> None:
     given = [name for name in _given(s, host) if name != "state_input"]
     s.looks(host, "state_attention", "attention_head_outputs", "state_output", *given)
     for layer in s.first(host, "state_attention", "attention_head_outputs", "state_output", *given):
         mix = s.envoy(host, layer)
-        names = [name for name in s.model.reading_order(layer) if name.removeprefix(f"{host}.") in given]
+        names = [
+            name for name in s.model.reading_order(layer) if name.removeprefix(f"{host}.") in given
+        ]
         with torch.no_grad(), s.model.trace(s.ids):
             for name in names:
                 value = getattr(mix, name.removeprefix(f"{host}."))
@@ -87,13 +101,19 @@ def edited(s: Subject, host: str, t: Tally) -> None:
             pattern = mix.state_attention.save()
         t.near(layer, found, state)
         t.near(layer, _mixed(pattern, values), outputs)
-        t.holds(layer, not torch.equal(state, s.get(host, "state_output", layer)), "the edits did not reach the kernel")
+        t.holds(
+            layer,
+            not torch.equal(state, s.get(host, "state_output", layer)),
+            "the edits did not reach the kernel",
+        )
 
 
 @law(
     "states are causal",
     "The state after a token does not depend on later ones: it is the same with another ending, and is the state_output of the text up to there.",
-    *RECURRENT, needs=("states", "state_output"), float32=_FLOAT32,
+    *RECURRENT,
+    needs=("states", "state_output"),
+    float32=_FLOAT32,
 )
 def causal(s: Subject, host: str, t: Tally) -> None:
     cut = s.seq // 2
@@ -105,35 +125,55 @@ def causal(s: Subject, host: str, t: Tally) -> None:
         found, other = s.get(host, "states", layer), changed[f"{host}.states", layer]
         t.near(layer, other[:, :cut], found[:, :cut])
         t.near(layer, short[f"{host}.state_output", layer].float(), found[:, cut - 1])
-        t.holds(layer, not torch.equal(other[:, cut:], found[:, cut:]), "another ending leaves the states after it the same")
+        t.holds(
+            layer,
+            not torch.equal(other[:, cut:], found[:, cut:]),
+            "another ending leaves the states after it the same",
+        )
 
 
 @law(
     "implied attention",
     "state_attention times attention_values is attention_head_outputs, and it reads no later token; it is refused where a state entered the call.",
-    *RECURRENT, needs=("state_attention", "attention_values", "attention_head_outputs"), float32=_FLOAT32, bfloat16=_BFLOAT16,
+    *RECURRENT,
+    needs=("state_attention", "attention_values", "attention_head_outputs"),
+    float32=_FLOAT32,
+    bfloat16=_BFLOAT16,
 )
 def implied(s: Subject, host: str, t: Tally) -> None:
     layers = s.layers(host, "state_attention", "attention_values", "attention_head_outputs")
     for layer in layers:
         pattern = s.get(host, "state_attention", layer)
-        t.near(layer, s.get(host, "attention_head_outputs", layer).float(), _mixed(pattern, s.get(host, "attention_values", layer).float()))
+        t.near(
+            layer,
+            s.get(host, "attention_head_outputs", layer).float(),
+            _mixed(pattern, s.get(host, "attention_values", layer).float()),
+        )
         t.same(layer, pattern, pattern.tril())
     if not s.continues:
         return
     told: list[BaseException | None] = []
-    with torch.no_grad(), s.model.trace(s.continued(s.seq - 1), cache=s.prefilled(s.seq - 1), use_cache=True):
+    with (
+        torch.no_grad(),
+        s.model.trace(s.continued(s.seq - 1), cache=s.prefilled(s.seq - 1), use_cache=True),
+    ):
         for layer in layers:
             told.append(attempt(lambda: s.envoy(host, layer).state_attention))
     for layer, error in zip(layers, told, strict=True):
-        t.holds(layer, isinstance(error, Unavailable) and ("fresh prompt" in str(error) or "whole sequence" in str(error)),
-                f"on a decoding step it gives {error!r}")
+        t.holds(
+            layer,
+            isinstance(error, Unavailable)
+            and ("fresh prompt" in str(error) or "whole sequence" in str(error)),
+            f"on a decoding step it gives {error!r}",
+        )
 
 
 @law(
     "decays forget",
     "decays are logarithms, at most nought, and float32 where they are one per head; a fresh prompt has no state_input.",
-    *(host for host in RECURRENT if "decays" in BY_HOST[host]), needs=("decays",), bfloat16=0.0,
+    *(host for host in RECURRENT if "decays" in BY_HOST[host]),
+    needs=("decays",),
+    bfloat16=0.0,
 )
 def decays(s: Subject, host: str, t: Tally) -> None:
     for layer in s.layers(host, "decays"):
@@ -148,7 +188,9 @@ def decays(s: Subject, host: str, t: Tally) -> None:
 @law(
     "a gate keeps or forgets",
     "recurrent_gate lies between nought and one, and is nought at the first token of a text, where nothing is kept.",
-    "gated_recurrence", needs=("recurrent_gate",), bfloat16=0.0,
+    "gated_recurrence",
+    needs=("recurrent_gate",),
+    bfloat16=0.0,
 )
 def gates(s: Subject, host: str, t: Tally) -> None:
     for layer in s.layers(host, "recurrent_gate"):
@@ -161,13 +203,20 @@ def gates(s: Subject, host: str, t: Tally) -> None:
 def _fed(host: str) -> tuple[str, ...]:
     """What a host's convolution feeds with nothing but an activation between; which no norm per token or decay comes before."""
     three = ("attention_queries", "attention_keys", "attention_values")
-    return {"ssd": three, "linear_attn": three, "kda": three, "short_conv": ("conv_output",)}.get(host, three[2:])
+    return {"ssd": three, "linear_attn": three, "kda": three, "short_conv": ("conv_output",)}.get(
+        host, three[2:]
+    )
 
 
 @law(
     "convolution's reach",
     "conv_input at one token shows in what the convolution feeds at that token and at the next few, as far as the convolution is wide, and nowhere else.",
-    *RECURRENT, "short_conv", needs=("conv_input",), when=lambda s: any(s.first(host, "conv_input", *_fed(host)) for host in (*RECURRENT, "short_conv")),
+    *RECURRENT,
+    "short_conv",
+    needs=("conv_input",),
+    when=lambda s: any(
+        s.first(host, "conv_input", *_fed(host)) for host in (*RECURRENT, "short_conv")
+    ),
 )
 def reach(s: Subject, host: str, t: Tally) -> None:
     names = _fed(host)
@@ -178,7 +227,10 @@ def reach(s: Subject, host: str, t: Tally) -> None:
         with torch.no_grad(), s.model.trace(s.ids):
             mix.conv_input[:, position] *= -1
             edited = {name: getattr(mix, name) for name in _in_order(s, host, layer, names)}.save()
-        moved = [(found != s.get(host, name, layer)).flatten(2).any(-1).any(0) for name, found in edited.items()]
+        moved = [
+            (found != s.get(host, name, layer)).flatten(2).any(-1).any(0)
+            for name, found in edited.items()
+        ]
         want = torch.zeros(s.seq, dtype=torch.bool)
         want[position : position + mix.conv_width] = True
         for each in moved:
@@ -193,7 +245,10 @@ def _in_order(s: Subject, host: str, layer: int, names: tuple[str, ...]) -> list
 @law(
     "a gated convolution",
     "The projection makes attention_output of conv_output, times conv_gate where the mixer gates it.",
-    "short_conv", needs=("conv_output",), float32=1e-5, bfloat16=2e-2,
+    "short_conv",
+    needs=("conv_output",),
+    float32=1e-5,
+    bfloat16=2e-2,
 )
 def gated_convolution(s: Subject, host: str, t: Tally) -> None:
     for layer in s.layers(host, "conv_output"):
@@ -209,7 +264,10 @@ def gated_convolution(s: Subject, host: str, t: Tally) -> None:
 @law(
     "channels to output",
     "The projection makes attention_output of attention_head_outputs, times head_gate where the kernel gates its channels.",
-    "selective_scan", needs=("attention_head_outputs",), float32=1e-5, bfloat16=2e-2,
+    "selective_scan",
+    needs=("attention_head_outputs",),
+    float32=1e-5,
+    bfloat16=2e-2,
 )
 def gated_channels(s: Subject, host: str, t: Tally) -> None:
     for layer in s.layers(host, "attention_head_outputs"):

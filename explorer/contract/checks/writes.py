@@ -60,7 +60,9 @@ class Witness:
                     self._see(key, place, container if changed is None else changed)
             return changed
 
-        returned = self.subject.hf.register_forward_hook(lambda *call: setattr(self, "logits", call[-1].logits.detach().clone()))
+        returned = self.subject.hf.register_forward_hook(
+            lambda *call: setattr(self, "logits", call[-1].logits.detach().clone())
+        )
         engine.handle, taps.fire = handled, fired
         try:
             yield self
@@ -73,7 +75,11 @@ class Witness:
         return self.taps.hosts[value.host, layer].reach[value.name]
 
     def _at(self, location: str, native: bool) -> list[Key]:
-        return [key for key in self.keys if (reach := self._reach(key)).location == location and reach.native == native]
+        return [
+            key
+            for key in self.keys
+            if (reach := self._reach(key)).location == location and reach.native == native
+        ]
 
     def _see(self, key: Key, place: Place, container: Any) -> None:
         value, layer = key
@@ -84,7 +90,11 @@ class Witness:
         sizes |= {"query": sizes["seq"], "key": sizes["seq"]}
         repeated = place.chosen is None and raw.numel() == prod(sizes[axis] for axis in value.axes)
         numbers = self.taps.hosts[value.host, layer].numbers(place)
-        tensor = to_layout(raw, place.arrangement, value.axes, sizes) if repeated else serve(raw, place, value.axes, sizes, numbers)
+        tensor = (
+            to_layout(raw, place.arrangement, value.axes, sizes)
+            if repeated
+            else serve(raw, place, value.axes, sizes, numbers)
+        )
         self.seen[key] = tensor.detach().clone()
 
 
@@ -120,7 +130,11 @@ def edited(s: Subject, key: Key, old: torch.Tensor, noise: torch.Generator) -> t
         return old * factor.to(old)
     if value.name == "attention_mask":
         return torch.zeros_like(old)
-    count = s.model.vocab_size if value.layout == "Tokens" else getattr(s.envoy(value.host, layer), "num_experts")
+    count = (
+        s.model.vocab_size
+        if value.layout == "Tokens"
+        else getattr(s.envoy(value.host, layer), "num_experts")
+    )
     return (old + 1) % count
 
 
@@ -133,7 +147,14 @@ def _written(s: Subject, how: str) -> tuple[list[Write], Witness, torch.Tensor]:
     if name not in s.memo:
         kinds = {None, *(block.layers[0] for block in s.blocks)}
         # A state is one matrix for the whole call: it has laws of its own.
-        keys = [key for key in s.order() if key[0].written and key[1] in kinds and "batch" in key[0].axes and key[0].layout not in STATES]
+        keys = [
+            key
+            for key in s.order()
+            if key[0].written
+            and key[1] in kinds
+            and "batch" in key[0].axes
+            and key[0].layout not in STATES
+        ]
         names = _same_tensor(s, keys)
         keys = list(names)
         writes = [Write(key, row, s.seq // 2, names[key]) for row, key in enumerate(keys)]
@@ -193,9 +214,16 @@ def land(s: Subject, host: str, t: Tally) -> None:
             moved = witness.logits[write.row] != plain[write.row]
             idle = write.key[0].name == "attention_mask" and not s.masks
             if not idle and not s.indifferent(write.key):
-                t.holds(where, moved.any(), "the logits did not move")  # scores that only decide the choice may leave it as it was
+                t.holds(
+                    where, moved.any(), "the logits did not move"
+                )  # scores that only decide the choice may leave it as it was
     for key in s.order():
-        if key[0].host == host and key[0].written and "batch" not in key[0].axes and key[1] in (None, *s.first(host)):
+        if (
+            key[0].host == host
+            and key[0].written
+            and "batch" not in key[0].axes
+            and key[1] in (None, *s.first(host))
+        ):
             _whole_lands(s, t, key)
     if host in vocabulary.RECURRENT and s.layers(host, "state_output") and s.continues:
         _states_land(s, t, host)
@@ -204,7 +232,8 @@ def land(s: Subject, host: str, t: Tally) -> None:
 @law(
     "edits are position-exact",
     "An edit at one position changes nothing else of the value it is made on.",
-    *HOSTS, bfloat16=0.0,
+    *HOSTS,
+    bfloat16=0.0,
 )
 def exact(s: Subject, host: str, t: Tally) -> None:
     for how in ("assigned", "in place"):
@@ -214,7 +243,13 @@ def exact(s: Subject, host: str, t: Tally) -> None:
             where = _where(write, how)
             seen = witness.seen.get(write.key)
             if write.error is not None or seen is None:
-                t.holds(where, False, f"it raises {write.error!r}" if write.error else "the model was not seen to go on")
+                t.holds(
+                    where,
+                    False,
+                    f"it raises {write.error!r}"
+                    if write.error
+                    else "the model was not seen to go on",
+                )
                 continue
             other = seen != write.served
             t.holds(where, other[write.spot].any(), "the edit did not arrive at all")
@@ -226,7 +261,9 @@ def exact(s: Subject, host: str, t: Tally) -> None:
 @law(
     "edits do not reach back",
     "An edit at one position leaves the logits before that position as they were.",
-    *HOSTS, float32=1e-5, when=lambda s: s.causal,
+    *HOSTS,
+    float32=1e-5,
+    when=lambda s: s.causal,
 )
 def forward_only(s: Subject, host: str, t: Tally) -> None:
     for how in ("assigned", "in place"):
@@ -259,7 +296,11 @@ def _whole_lands(s: Subject, t: Tally, key: Key) -> None:
             else:
                 served.copy_(new)
             logits = s.model.logits.save()
-        t.holds((key[1], f"{key[0].name} {how}"), not torch.equal(logits, s.plain), "the logits did not move")
+        t.holds(
+            (key[1], f"{key[0].name} {how}"),
+            not torch.equal(logits, s.plain),
+            "the logits did not move",
+        )
 
 
 def _states_land(s: Subject, t: Tally, host: str) -> None:
@@ -269,7 +310,9 @@ def _states_land(s: Subject, t: Tally, host: str) -> None:
         clean = s.hf(**s.continued(last), cache=s.prefilled(last), use_cache=True).logits
     for layer in s.first(host, "state_output"):
         for how in ("assigned", "in place"):
-            if vocabulary.BY_HOST[host]["state_input"].written and layer in s.layers(host, "state_input"):
+            if vocabulary.BY_HOST[host]["state_input"].written and layer in s.layers(
+                host, "state_input"
+            ):
                 _input_lands(s, t, host, layer, how, clean)
             _output_lands(s, t, host, layer, how)
 
@@ -283,7 +326,9 @@ def _change(s: Subject, host: str, layer: int, name: str, how: str) -> None:
         state[0, 0] *= 0.5
 
 
-def _input_lands(s: Subject, t: Tally, host: str, layer: int, how: str, clean: torch.Tensor) -> None:
+def _input_lands(
+    s: Subject, t: Tally, host: str, layer: int, how: str, clean: torch.Tensor
+) -> None:
     last, mix, value = s.seq - 1, s.envoy(host, layer), vocabulary.BY_HOST[host]["state_input"]
     with torch.no_grad(), s.model.trace(s.continued(last), cache=s.prefilled(last), use_cache=True):
         _change(s, host, layer, "state_input", how)
@@ -291,9 +336,15 @@ def _input_lands(s: Subject, t: Tally, host: str, layer: int, how: str, clean: t
     t.of(value)
     _only_first_row(t, (layer, f"state_input {how}"), logits, clean)
     with torch.no_grad(), s.model.trace(s.ids):
-        mix.state_input = torch.ones(s.batch, *(getattr(mix, axis) for axis in value.axes[1:]), dtype=s.dtype)
+        mix.state_input = torch.ones(
+            s.batch, *(getattr(mix, axis) for axis in value.axes[1:]), dtype=s.dtype
+        )
         logits = s.model.logits.save()
-    t.holds((layer, "state_input of a fresh prompt"), not torch.equal(logits, s.plain), "the logits did not move")
+    t.holds(
+        (layer, "state_input of a fresh prompt"),
+        not torch.equal(logits, s.plain),
+        "the logits did not move",
+    )
 
 
 def _output_lands(s: Subject, t: Tally, host: str, layer: int, how: str) -> None:
@@ -305,12 +356,17 @@ def _output_lands(s: Subject, t: Tally, host: str, layer: int, how: str) -> None
             s.hf(**inputs, cache=before, use_cache=True)
     except (RuntimeError, ValueError):  # a kernel that takes no state with several tokens
         inputs, cache, before = {"input_ids": s.ids[:, :last]}, None, None
-    with torch.no_grad(), s.model.trace(inputs, **({"cache": cache} if cache is not None else {}), use_cache=True):
+    with (
+        torch.no_grad(),
+        s.model.trace(inputs, **({"cache": cache} if cache is not None else {}), use_cache=True),
+    ):
         _change(s, host, layer, "state_output", how)
         kept = s.model.output.save()
     with torch.no_grad():
         before = before if before is not None else s.hf(**inputs, use_cache=True).cache
-        after, want = (s.hf(**s.continued(last), cache=c, use_cache=True).logits for c in (kept.cache, before))
+        after, want = (
+            s.hf(**s.continued(last), cache=c, use_cache=True).logits for c in (kept.cache, before)
+        )
     t.of(vocabulary.BY_HOST[host]["state_output"])
     _only_first_row(t, (layer, f"state_output {how}"), after, want)
 
@@ -321,7 +377,9 @@ def _half(state: torch.Tensor) -> torch.Tensor:
     return state
 
 
-def _only_first_row(t: Tally, where: tuple[int, str], logits: torch.Tensor, clean: torch.Tensor) -> None:
+def _only_first_row(
+    t: Tally, where: tuple[int, str], logits: torch.Tensor, clean: torch.Tensor
+) -> None:
     t.holds(where, not torch.equal(logits[0], clean[0]), "the logits did not move")
     t.near(where, logits[1:], clean[1:], 1e-5)
 
@@ -329,7 +387,8 @@ def _only_first_row(t: Tally, where: tuple[int, str], logits: torch.Tensor, clea
 @law(
     "writing back what was read",
     "Assigning every value what it already is, or writing it over itself in place, leaves the logits as they were, to the bit.",
-    "model", bfloat16=0.0,
+    "model",
+    bfloat16=0.0,
 )
 def unchanged(s: Subject, host: str, t: Tally) -> None:
     keys = [key for key in s.order() if key[0].written]

@@ -32,11 +32,16 @@ class Sampler:
     def batch(self, rows: int, diet: Diet) -> tuple[torch.Tensor, torch.Tensor]:
         """(token ids [rows, length], whether each one can be learned [rows, length])."""
         drawn = [self._row(diet) for _ in range(rows)]
-        return torch.stack([ids for ids, _ in drawn]), torch.stack([counted for _, counted in drawn])
+        return torch.stack([ids for ids, _ in drawn]), torch.stack(
+            [counted for _, counted in drawn]
+        )
 
     def _row(self, diet: Diet) -> tuple[torch.Tensor, torch.Tensor]:
         shortest, longest = diet.segment
-        kind, size = torch.rand((), generator=self.generator).item(), shortest + self._below(longest - shortest + 1)
+        kind, size = (
+            torch.rand((), generator=self.generator).item(),
+            shortest + self._below(longest - shortest + 1),
+        )
         counted = torch.ones(diet.length, dtype=torch.bool)
         if kind < diet.text:
             return self._window(diet.length), counted

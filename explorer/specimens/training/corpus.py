@@ -31,10 +31,14 @@ def read_verses() -> list[str]:
             "on Debian it is in the package bible-kjv."
         )
     # -f switches the pretty printing off: one verse a line, reference first; -l keeps it unbroken.
-    done = subprocess.run([program, "-f", "-l", "100000", WHOLE_TEXT], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [program, "-f", "-l", "100000", WHOLE_TEXT], capture_output=True, text=True, check=False
+    )
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     if done.returncode != 0 or not lines:
-        raise CorpusError(f"The command {COMMAND!r} printed no text (exit status {done.returncode}).")
+        raise CorpusError(
+            f"The command {COMMAND!r} printed no text (exit status {done.returncode})."
+        )
     return lines
 
 

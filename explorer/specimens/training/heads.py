@@ -18,7 +18,9 @@ from transformers import PreTrainedModel
 
 from explorer.recurrence.delta_rule import state_attention
 
-Patterns = dict[tuple[str, int], Tensor]  # (host, layer) -> [batch heads query key], shares of each row
+Patterns = dict[
+    tuple[str, int], Tensor
+]  # (host, layer) -> [batch heads query key], shares of each row
 
 
 def figures(model: PreTrainedModel, windows: Tensor, segments: Tensor) -> dict[str, Any]:
@@ -30,7 +32,9 @@ def figures(model: PreTrainedModel, windows: Tensor, segments: Tensor) -> dict[s
     size = segments.shape[1]
     twice = torch.cat([segments, segments], dim=1)
     found = patterns(model, windows)
-    read_as = {"linear_attn_read_as": "absolute implied attention, each row divided by its sum; keys stand after the convolution"}
+    read_as = {
+        "linear_attn_read_as": "absolute implied attention, each row divided by its sum; keys stand after the convolution"
+    }
     return {
         "previous_token": _strongest(found, windows.shape[1], back=1, first=1),
         "induction_target": _strongest(patterns(model, twice), 2 * size, back=size - 1, first=size),
@@ -59,7 +63,9 @@ def patterns(model: PreTrainedModel, rows: Tensor) -> Patterns:
         for index, layer in enumerate(model.model.layers):
             if index in inputs.seen:
                 weights = implied_attention(layer.linear_attn, inputs.seen[index]).abs()
-                found["linear_attn", index] = weights / weights.sum(-1, keepdim=True).clamp_min(1e-12)
+                found["linear_attn", index] = weights / weights.sum(-1, keepdim=True).clamp_min(
+                    1e-12
+                )
             else:
                 found["self_attn", index] = next(attentions)
     return found
@@ -73,7 +79,9 @@ class _Inputs(ExitStack):
         self.seen: dict[int, Tensor] = {}
         for index, layer in enumerate(model.model.layers):
             if hasattr(layer, "linear_attn"):
-                handle = layer.linear_attn.register_forward_pre_hook(self._keep(index), with_kwargs=True)
+                handle = layer.linear_attn.register_forward_pre_hook(
+                    self._keep(index), with_kwargs=True
+                )
                 self.callback(handle.remove)
 
     def _keep(self, index: int) -> Callable[..., None]:
@@ -93,7 +101,8 @@ def implied_attention(mixer: nn.Module, hidden: Tensor) -> Tensor:
     fused = torch.cat([part.flatten(2) for part in (queries, keys, values)], dim=-1).transpose(1, 2)
     mixed = nn.functional.silu(mixer.conv1d(fused)[..., : hidden.shape[1]]).transpose(1, 2)
     queries, keys = (
-        part.unflatten(-1, (mixer.num_k_heads, mixer.head_k_dim)) for part in mixed.split(mixer.key_dim, dim=-1)[:2]
+        part.unflatten(-1, (mixer.num_k_heads, mixer.head_k_dim))
+        for part in mixed.split(mixer.key_dim, dim=-1)[:2]
     )
     decays = -mixer.A_log.float().exp() * softplus(steps.float() + mixer.dt_bias)
     return state_attention(queries, keys, decays, strengths.sigmoid())

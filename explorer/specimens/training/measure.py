@@ -72,14 +72,18 @@ def versions() -> dict[str, str]:
 
 def text_figures(model: PreTrainedModel, windows: Tensor, seen: Tensor) -> dict[str, Any]:
     """Loss in nats per token on ``windows`` [rows, seq], beside what knowing the word counts alone gives."""
-    losses = torch.cat([next_token_losses(model, rows).flatten() for rows in windows.split(ROWS_AT_ONCE)])
+    losses = torch.cat(
+        [next_token_losses(model, rows).flatten() for rows in windows.split(ROWS_AT_ONCE)]
+    )
     targets = windows[:, 1:].flatten()
     size = model.config.vocab_size
     return {
         "held_out_tokens": windows.numel(),
         "window_tokens": windows.shape[1],
         "loss_nats_per_token": _short(losses.mean()),
-        "unigram_nats_per_token": _short(cross_entropy(unigram(seen, size).expand(len(targets), size), targets)),
+        "unigram_nats_per_token": _short(
+            cross_entropy(unigram(seen, size).expand(len(targets), size), targets)
+        ),
         "uniform_nats_per_token": _short(math.log(size)),
     }
 
@@ -104,14 +108,20 @@ def repetition_figures(model: PreTrainedModel, segments: Tensor) -> dict[str, fl
     size = segments.shape[1]
     losses = next_token_losses(model, torch.cat([segments, segments], dim=1))
     first, second = losses[:, : size - 1].mean(), losses[:, size:].mean()
-    return {"first_copy": _short(first), "second_copy": _short(second), "lower_by": _short(first - second)}
+    return {
+        "first_copy": _short(first),
+        "second_copy": _short(second),
+        "lower_by": _short(first - second),
+    }
 
 
 def router_figures(model: PreTrainedModel, windows: Tensor, seed: int) -> dict[str, Any]:
     """How much a token's id tells of its first expert, per layer, beside the same tokens in shuffled order."""
     generator = torch.Generator().manual_seed(seed)
     choices = _routing(model, windows)
-    layers = [_layer_figures(layer, logits, windows, model.config, generator) for layer, logits in choices]
+    layers = [
+        _layer_figures(layer, logits, windows, model.config, generator) for layer, logits in choices
+    ]
     ratios = [layer["ratio"] for layer in layers]
     return {
         "tokens": windows.numel(),
@@ -125,16 +135,20 @@ def router_figures(model: PreTrainedModel, windows: Tensor, seed: int) -> dict[s
 
 def _routing(model: PreTrainedModel, windows: Tensor) -> Iterator[tuple[int, Tensor]]:
     parts = [
-        model(rows, use_cache=False, output_router_logits=True).router_logits for rows in windows.split(ROWS_AT_ONCE)
+        model(rows, use_cache=False, output_router_logits=True).router_logits
+        for rows in windows.split(ROWS_AT_ONCE)
     ]
     return ((layer, torch.cat(logits)) for layer, logits in enumerate(zip(*parts, strict=True)))
 
 
-def _layer_figures(layer: int, logits: Tensor, windows: Tensor, config: Any, generator: torch.Generator) -> dict[str, Any]:
+def _layer_figures(
+    layer: int, logits: Tensor, windows: Tensor, config: Any, generator: torch.Generator
+) -> dict[str, Any]:
     tokens, first = windows.flatten(), logits.argmax(-1)
     found = mutual_information(tokens, first)
     shuffled = [
-        mutual_information(tokens, first[torch.randperm(len(first), generator=generator)]) for _ in range(SHUFFLES)
+        mutual_information(tokens, first[torch.randperm(len(first), generator=generator)])
+        for _ in range(SHUFFLES)
     ]
     chance = sum(shuffled) / SHUFFLES
     chosen = logits.topk(config.num_experts_per_tok, dim=-1).indices.flatten()

@@ -27,7 +27,9 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 class Muon(torch.optim.Optimizer):
     """For weights of two or more dimensions; leading ones (experts) are stacks of matrices."""
 
-    def __init__(self, parameters, lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self, parameters, lr: float, momentum: float = 0.95, weight_decay: float = 0.0
+    ) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()

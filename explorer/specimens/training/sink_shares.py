@@ -32,20 +32,26 @@ def figures(
     copies = heads.patterns(model, torch.cat([segments, segments], dim=1))
     layers = []
     for layer, attention in sinks(model).items():
-        window, of_text, of_copies = attention.sliding_window, text["self_attn", layer], copies["self_attn", layer]
+        window, of_text, of_copies = (
+            attention.sliding_window,
+            text["self_attn", layer],
+            copies["self_attn", layer],
+        )
         near = slice(1, window)  # the later tokens that have the first one in sight
-        layers.append({
-            "layer": layer,
-            "attention": attention.layer_type,
-            "sinks_before_training": _short(before[layer].sinks),
-            "sinks": _short(attention.sinks),
-            "all_tokens": _given(to_sink(of_text), window, slice(None)),
-            "first_token": _given(to_sink(of_text), window, slice(1)),
-            "later_tokens": _given(to_sink(of_text), window, slice(1, None)),
-            "to_first_token": _given(of_text[..., 0], window, near),
-            "first_copy": _given(to_sink(of_copies), window, slice(1, size)),
-            "second_copy": _given(to_sink(of_copies), window, slice(size + 1, None)),
-        })
+        layers.append(
+            {
+                "layer": layer,
+                "attention": attention.layer_type,
+                "sinks_before_training": _short(before[layer].sinks),
+                "sinks": _short(attention.sinks),
+                "all_tokens": _given(to_sink(of_text), window, slice(None)),
+                "first_token": _given(to_sink(of_text), window, slice(1)),
+                "later_tokens": _given(to_sink(of_text), window, slice(1, None)),
+                "to_first_token": _given(of_text[..., 0], window, near),
+                "first_copy": _given(to_sink(of_copies), window, slice(1, size)),
+                "second_copy": _given(to_sink(of_copies), window, slice(size + 1, None)),
+            }
+        )
     return {
         "tokens": windows.numel(),
         "layers": layers,
@@ -56,7 +62,9 @@ def figures(
 
 def sinks(model: PreTrainedModel) -> dict[int, nn.Module]:
     """The attentions that have learned sinks, by layer."""
-    found = {index: getattr(layer, "self_attn", None) for index, layer in enumerate(model.model.layers)}
+    found = {
+        index: getattr(layer, "self_attn", None) for index, layer in enumerate(model.model.layers)
+    }
     return {index: attention for index, attention in found.items() if hasattr(attention, "sinks")}
 
 
@@ -74,7 +82,10 @@ def even_shares(length: int, window: int | None) -> Tensor:
 def _given(shares: Tensor, window: int | None, where: slice) -> dict[str, Any]:
     """Mean over rows and the positions ``where`` of ``shares`` [batch, heads, query], by head."""
     even = even_shares(shares.shape[-1], window)
-    return {"share": _short(shares[..., where].mean((0, 2))), "even_share": _short(even[where].mean())}
+    return {
+        "share": _short(shares[..., where].mean((0, 2))),
+        "even_share": _short(even[where].mean()),
+    }
 
 
 def _strongest(layers: list[dict[str, Any]]) -> dict[str, Any]:
@@ -82,13 +93,28 @@ def _strongest(layers: list[dict[str, Any]]) -> dict[str, Any]:
     layer, head = _best(layers, lambda layer, head: layer["all_tokens"]["share"][head])
     found = {kind: layer[kind]["share"][head] for kind in ("first_token", "later_tokens")}
     whole = layer["all_tokens"]
-    return {"layer": layer["layer"], "head": head, "share": whole["share"][head], "even_share": whole["even_share"], **found}
+    return {
+        "layer": layer["layer"],
+        "head": head,
+        "share": whole["share"][head],
+        "even_share": whole["even_share"],
+        **found,
+    }
 
 
 def _most_freed(layers: list[dict[str, Any]]) -> dict[str, Any]:
     """The head that takes most back from its sink once there is an earlier copy to look at."""
-    layer, head = _best(layers, lambda layer, head: layer["first_copy"]["share"][head] - layer["second_copy"]["share"][head])
-    return {"layer": layer["layer"], "head": head, **{kind: layer[kind]["share"][head] for kind in ("first_copy", "second_copy")}}
+    layer, head = _best(
+        layers,
+        lambda layer, head: (
+            layer["first_copy"]["share"][head] - layer["second_copy"]["share"][head]
+        ),
+    )
+    return {
+        "layer": layer["layer"],
+        "head": head,
+        **{kind: layer[kind]["share"][head] for kind in ("first_copy", "second_copy")},
+    }
 
 
 def _best(layers: list[dict[str, Any]], worth: Any) -> tuple[dict[str, Any], int]:

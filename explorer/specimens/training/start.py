@@ -11,7 +11,13 @@ import torch
 from transformers import PreTrainedModel
 
 EMBEDDING_STD = 0.5
-SUBLAYER_OUTPUTS = ("out_proj.weight", "o_proj.weight", "down_proj.weight", "experts.down_proj", "experts.down_proj_bias")
+SUBLAYER_OUTPUTS = (
+    "out_proj.weight",
+    "o_proj.weight",
+    "down_proj.weight",
+    "experts.down_proj",
+    "experts.down_proj_bias",
+)
 OUTPUT_SHARE = 0.1  # what every sublayer first adds is small beside the embedding
 CONVOLUTION_SHARE = 0.3
 LOOK_BACK = 2.8  # size of the biases that prefer the token before
@@ -44,7 +50,9 @@ def _align(mixer: torch.nn.Module) -> None:
     width, keys = mixer.head_k_dim, mixer.key_dim
     fused = mixer.in_proj_qkvz.weight.view(mixer.num_k_heads, -1, mixer.hidden_size)
     fused[:, width : 2 * width] = fused[:, :width]
-    taps = mixer.conv1d.weight[:, 0]  # [channels, taps]; channels are queries, keys, values; the last tap is now
+    taps = mixer.conv1d.weight[
+        :, 0
+    ]  # [channels, taps]; channels are queries, keys, values; the last tap is now
     taps.mul_(CONVOLUTION_SHARE)
     taps[:keys, -1] += 1
     taps[keys : 2 * keys, -2] += 1

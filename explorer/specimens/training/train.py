@@ -32,7 +32,9 @@ from explorer.specimens.recipes import FOLDER, Recipe, recipe
 FAMILY = "qwen3_next"
 ROWS = 8
 WARMUP = 60
-COPYING_SHARE = 0.15  # of all steps, before the text: copying is found much sooner where it is all there is
+COPYING_SHARE = (
+    0.15  # of all steps, before the text: copying is found much sooner where it is all there is
+)
 COPYING = Diet(length=96, text=0.0, text_twice=0.0, segment=(8, 24))
 READING = Diet(length=192, text=0.5, text_twice=0.3, segment=(8, 72))
 REPORT_EVERY = 200
@@ -59,13 +61,17 @@ def balance_loss(router_logits: torch.Tensor, top_k: int) -> torch.Tensor:
     return scores.shape[-1] * (chosen.mean(0) * scores.mean(0)).sum()
 
 
-def loss_of(model: PreTrainedModel, ids: torch.Tensor, counted: torch.Tensor) -> tuple[torch.Tensor, float]:
+def loss_of(
+    model: PreTrainedModel, ids: torch.Tensor, counted: torch.Tensor
+) -> tuple[torch.Tensor, float]:
     """The training loss on ``ids`` [batch, seq], and the plain next-token loss inside it in nats.
 
     Positions whose next token is not ``counted`` [batch, seq] weigh nothing.
     """
     out = model(ids, use_cache=False, output_router_logits=True)
-    each = torch.nn.functional.cross_entropy(out.logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+    each = torch.nn.functional.cross_entropy(
+        out.logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none"
+    )
     text = (each * counted[:, 1:]).sum() / each.numel()
     top_k = model.config.num_experts_per_tok
     balance = sum(balance_loss(layer, top_k) for layer in out.router_logits)
@@ -84,8 +90,12 @@ def optimizers_of(model: PreTrainedModel) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the blocks, Adam for embedding, head, routers, convolutions, biases and vectors."""
     embedding = model.model.embed_tokens.weight
     inner = [
-        p for name, p in model.model.layers.named_parameters()
-        if p.dim() > 1 and p.shape[0] > 1 and "conv1d" not in name and not _row_per_expert(p, model.config.num_experts)
+        p
+        for name, p in model.model.layers.named_parameters()
+        if p.dim() > 1
+        and p.shape[0] > 1
+        and "conv1d" not in name
+        and not _row_per_expert(p, model.config.num_experts)
     ]
     placed = {id(p) for p in (*inner, embedding)}
     rest = [p for p in model.parameters() if id(p) not in placed]
@@ -108,7 +118,10 @@ def train(model: PreTrainedModel, stream: torch.Tensor, steps: int, seed: int) -
     """
     sampler = Sampler(stream, model.config.vocab_size, seed)
     optimizers = optimizers_of(model)
-    schedules = [torch.optim.lr_scheduler.LambdaLR(one, lambda step: rate_at(step, steps)) for one in optimizers]
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(one, lambda step: rate_at(step, steps))
+        for one in optimizers
+    ]
     probe = measure.random_segments(model.config.vocab_size, seed)[:16]
     model.train()
     smooth, shown = None, 0
@@ -138,11 +151,15 @@ def _copying(model: PreTrainedModel, segments: torch.Tensor) -> str:
     return f"random segment {found['first_copy']:.2f}, its second copy {found['second_copy']:.2f}"
 
 
-def run(model: PreTrainedModel, made: Recipe, seen: torch.Tensor, steps: int, threads: int) -> dict[str, int]:
+def run(
+    model: PreTrainedModel, made: Recipe, seen: torch.Tensor, steps: int, threads: int
+) -> dict[str, int]:
     """Trains the freshly drawn ``model`` on ``seen`` [tokens] in place; returns how it was done."""
     start.place(model, made.std)
     if model._supports_sdpa:
-        model.set_attn_implementation("sdpa")  # the same mathematics as eager, faster; patterns are read in eager
+        model.set_attn_implementation(
+            "sdpa"
+        )  # the same mathematics as eager, faster; patterns are read in eager
     model.set_experts_implementation("eager")
     started, worked = time.perf_counter(), time.process_time()
     shown = train(model, seen, steps, made.seed)
@@ -151,7 +168,9 @@ def run(model: PreTrainedModel, made: Recipe, seen: torch.Tensor, steps: int, th
         "tokens": shown,
         "seed": made.seed,
         "seconds": round(time.perf_counter() - started),
-        "processor_seconds": round(time.process_time() - worked),  # what it takes where nothing else runs
+        "processor_seconds": round(
+            time.process_time() - worked
+        ),  # what it takes where nothing else runs
         "threads": threads,
     }
 
@@ -162,7 +181,9 @@ def steps_of(family: str) -> int:
     Raises UnknownFamily, or SpecimenError with one sentence where the family's specimen is drawn, not trained.
     """
     if recipe(family).weights is None:
-        raise SpecimenError(f"The specimen of {family} is drawn from a seed, not trained: its recipe names no weights file.")
+        raise SpecimenError(
+            f"The specimen of {family} is drawn from a seed, not trained: its recipe names no weights file."
+        )
     return json.loads((FOLDER / f"{family}.json").read_text(encoding="utf-8"))["training"]["steps"]
 
 
@@ -179,12 +200,30 @@ def at_least_one(text: str) -> int:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m explorer.specimens.training.train", description=__doc__.splitlines()[0])
-    parser.add_argument("family", metavar="FAMILY", nargs="?", default=FAMILY, help="the specimen to train (%(default)s)")
-    parser.add_argument("--steps", type=at_least_one, help="optimizer steps (as many as the recipe says)")
-    parser.add_argument("--threads", type=at_least_one, default=1, help="torch threads (%(default)s)")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="folder for the weights and the measurements")
-    parser.add_argument("--measure-only", action="store_true", help="measure the weights in the folder, train nothing")
+    parser = argparse.ArgumentParser(
+        prog="python -m explorer.specimens.training.train", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "family",
+        metavar="FAMILY",
+        nargs="?",
+        default=FAMILY,
+        help="the specimen to train (%(default)s)",
+    )
+    parser.add_argument(
+        "--steps", type=at_least_one, help="optimizer steps (as many as the recipe says)"
+    )
+    parser.add_argument(
+        "--threads", type=at_least_one, default=1, help="torch threads (%(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=FOLDER, help="folder for the weights and the measurements"
+    )
+    parser.add_argument(
+        "--measure-only",
+        action="store_true",
+        help="measure the weights in the folder, train nothing",
+    )
     return parser.parse_args(arguments)
 
 

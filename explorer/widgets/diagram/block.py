@@ -15,6 +15,7 @@ from explorer.vocabulary.formatting import short_dtype
 
 Record = Mapping[str, Any]
 
+
 def host_key(path: str) -> str:
     """The short name of a host: ``model.layers[i].mlp`` is ``mlp``, ``model.layers[i]`` is ``layers``."""
     return path.rpartition(".")[2].partition("[")[0]
@@ -107,7 +108,9 @@ class Block:
     def usual_dtype(self) -> str:
         """The dtype that goes without saying: the model's, or, where a record does not say that, its embedding's."""
         embedding = self.rows.get(("model", "token_embeddings"), {})
-        return short_dtype(self.record.get("signature", {}).get("dtype") or embedding.get("dtype") or "")
+        return short_dtype(
+            self.record.get("signature", {}).get("dtype") or embedding.get("dtype") or ""
+        )
 
     def part(self, host: str, name: str) -> Part | None:
         row = self.rows.get((attribute(host), name))
@@ -121,12 +124,19 @@ class Block:
         """The sublayer's values, those of its shared expert included, that ``drawn`` lacks; its addend is not among them."""
         found = self.parts(sub["host"], [name for name in sub["values"] if name != sub["output"]])
         if sub["host"] == "mlp":
-            found += [Part(host, name, row) for (host, name), row in self.rows.items() if host == "shared_experts"]
+            found += [
+                Part(host, name, row)
+                for (host, name), row in self.rows.items()
+                if host == "shared_experts"
+            ]
         return [part for part in found if part.key not in drawn]
 
     def addend(self, sub: Record) -> str:
         """The name that live marks know a sublayer's addend by: with its host where it stands beside attention."""
-        beside = sum(other["output"] == sub["output"] for other in self.sublayers) > 1 and sub["host"] != "self_attn"
+        beside = (
+            sum(other["output"] == sub["output"] for other in self.sublayers) > 1
+            and sub["host"] != "self_attn"
+        )
         return f"{attribute(sub['host'])}.{sub['output']}" if beside else sub["output"]
 
     def adds(self, sub: Record) -> str:
@@ -149,7 +159,10 @@ class Block:
 
     def turns(self) -> list[Turn]:
         """The block down its stream: who reads it between two steps, and what the step that follows does to it."""
-        found = [Turn(number, step["kind"], step.get("by", "")) for number, step in enumerate(self.facts["stream"])]
+        found = [
+            Turn(number, step["kind"], step.get("by", ""))
+            for number, step in enumerate(self.facts["stream"])
+        ]
         adds = [turn for turn in found if turn.kind == "add"]
         for sub in self.sublayers:
             added = adds[sub["turn"] - 1]
@@ -172,7 +185,13 @@ def shapes(record: Record) -> list[Block]:
 
 #: What a line of types calls values whose names are long there.
 _SHORT = {
-    "attention_queries": "q", "attention_keys": "k", "attention_values": "v", "decays": "g", "betas": "β", "recurrent_gate": "a", "skip": "D",
+    "attention_queries": "q",
+    "attention_keys": "k",
+    "attention_values": "v",
+    "decays": "g",
+    "betas": "β",
+    "recurrent_gate": "a",
+    "skip": "D",
     "state_attention": "M",
 }
 
@@ -182,7 +201,10 @@ def types_line(block: Block, parts: Iterable[Part]) -> list[tuple[str, Type]]:
     found: dict[Type, list[Part]] = {}
     for part in parts:
         found.setdefault(block.type(part), []).append(part)
-    return [(", ".join(_caption(part) for part in alike), block.type(*alike)) for alike in found.values()]
+    return [
+        (", ".join(_caption(part) for part in alike), block.type(*alike))
+        for alike in found.values()
+    ]
 
 
 def _caption(part: Part) -> str:

@@ -56,7 +56,17 @@ def frame(canvas: Canvas, sub: Record, top: float, bottom: float) -> None:
 def draw_plain(canvas: Canvas, block: Block, sub: Record, top: float) -> Leaves:
     """A sublayer whose inside is not followed: what is said of it, and what can be read all the same."""
     heading(canvas, sub, top)
-    y = canvas.lines(X0 + 2, top + 54, wrap(f"What is inside is not followed: {sub['note']}." if sub.get("note") else "What is inside is not followed.", X1 - X0), "note")
+    y = canvas.lines(
+        X0 + 2,
+        top + 54,
+        wrap(
+            f"What is inside is not followed: {sub['note']}."
+            if sub.get("note")
+            else "What is inside is not followed.",
+            X1 - X0,
+        ),
+        "note",
+    )
     y = others(canvas, block, sub, y)
     # Tall enough for what enters it at the left.
     bottom = max(closing(canvas, sub, y + 4, X1 - 60), top + (150 if sub["host"] == "mlp" else 104))
@@ -66,7 +76,9 @@ def draw_plain(canvas: Canvas, block: Block, sub: Record, top: float) -> Leaves:
 
 
 def draw_attention(canvas: Canvas, block: Block, sub: Record, top: float) -> Leaves:
-    if not block.part(sub["host"], "attention_probabilities") or not block.part(sub["host"], "attention_values"):
+    if not block.part(sub["host"], "attention_probabilities") or not block.part(
+        sub["host"], "attention_values"
+    ):
         return draw_plain(canvas, block, sub, top)
     heading(canvas, sub, top)
     get = lambda name: block.part(sub["host"], name)  # noqa: E731
@@ -92,7 +104,11 @@ def draw_attention(canvas: Canvas, block: Block, sub: Record, top: float) -> Lea
     score, mix = rows.get("attention_scores"), rows.get("attention_probabilities")
     for name in ("attention_queries", "attention_keys"):
         if name in rows and score:
-            canvas.curve((rows[name].right, rows[name].cy), (score.x - 1, score.cy), arrow=name == "attention_keys")
+            canvas.curve(
+                (rows[name].right, rows[name].cy),
+                (score.x - 1, score.cy),
+                arrow=name == "attention_keys",
+            )
     if score and mix:
         canvas.text(mix.x + 156, mix.y - 8, "softmax", "note", anchor="end")
         canvas.edge((mix.x + 164, score.bottom), (mix.x + 164, mix.y - 1))
@@ -120,7 +136,10 @@ def draw_attention(canvas: Canvas, block: Block, sub: Record, top: float) -> Lea
 
 def gate_and_premix(canvas: Canvas, block: Block, sub: Record, heads: Box) -> float:
     """From the heads' outputs, through a gate where there is one, to what the projection takes; returns the y below."""
-    gates, premix = block.parts(sub["host"], ("head_gate", "head_scale")), block.part(sub["host"], "attention_premix")
+    gates, premix = (
+        block.parts(sub["host"], ("head_gate", "head_scale")),
+        block.part(sub["host"], "attention_premix"),
+    )
     y, x = heads.y + 90, heads.x + 148
     if gates:
         pill = canvas.pill(gates[0], heads.x, heads.y + 46)
@@ -145,7 +164,12 @@ def draw_recurrent(canvas: Canvas, block: Block, sub: Record, top: float) -> Lea
     reads = recurrent_reads(canvas, block, host, top, rule)
     draw_rule(canvas, block, sub, rule)
     end = recurrent_results(canvas, block, host, top, rule)
-    said = canvas.types(X0 + 2, max(reads + 17, rule.bottom + 16), types_line(block, canvas.untyped(attribute(host))), 468)
+    said = canvas.types(
+        X0 + 2,
+        max(reads + 17, rule.bottom + 16),
+        types_line(block, canvas.untyped(attribute(host))),
+        468,
+    )
     rest = others(canvas, block, sub, said + 10)
     bottom = closing(canvas, sub, max(said + 19, end + 19, rest + 4), X0 + 480)
     frame(canvas, sub, top, bottom)
@@ -162,7 +186,10 @@ def recurrent_reads(canvas: Canvas, block: Block, host: str, top: float, rule: B
         canvas.type(X0 + 28, y + PILL + 12, block.type(before), room=176)
         canvas.edge((X0 + 16, pill.bottom), (X0 + 16, y + 45))
         y += 46
-    rows = [block.parts(host, [name]) for name in ("attention_queries", "attention_keys", "attention_values")]
+    rows = [
+        block.parts(host, [name])
+        for name in ("attention_queries", "attention_keys", "attention_values")
+    ]
     rows.append(block.parts(host, ("decays", "betas", "recurrent_gate", "skip")))
     for index, parts in enumerate(filter(None, rows)):
         last = canvas.pair(parts, X0, y, 160)[-1]
@@ -224,7 +251,9 @@ def draw_convolution(canvas: Canvas, block: Block, sub: Record, top: float) -> L
     heading(canvas, sub, top)
     host, y, w, x = sub["host"], top + 52, 164.0, X0 + 416 + 130
     box = canvas.box(Box(X0 + 208, y - 10, w, PILL + 20), "recurrent", "rule", 9)
-    canvas.lines(box.cx, box.cy - 4, ["causal convolution", "over a few tokens"], "note", anchor="middle")
+    canvas.lines(
+        box.cx, box.cy - 4, ["causal convolution", "over a few tokens"], "note", anchor="middle"
+    )
     for name, left, width in (("conv_input", X0, 160.0), ("conv_output", X0 + 416, X1 - X0 - 416)):
         part = block.part(host, name)
         if part:
@@ -268,9 +297,18 @@ def draw_experts(canvas: Canvas, block: Block, sub: Record, top: float) -> Leave
     if shared:
         canvas.edge((field.cx, field.bottom), (field.cx, meet[1]), (meet[0] - 8, meet[1]))
         draw_shared(canvas, block, sub, Box(field.right + 16, y, X1 - field.right - 16, h), meet)
-    said = canvas.types(X0 + 2, meet[1] + 24, types_line(block, canvas.untyped(host, "shared_experts")), meet[0] - X0 - 10)
+    said = canvas.types(
+        X0 + 2,
+        meet[1] + 24,
+        types_line(block, canvas.untyped(host, "shared_experts")),
+        meet[0] - X0 - 10,
+    )
     rest = others(canvas, block, sub, said + 12)
-    bottom = closing(canvas, sub, max(said + 19, rest + 14), meet[0]) if sub.get("steps") else max(said + 14, rest + 2)
+    bottom = (
+        closing(canvas, sub, max(said + 19, rest + 14), meet[0])
+        if sub.get("steps")
+        else max(said + 14, rest + 2)
+    )
     frame(canvas, sub, top, bottom)
     canvas.edge((meet[0], meet[1] + 8 if shared else field.bottom), (meet[0], bottom), arrow=False)
     return bottom, meet[0]
@@ -281,14 +319,24 @@ def draw_field(canvas: Canvas, block: Block, sub: Record, field: Box) -> None:
     experts, host = sub["experts"], sub["host"]
     canvas.text(field.x + 12, field.y + 20, "experts", "operation", "mlp")
     width = f", {experts['width']} wide" if experts.get("width") else ""
-    canvas.text(field.right - 12, field.y + 20, f"{experts['chosen']} of {experts['count']}{width}", "caption", anchor="end")
-    canvas.cells(Box(field.x + 11, field.y + 31, field.w - 22, 74), experts["count"], experts["chosen"])
+    canvas.text(
+        field.right - 12,
+        field.y + 20,
+        f"{experts['chosen']} of {experts['count']}{width}",
+        "caption",
+        anchor="end",
+    )
+    canvas.cells(
+        Box(field.x + 11, field.y + 31, field.w - 22, 74), experts["count"], experts["chosen"]
+    )
     parts = block.parts(host, ("expert_outputs", "routed_output"))
     for index, part in enumerate(parts):
         canvas.pill(part, field.x + 11, field.y + 111.5 + 27.5 * index, field.w - 22)
 
 
-def draw_shared(canvas: Canvas, block: Block, sub: Record, box: Box, meet: tuple[float, float]) -> None:
+def draw_shared(
+    canvas: Canvas, block: Block, sub: Record, box: Box, meet: tuple[float, float]
+) -> None:
     """The expert every token runs through, dashed, with its gate, joining the routed sum."""
     canvas.box(box, "mlp", "dashed", 9)
     canvas.text(box.x + 12, box.y + 20, "shared expert", "operation", "mlp")
@@ -316,7 +364,13 @@ def draw_mlp(canvas: Canvas, block: Block, sub: Record, top: float) -> Leaves:
     for index, part in enumerate(neurons):
         canvas.pill(part, middle - width / 2, first + 30 * index, width)
     if neurons:
-        canvas.type(middle, first + 30 * len(neurons) + 10, block.type(*reversed(neurons)), room=down.x - up.right, anchor="middle")
+        canvas.type(
+            middle,
+            first + 30 * len(neurons) + 10,
+            block.type(*reversed(neurons)),
+            room=down.x - up.right,
+            anchor="middle",
+        )
         stream = block.part(sub["host"], sub["output"])
         if stream:
             inner, outer = block.type(neurons[-1]).numbers[-1], block.type(stream).numbers[-1]
@@ -344,6 +398,11 @@ def funnel(box: Box, wide: str) -> str:
 
 
 DRAW: dict[str, Callable[[Canvas, Block, Record, float], Leaves]] = {
-    "attention": draw_attention, "recurrent": draw_recurrent, "convolution": draw_convolution, "mixer": draw_plain, "extra": draw_plain,
-    "experts": draw_experts, "mlp": draw_mlp,
+    "attention": draw_attention,
+    "recurrent": draw_recurrent,
+    "convolution": draw_convolution,
+    "mixer": draw_plain,
+    "extra": draw_plain,
+    "experts": draw_experts,
+    "mlp": draw_mlp,
 }

@@ -24,7 +24,6 @@ ASSETS = Path(__file__).parents[1] / "assets"
 LAYOUTS = ("wide", "narrow")
 
 
-
 def block_svg(record: Record, shape: int = 0, layout: str = "wide") -> str:
     """The diagram of the ``shape``-th distinct block of a facts record, as SVG.
 

@@ -97,12 +97,23 @@ class Canvas:
         )
         return box
 
-    def text(self, x: float, y: float, text: str, kind: str, role: str = "", anchor: str = "start", width: float | None = None) -> None:
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        kind: str,
+        role: str = "",
+        anchor: str = "start",
+        width: float | None = None,
+    ) -> None:
         """A line of text; ``kind`` is title, module, note, caption or formula. With ``width`` it is set that wide."""
         classes = f"bd-{kind}" + (f" role-{role}" if role else "")
         place = "" if anchor == "start" else f' text-anchor="{anchor}"'
         place += f' textLength="{number(width)}" lengthAdjust="spacingAndGlyphs"' if width else ""
-        self.over.append(f'<text class="{classes}" x="{number(x)}" y="{number(y)}"{place}>{escape(text)}</text>')
+        self.over.append(
+            f'<text class="{classes}" x="{number(x)}" y="{number(y)}"{place}>{escape(text)}</text>'
+        )
 
     def title(self, x: float, y: float, title: str, module: str, role: str) -> None:
         """A sublayer's title and, after it, the module it is."""
@@ -111,38 +122,66 @@ class Canvas:
             f'<tspan class="bd-module" dx="10">{escape(module)}</tspan></text>'
         )
 
-    def lines(self, x: float, y: float, lines: Sequence[str], kind: str, pitch: float = 16, anchor: str = "start") -> float:
+    def lines(
+        self,
+        x: float,
+        y: float,
+        lines: Sequence[str],
+        kind: str,
+        pitch: float = 16,
+        anchor: str = "start",
+    ) -> float:
         """Lines of text under each other; returns the y of the line after them."""
         for index, line in enumerate(lines):
             self.text(x, y + index * pitch, line, kind, anchor=anchor)
         return y + len(lines) * pitch
 
-    def type(self, x: float, y: float, *types: Type | tuple[str, Type], room: float | None = None, anchor: str = "start") -> None:
+    def type(
+        self,
+        x: float,
+        y: float,
+        *types: Type | tuple[str, Type],
+        room: float | None = None,
+        anchor: str = "start",
+    ) -> None:
         """Types on a line, each optionally with a caption before it; one that takes more ``room`` than there is, in pixels, is shortened."""
         pairs = [item if isinstance(item, tuple) else ("", item) for item in types]
-        leads = [("  " if index else "") + (f"{caption} " if caption else "") for index, (caption, _) in enumerate(pairs)]
+        leads = [
+            ("  " if index else "") + (f"{caption} " if caption else "")
+            for index, (caption, _) in enumerate(pairs)
+        ]
         letters = float("inf") if room is None else room // (TYPE * MONO)
-        spare = letters - sum(len(lead) + kind.longest for lead, (_, kind) in zip(leads, pairs, strict=True))
+        spare = letters - sum(
+            len(lead) + kind.longest for lead, (_, kind) in zip(leads, pairs, strict=True)
+        )
         spans, short, full = [], "", ""
         for lead, (_, kind) in zip(leads, pairs, strict=True):
             most = kind.longest + spare // len(pairs)
             shown = written(kind.names, kind.dtype, most)
             short, full = short + lead + shown, full + lead + written(kind.names, kind.dtype)
-            attributes = f' data-of="{escape(" ".join(kind.of))}"' + (f' data-dtype="{escape(kind.dtype)}"' if kind.dtype else "")
+            attributes = f' data-of="{escape(" ".join(kind.of))}"' + (
+                f' data-dtype="{escape(kind.dtype)}"' if kind.dtype else ""
+            )
             attributes += "" if room is None else f' data-room="{most:.0f}"'
             spans.append(f'{escape(lead)}<tspan class="bd-t"{attributes}>{escape(shown)}</tspan>')
             self.typed.update(kind.of)
         # In full where it is pointed at or focused: the script's work, and without one the browser's.
-        cut = f' bd-cut" tabindex="0" role="img" aria-label="{escape(full)}' if short != full else ""
+        cut = (
+            f' bd-cut" tabindex="0" role="img" aria-label="{escape(full)}' if short != full else ""
+        )
         tip = f"<title>{escape(full)}</title>" if cut else ""
         place = "" if anchor == "start" else f' text-anchor="{anchor}"'
-        self.labels.append(f'<text class="bd-type{cut}" x="{number(x)}" y="{number(y)}"{place}>{tip}{"".join(spans)}</text>')
+        self.labels.append(
+            f'<text class="bd-type{cut}" x="{number(x)}" y="{number(y)}"{place}>{tip}{"".join(spans)}</text>'
+        )
 
     def type_under(self, pill: Box, kind: Type, room: float | None = None) -> None:
         """A type below its pill: as wide as that, or as the ``room`` there is."""
         self.type(pill.x + 4, pill.bottom + 12, kind, room=(room or pill.w) - 4)
 
-    def types(self, x: float, y: float, types: Sequence[tuple[str, Type]], width: float, pitch: float = 14) -> float:
+    def types(
+        self, x: float, y: float, types: Sequence[tuple[str, Type]], width: float, pitch: float = 14
+    ) -> float:
         """Types with captions in lines that fit ``width``; returns the y of the last line."""
         line: list[tuple[str, Type]] = []
         for pair in types:
@@ -161,16 +200,33 @@ class Canvas:
 
     def untyped(self, *hosts: str) -> list[Part]:
         """What has a pill and no type yet, of these hosts."""
-        return [part for part in self.drawn.values() if part.host in hosts and part.key not in self.typed]
+        return [
+            part
+            for part in self.drawn.values()
+            if part.host in hosts and part.key not in self.typed
+        ]
 
-    def pill(self, part: Part, x: float, y: float, w: float | None = None, *, bare: bool = False, size: float = NAME,
-             text: str | None = None) -> Box:
+    def pill(
+        self,
+        part: Part,
+        x: float,
+        y: float,
+        w: float | None = None,
+        *,
+        bare: bool = False,
+        size: float = NAME,
+        text: str | None = None,
+    ) -> Box:
         """A readable value. ``bare`` leaves the outline away until it is pointed at or focused; ``text`` is its name unless given."""
         text = text or part.name
         width = w or mono_width(text, size) + 20
         self.drawn[part.key] = part
         role = role_of(part.host, part.name)
-        classes = f"bd-part role-{role}" + (" bd-bare" if bare else "") + (" bd-derived" if part.derived else "")
+        classes = (
+            f"bd-part role-{role}"
+            + (" bd-bare" if bare else "")
+            + (" bd-derived" if part.derived else "")
+        )
         small = f' font-size="{number(size)}"' if size != NAME else ""
         self.over.append(
             f'<g class="{classes}" tabindex="0" role="button" data-value="{escape(part.name)}" data-host="{escape(part.host)}"'
@@ -180,7 +236,9 @@ class Canvas:
         )
         return Box(x, y, width, PILL)
 
-    def pair(self, parts: Sequence[Part], x: float, y: float, w: float, gap: float = 6) -> list[Box]:
+    def pair(
+        self, parts: Sequence[Part], x: float, y: float, w: float, gap: float = 6
+    ) -> list[Box]:
         """Pills side by side, sharing the width ``w`` by the lengths of their names."""
         letters = sum(len(part.name) + 3 for part in parts) or 1
         room = w - gap * (len(parts) - 1)
@@ -195,14 +253,27 @@ class Canvas:
         classes = f"bd-{kind}" + (f" role-{role}" if role else "")
         self.under.append(f'<path class="{classes}" d="{d}"{attrs}/>')
 
-    def edge(self, *points: tuple[float, float], arrow: bool = True, kind: str = "edge", role: str = "", attrs: str = "") -> None:
+    def edge(
+        self,
+        *points: tuple[float, float],
+        arrow: bool = True,
+        kind: str = "edge",
+        role: str = "",
+        attrs: str = "",
+    ) -> None:
         """A line through right angles, with rounded corners and an arrow head at its end."""
         self.path(rounded(points), kind, role, attrs)
         if arrow:
             self.head(points[-2], points[-1], role)
 
-    def addend(self, start: tuple[float, float], end: tuple[float, float], name: str, lane: float | None = None,
-               crossed: Sequence[float] = ()) -> None:
+    def addend(
+        self,
+        start: tuple[float, float],
+        end: tuple[float, float],
+        name: str,
+        lane: float | None = None,
+        crossed: Sequence[float] = (),
+    ) -> None:
         """A result on its way from ``start`` back to the stream at ``end``; live marks know it by ``name``.
 
         It takes a ``lane`` past the boxes below its own; one without goes straight down, over the lines it has ``crossed``.
@@ -213,7 +284,9 @@ class Canvas:
             self.path(f"M{number(x)} {number(other - 6)}v12", "bridge")
         self.edge(start, *around, end, kind="addend", attrs=f' data-addend="{name}"')
 
-    def curve(self, start: tuple[float, float], end: tuple[float, float], arrow: bool = False) -> None:
+    def curve(
+        self, start: tuple[float, float], end: tuple[float, float], arrow: bool = False
+    ) -> None:
         """A soft curve from left to right, or from top to bottom where that is the longer way."""
         (x0, y0), (x1, y1) = start, end
         if abs(x1 - x0) >= 8 and abs(x1 - x0) * 3 >= abs(y1 - y0):
@@ -264,7 +337,9 @@ class Canvas:
         self.text(x + 16, y + 4, turn.says, "module", "stream")
 
     def dot(self, x: float, y: float, r: float = 4.5) -> None:
-        self.over.append(f'<circle class="bd-dot role-stream" cx="{number(x)}" cy="{number(y)}" r="{number(r)}"/>')
+        self.over.append(
+            f'<circle class="bd-dot role-stream" cx="{number(x)}" cy="{number(y)}" r="{number(r)}"/>'
+        )
 
     def cells(self, area: Box, count: int, chosen: int) -> float:
         """The experts as a field of cells; returns the y under its last row.
@@ -276,8 +351,14 @@ class Canvas:
         side, lit = pitch * 0.76, lit_cells(count, chosen)
         left = area.x + (area.w - columns * pitch + pitch - side) / 2
         rows = [min(columns, count - first) for first in range(0, count, columns)]
-        lines = "".join(f"M{left:.2f} {area.y + row * pitch + side / 2:.2f}h{(wide - 1) * pitch + side:.2f}" for row, wide in enumerate(rows))
-        squares = "".join(f"M{left + cell % columns * pitch:.2f} {area.y + cell // columns * pitch:.2f}h{side:.2f}v{side:.2f}h-{side:.2f}z" for cell in lit)
+        lines = "".join(
+            f"M{left:.2f} {area.y + row * pitch + side / 2:.2f}h{(wide - 1) * pitch + side:.2f}"
+            for row, wide in enumerate(rows)
+        )
+        squares = "".join(
+            f"M{left + cell % columns * pitch:.2f} {area.y + cell // columns * pitch:.2f}h{side:.2f}v{side:.2f}h-{side:.2f}z"
+            for cell in lit
+        )
         self.over.append(
             f'<g class="bd-cells role-mlp" role="img" data-count="{count}" data-columns="{columns}" data-pitch="{pitch:.3f}"'
             f' data-left="{left:.2f}" data-top="{area.y:.2f}" data-side="{side:.2f}" data-lit="{" ".join(map(str, lit))}"'
@@ -304,7 +385,10 @@ def grid(count: int, width: float, height: float, most: float = 17.0) -> tuple[i
 
     # Of fields with cells of one size, the widest.
     best = max(range(1, count + 1), key=lambda columns: (pitch(columns), columns))
-    even = max((columns for columns in range(1, count + 1) if count % columns == 0), key=lambda columns: (pitch(columns), columns))
+    even = max(
+        (columns for columns in range(1, count + 1) if count % columns == 0),
+        key=lambda columns: (pitch(columns), columns),
+    )
     columns = even if pitch(even) >= 0.8 * pitch(best) else best
     return columns, pitch(columns)
 
@@ -316,7 +400,9 @@ def rounded(points: Sequence[tuple[float, float]], radius: float = 7) -> str:
         reach = min(radius, leg(before, corner) / 2, leg(corner, after) / 2)
         x0, y0 = toward(corner, before, reach)
         x1, y1 = toward(corner, after, reach)
-        d.append(f"L{number(x0)} {number(y0)}Q{number(corner[0])} {number(corner[1])} {number(x1)} {number(y1)}")
+        d.append(
+            f"L{number(x0)} {number(y0)}Q{number(corner[0])} {number(corner[1])} {number(x1)} {number(y1)}"
+        )
     d.append(f"L{number(points[-1][0])} {number(points[-1][1])}")
     return "".join(d)
 
@@ -325,7 +411,9 @@ def leg(one: tuple[float, float], other: tuple[float, float]) -> float:
     return abs(one[0] - other[0]) + abs(one[1] - other[1])
 
 
-def toward(start: tuple[float, float], end: tuple[float, float], distance: float) -> tuple[float, float]:
+def toward(
+    start: tuple[float, float], end: tuple[float, float], distance: float
+) -> tuple[float, float]:
     whole = leg(start, end) or 1.0
     share = distance / whole
     return start[0] + (end[0] - start[0]) * share, start[1] + (end[1] - start[1]) * share

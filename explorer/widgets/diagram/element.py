@@ -18,7 +18,11 @@ from explorer.widgets.palette import ROLES, role_of
 
 #: What the strip names beside the blocks: a word and the value that is read there.
 _STRIP = (
-    ("embed", "token_embeddings"), ("layers", None), ("final norm", "final_norm_output"), ("head", "lm_head_output"), ("logits", "logits"),
+    ("embed", "token_embeddings"),
+    ("layers", None),
+    ("final norm", "final_norm_output"),
+    ("head", "lm_head_output"),
+    ("logits", "logits"),
 )
 
 #: Facts of a value that do not change between checkpoints of a family, as the card shows them.
@@ -37,19 +41,31 @@ def card_data(records: Sequence[Record]) -> dict[str, Any]:
     for record in records:
         rows, types, blocks = [], [], shapes(record)
         for row in record["values"]:
-            static = {"host": host_key(row["host"]), "path": row["host"], **{key: row.get(key) for key in _STATIC}}
+            static = {
+                "host": host_key(row["host"]),
+                "path": row["host"],
+                **{key: row.get(key) for key in _STATIC},
+            }
             key = json.dumps(static, sort_keys=True)
             if key not in index:
                 index[key] = len(pool)
                 pool.append(static)
             where = _where(row, blocks)
             kinds = [_type(row, blocks[shape]) for shape in (where or [0])]
-            types += [kind for number, kind in enumerate(kinds) if kind not in (*types, *kinds[:number])]
+            types += [
+                kind for number, kind in enumerate(kinds) if kind not in (*types, *kinds[:number])
+            ]
             rows.append([index[key], where, [types.index(kind) for kind in kinds]])
-        checkpoints.append({
-            "id": record["checkpoint"], "family": record["family"], "layers": record["sizes"]["num_layers"],
-            "shapes": [_shape(block) for block in blocks], "types": types, "values": rows,
-        })
+        checkpoints.append(
+            {
+                "id": record["checkpoint"],
+                "family": record["family"],
+                "layers": record["sizes"]["num_layers"],
+                "shapes": [_shape(block) for block in blocks],
+                "types": types,
+                "values": rows,
+            }
+        )
     return {"values": pool, "checkpoints": checkpoints}
 
 
@@ -68,22 +84,39 @@ def _where(row: Record, blocks: Sequence[Block]) -> list[int] | None:
 
 def _shape(block: Block) -> dict[str, Any]:
     return {
-        "layers": list(block.facts["layers"]), "title": block.title(), "identity": block.facts["identity"],
-        "roles": [sub["role"] for sub in block.sublayers], "windowed": any(sub.get("window") for sub in block.sublayers),
+        "layers": list(block.facts["layers"]),
+        "title": block.title(),
+        "identity": block.facts["identity"],
+        "roles": [sub["role"] for sub in block.sublayers],
+        "windowed": any(sub.get("window") for sub in block.sublayers),
     }
 
 
-def element(records: Sequence[Record], draw: Callable[[Record, int, str], str], *, card: bool = True, strip: bool = True) -> str:
+def element(
+    records: Sequence[Record],
+    draw: Callable[[Record, int, str], str],
+    *,
+    card: bool = True,
+    strip: bool = True,
+) -> str:
     """HTML of the whole element; ``draw(record, shape, layout)`` gives one drawing."""
     first = records[0]
-    data = json.dumps(card_data(records), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    data = json.dumps(card_data(records), separators=(",", ":"), ensure_ascii=False).replace(
+        "<", "\\u003c"
+    )
     parts = [
-        "<block-diagram>", f'<script type="application/json" class="bd-data">{data}</script>',
-        _strip(first) if strip else "", _slider(), '<div class="bd-main">',
+        "<block-diagram>",
+        f'<script type="application/json" class="bd-data">{data}</script>',
+        _strip(first) if strip else "",
+        _slider(),
+        '<div class="bd-main">',
         f'<div class="bd-stage" data-layer="0" data-shape="0">{_drawn(first, 0, draw)}</div>',
-        _card() if card else "", "</div>",
+        _card() if card else "",
+        "</div>",
         f'<p class="bd-identity"><span>identity</span> <code>{escape(shapes(first)[0].facts["identity"])}</code></p>',
-        _legend(first), *_templates(records, draw), "</block-diagram>",
+        _legend(first),
+        *_templates(records, draw),
+        "</block-diagram>",
     ]
     return "".join(parts)
 
@@ -94,7 +127,9 @@ def _strip(record: Record) -> str:
     steps = []
     for word, name in _STRIP:
         if name is None:
-            steps.append(f'<span role="listitem" class="bd-here role-stream"><b>{word} × <span class="bd-count">{record["sizes"]["num_layers"]}</span></b></span>')
+            steps.append(
+                f'<span role="listitem" class="bd-here role-stream"><b>{word} × <span class="bd-count">{record["sizes"]["num_layers"]}</span></b></span>'
+            )
         elif name in have:
             steps.append(
                 f'<span role="listitem"><button type="button" class="bd-step role-{role_of("model", name)}" data-value="{name}" data-host="model">'
@@ -104,8 +139,11 @@ def _strip(record: Record) -> str:
 
 
 #: How types can be written: by the script's name for it, a word, and what it says to who cannot see what it does.
-_NOTATIONS = (("names", "names", "sizes by name"), ("numbers", "numbers", "this checkpoint's numbers"),
-              ("call", "at B, S", "numbers at a batch size and a length"))
+_NOTATIONS = (
+    ("names", "names", "sizes by name"),
+    ("numbers", "numbers", "this checkpoint's numbers"),
+    ("call", "at B, S", "numbers at a batch size and a length"),
+)
 
 
 def _slider() -> str:
@@ -134,17 +172,32 @@ def _card() -> str:
 def _legend(record: Record) -> str:
     roles = dict.fromkeys(sub["role"] for block in shapes(record) for sub in block.sublayers)
     words = {
-        "attention": ROLES["attention"].label, "recurrent": "recurrent mixer", "convolution": "short convolution", "mixer": "mixer, not followed",
-        "experts": "mixture of experts", "mlp": "dense MLP", "extra": "further part, not followed",
+        "attention": ROLES["attention"].label,
+        "recurrent": "recurrent mixer",
+        "convolution": "short convolution",
+        "mixer": "mixer, not followed",
+        "experts": "mixture of experts",
+        "mlp": "dense MLP",
+        "extra": "further part, not followed",
     }
-    items = [f'<span role="listitem"><i class="bd-tick bd-tick-{role}"></i>{words[role]}</span>' for role in roles if role in words]
+    items = [
+        f'<span role="listitem"><i class="bd-tick bd-tick-{role}"></i>{words[role]}</span>'
+        for role in roles
+        if role in words
+    ]
     if any(sub.get("window") for block in shapes(record) for sub in block.sublayers):
-        items.append('<span role="listitem"><i class="bd-tick bd-tick-attention bd-window"></i>attention in a window</span>')
+        items.append(
+            '<span role="listitem"><i class="bd-tick bd-tick-attention bd-window"></i>attention in a window</span>'
+        )
     if "experts" in roles:
-        items.append('<span role="listitem">lit cells stand for the chosen experts, which differ by token</span>')
+        items.append(
+            '<span role="listitem">lit cells stand for the chosen experts, which differ by token</span>'
+        )
     if usual := shapes(record)[0].usual_dtype:
         items.append(f'<span role="listitem">types without a dtype are {escape(usual)}</span>')
-    items.append('<span role="listitem"><i class="bd-swatch"></i>derived from other values, read-only</span>')
+    items.append(
+        '<span role="listitem"><i class="bd-swatch"></i>derived from other values, read-only</span>'
+    )
     return f'<div class="bd-legend" role="list">{"".join(items)}</div>'
 
 
@@ -154,10 +207,14 @@ def _templates(records: Sequence[Record], draw: Callable[[Record, int, str], str
     for number, record in enumerate(records):
         for shape in range(len(shapes(record))):
             if (number, shape) != (0, 0):
-                found.append(f'<template data-drawing="{number}.{shape}">{_drawn(record, shape, draw)}</template>')
+                found.append(
+                    f'<template data-drawing="{number}.{shape}">{_drawn(record, shape, draw)}</template>'
+                )
     return found
 
 
 def _drawn(record: Record, shape: int, draw: Callable[[Record, int, str], str]) -> str:
     """Both drawings of a block, and the block as text."""
-    return draw(record, shape, "wide") + draw(record, shape, "narrow") + outline(shapes(record)[shape])
+    return (
+        draw(record, shape, "wide") + draw(record, shape, "narrow") + outline(shapes(record)[shape])
+    )

@@ -52,7 +52,9 @@ def mark(canvas: Canvas, block: Block, name: str, y: float) -> float:
     canvas.dot(STREAM, y)
     part = block.part("layers", name)
     if part:
-        pill = canvas.pill(part, STREAM + 12, y - PILL / 2, mono_width(name, 12) + 14, bare=True, size=12)
+        pill = canvas.pill(
+            part, STREAM + 12, y - PILL / 2, mono_width(name, 12) + 14, bare=True, size=12
+        )
         canvas.type(pill.right + 6, y + 4, block.type(part), room=RIGHT - pill.right - 6)
     return y + 24
 
@@ -68,7 +70,14 @@ def enter(canvas: Canvas, block: Block, sub: Record, y: float, norms: dict[str, 
     if norm and norm["on_stream"]:
         return branch(canvas, block, None, y, [part for part in (part, called_with) if part])
     if norm and norm["module"] in norms:
-        return branch(canvas, block, norms[norm["module"]], y, [part for part in (part, called_with) if part], norm["scaled"])
+        return branch(
+            canvas,
+            block,
+            norms[norm["module"]],
+            y,
+            [part for part in (part, called_with) if part],
+            norm["scaled"],
+        )
     if not norm:
         if not called_with:
             canvas.edge((STREAM, y + 8), (MIDDLE, y + 8), (MIDDLE, y + 25))
@@ -90,46 +99,82 @@ def enter(canvas: Canvas, block: Block, sub: Record, y: float, norms: dict[str, 
     return top + 22
 
 
-def called(canvas: Canvas, block: Block, part: Part, start: Point, y: float, norm: Part | None = None) -> float:
+def called(
+    canvas: Canvas, block: Block, part: Part, start: Point, y: float, norm: Part | None = None
+) -> float:
     """What the sublayer is called with, on the way from ``start``, a ``norm``'s, into its box; returns the box's top."""
     pill = canvas.pill(part, X0 + 12, y, 96)
     if start[0] < pill.x:
         canvas.edge((start[0], pill.cy), (pill.x - 1, pill.cy))
     else:
         canvas.edge(start, (pill.cx, pill.y - 1))
-    canvas.type(pill.right + 8, pill.cy + 3.5, block.type(part, *([norm] if norm else [])), room=RIGHT - pill.right - 8)
+    canvas.type(
+        pill.right + 8,
+        pill.cy + 3.5,
+        block.type(part, *([norm] if norm else [])),
+        room=RIGHT - pill.right - 8,
+    )
     canvas.edge((pill.cx, pill.bottom), (pill.cx, pill.bottom + 17))
     return pill.bottom + 18
 
 
-def branch(canvas: Canvas, block: Block, norm: Box | None, y: float, parts: Sequence[Part], scaled: bool = False) -> float:
+def branch(
+    canvas: Canvas,
+    block: Block,
+    norm: Box | None,
+    y: float,
+    parts: Sequence[Part],
+    scaled: bool = False,
+) -> float:
     """From a norm drawn above, past the box that reads it first, to the next; from the stream where that went through the norm.
 
     Returns the box's top.
     """
     x = STREAM if norm is None else (STREAM + LEFT) / 2
-    way = () if norm is None else ((norm.x + 10, norm.bottom), (norm.x + 10, norm.bottom + 9), (x, norm.bottom + 9))
+    way = (
+        ()
+        if norm is None
+        else ((norm.x + 10, norm.bottom), (norm.x + 10, norm.bottom + 9), (x, norm.bottom + 9))
+    )
     if scaled:
         canvas.text(MIDDLE - 8, y + 21, "× scale", "note", anchor="end")
     if not parts:
         canvas.edge(*way, (x, y + 8), (MIDDLE, y + 8), (MIDDLE, y + 25))
         return y + 26
-    pills = [canvas.pill(part, X0 + (170 * index), y, 150 if index == 0 else 96, size=10.5) for index, part in enumerate(parts)]
+    pills = [
+        canvas.pill(part, X0 + (170 * index), y, 150 if index == 0 else 96, size=10.5)
+        for index, part in enumerate(parts)
+    ]
     canvas.edge(*way, (x, pills[0].cy), (pills[0].x - 1, pills[0].cy))
     for one, other in zip(pills, pills[1:]):
         canvas.edge((one.right, one.cy), (other.x - 1, other.cy))
     canvas.edge((pills[-1].cx, pills[-1].bottom), (pills[-1].cx, pills[-1].bottom + 21))
-    canvas.type(pills[-1].cx + 8, pills[-1].bottom + 14, block.type(*reversed(parts)), room=RIGHT - pills[-1].cx - 8)
+    canvas.type(
+        pills[-1].cx + 8,
+        pills[-1].bottom + 14,
+        block.type(*reversed(parts)),
+        room=RIGHT - pills[-1].cx - 8,
+    )
     return pills[-1].bottom + 22
 
 
-def join(canvas: Canvas, block: Block, sub: Record, start: Point, y: float, lane: float | None, crossed: Sequence[float]) -> float:
+def join(
+    canvas: Canvas,
+    block: Block,
+    sub: Record,
+    start: Point,
+    y: float,
+    lane: float | None,
+    crossed: Sequence[float],
+) -> float:
     """The addend, back to the stream; returns where the next mark stands."""
     canvas.addend(start, (STREAM + 11, y), block.addend(sub), lane, crossed)
     part = block.part(sub["host"], sub["output"])
     if part:
         name = block.adds(sub)
-        pill = canvas.pill(part, LEFT + 2, y + 4, mono_width(name, 12) + 14, bare=True, size=12, text=name)
+        pill = canvas.pill(
+            part, LEFT + 2, y + 4, mono_width(name, 12) + 14, bare=True, size=12, text=name
+        )
         canvas.type(pill.right + 8, y + 19, block.type(part), room=RIGHT - pill.right - 8)
     canvas.node(STREAM, y, "+", 10)
     return y + 50
@@ -146,7 +191,13 @@ def sublayer(canvas: Canvas, block: Block, sub: Record, top: float) -> Point:
     lines = wrap(" · ".join(sub.get("steps") or ()), x - X0 - 10 if left else X1 - x - 10)
     # At the left it would stand on what is drawn there: below that.
     first = max(start + 24, y + 12) if left else start + 16
-    bottom = max(canvas.lines(x + (-10 if left else 10), first, lines, "note", anchor="end" if left else "start") - 4, y + 8)
+    bottom = max(
+        canvas.lines(
+            x + (-10 if left else 10), first, lines, "note", anchor="end" if left else "start"
+        )
+        - 4,
+        y + 8,
+    )
     canvas.edge((x, start), (x, bottom), arrow=False)
     under(canvas, Box(LEFT, top, RIGHT - LEFT, bottom - top), role, "box", 13)
     return x, bottom
@@ -156,19 +207,37 @@ def others(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
     """Rows of what the drawing of a sublayer has no place for; returns the y below."""
     rest = block.rest(sub, canvas.drawn)
     for index in range(0, len(rest), 2):
-        row(canvas, block, rest[index : index + 2], y + 4, w=X1 - X0 if len(rest) > index + 1 else 160)
+        row(
+            canvas,
+            block,
+            rest[index : index + 2],
+            y + 4,
+            w=X1 - X0 if len(rest) > index + 1 else 160,
+        )
         y += PILL + 22
     return y
 
 
 def draw_plain(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple[float, Point]:
     """A sublayer whose inside is not followed: what is said of it."""
-    said = f"What is inside is not followed: {sub['note']}." if sub.get("note") else "What is inside is not followed."
+    said = (
+        f"What is inside is not followed: {sub['note']}."
+        if sub.get("note")
+        else "What is inside is not followed."
+    )
     y = canvas.lines(X0, y + 12, wrap(said, X1 - X0), "note")
     return y, (X1 - 40, y)
 
 
-def row(canvas: Canvas, block: Block, parts: Sequence[Part], y: float, typed: bool = True, x: float = X0, w: float = X1 - X0) -> list[Box]:
+def row(
+    canvas: Canvas,
+    block: Block,
+    parts: Sequence[Part],
+    y: float,
+    typed: bool = True,
+    x: float = X0,
+    w: float = X1 - X0,
+) -> list[Box]:
     """Pills of equal width side by side, each with its type below."""
     gap = 10.0
     width = (w - gap * (len(parts) - 1)) / max(len(parts), 1)
@@ -190,7 +259,9 @@ def draw_attention(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple
     scores = row(canvas, block, block.parts(host, ("attention_scores",)), y, w=190)
     for box in asks:
         side = box.right if box.cx < MIDDLE else box.x
-        canvas.edge((side, box.cy), (MIDDLE, box.cy), (MIDDLE, y - 1), arrow=bool(scores) and box is asks[0])
+        canvas.edge(
+            (side, box.cy), (MIDDLE, box.cy), (MIDDLE, y - 1), arrow=bool(scores) and box is asks[0]
+        )
     sinks = block.part(host, "attention_sinks")
     if sinks:
         pill = canvas.pill(sinks, X0 + 206, y + 29, 124)
@@ -212,7 +283,9 @@ def draw_attention(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple
     return heads_out(canvas, block, host, meet, y + 50)
 
 
-def heads_out(canvas: Canvas, block: Block, host: str, meet: Point, y: float) -> tuple[float, Point]:
+def heads_out(
+    canvas: Canvas, block: Block, host: str, meet: Point, y: float
+) -> tuple[float, Point]:
     """From where weights meet values, through a gate where there is one, to the projection's input."""
     heads = row(canvas, block, block.parts(host, ("attention_head_outputs",)), y, w=172)
     gate = next(iter(block.parts(host, ("head_gate", "head_scale"))), None)
@@ -244,7 +317,10 @@ def draw_recurrent(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple
         canvas.type(X0 + 28, y + PILL + 12, block.type(before[0]), room=X1 - X0 - 28)
         canvas.edge((X0 + 16, pill.bottom), (X0 + 16, y + 41))
         y += 42
-    for names in (("attention_queries", "attention_keys"), ("attention_values", "decays", "betas", "recurrent_gate", "skip")):
+    for names in (
+        ("attention_queries", "attention_keys"),
+        ("attention_values", "decays", "betas", "recurrent_gate", "skip"),
+    ):
         if not (parts := block.parts(host, names)):
             continue
         if len(parts) > 2:
@@ -260,10 +336,21 @@ def draw_recurrent(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple
     if state:
         canvas.edge((MIDDLE, y), (MIDDLE, y + 17))
         canvas.pair(state, X0, y + 18, X1 - X0 - 20)
-        y = canvas.types(X0 + 4, y + 53, types_line(block, canvas.untyped(attribute(host))), X1 - X0 - 24) - 7
+        y = (
+            canvas.types(
+                X0 + 4, y + 53, types_line(block, canvas.untyped(attribute(host))), X1 - X0 - 24
+            )
+            - 7
+        )
     heads = row(canvas, block, block.parts(host, ("attention_head_outputs",)), y + 18, w=190)
     for pill in heads:
-        canvas.edge((X1 - 60, turn - 9), (X1 - 60, turn), (trunk, turn), (trunk, pill.cy), (pill.right + 1, pill.cy))
+        canvas.edge(
+            (X1 - 60, turn - 9),
+            (X1 - 60, turn),
+            (trunk, turn),
+            (trunk, pill.cy),
+            (pill.right + 1, pill.cy),
+        )
         y = pill.bottom
     gate = block.part(host, "head_gate")
     if gate:
@@ -314,7 +401,11 @@ def rule(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
     for index, part in enumerate(inside if not below else ()):
         canvas.pill(part, box.right - 142, box.y + 12 + 28 * index, 130)
     x = box.right
-    canvas.path(f"M{x} {box.y + 20}C{x + 34} {box.y + 20} {x + 34} {box.bottom - 20} {x + 7} {box.bottom - 20}", "loop", "recurrent")
+    canvas.path(
+        f"M{x} {box.y + 20}C{x + 34} {box.y + 20} {x + 34} {box.bottom - 20} {x + 7} {box.bottom - 20}",
+        "loop",
+        "recurrent",
+    )
     canvas.head((x + 8, box.bottom - 20), (x + 1, box.bottom - 20), "recurrent")
     return box.bottom
 
@@ -323,34 +414,75 @@ def draw_experts(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple[f
     host, experts, shared = sub["host"], sub["experts"], sub.get("shared")
     if not experts:
         return draw_plain(canvas, block, sub, y)
-    router = block.parts(host, ("router_logits", "router_scores", "expert_weights", "expert_indices", "router_margin"))
-    y = grid(canvas, block, router, y, "router", "router", (sub.get("router") or {}).get("module", ""))
+    router = block.parts(
+        host,
+        ("router_logits", "router_scores", "expert_weights", "expert_indices", "router_margin"),
+    )
+    y = grid(
+        canvas, block, router, y, "router", "router", (sub.get("router") or {}).get("module", "")
+    )
     canvas.edge((MIDDLE, y), (MIDDLE, y + 19))
     field = Box(X0, y + 20, X1 - X0, 0)
     canvas.text(field.x + 12, field.y + 20, "experts", "operation", "mlp")
     width = f", {experts['width']} wide" if experts.get("width") else ""
-    canvas.text(field.right - 12, field.y + 20, f"{experts['chosen']} of {experts['count']}{width}", "caption", anchor="end")
-    below = canvas.cells(Box(field.x + 12, field.y + 31, field.w - 24, 64), experts["count"], experts["chosen"])
-    row(canvas, block, block.parts(host, ("expert_outputs", "routed_output")), below + 8, x=field.x + 10, w=field.w - 20)
+    canvas.text(
+        field.right - 12,
+        field.y + 20,
+        f"{experts['chosen']} of {experts['count']}{width}",
+        "caption",
+        anchor="end",
+    )
+    below = canvas.cells(
+        Box(field.x + 12, field.y + 31, field.w - 24, 64), experts["count"], experts["chosen"]
+    )
+    row(
+        canvas,
+        block,
+        block.parts(host, ("expert_outputs", "routed_output")),
+        below + 8,
+        x=field.x + 10,
+        w=field.w - 20,
+    )
     y = below + 8 + PILL + 22
     under(canvas, Box(field.x, field.y, field.w, y - field.y), "mlp", "inner")
     if shared:
-        inside = block.parts("shared_experts", ("mlp_activation", "mlp_neurons", "mlp_output")) + block.parts(host, ("shared_expert_output",))
+        inside = block.parts(
+            "shared_experts", ("mlp_activation", "mlp_neurons", "mlp_output")
+        ) + block.parts(host, ("shared_expert_output",))
         gate = f"× {shared['gate']}" if shared.get("gate") else ""
         canvas.node(MIDDLE, y + 11, "+", 7, "mlp")
         y = grid(canvas, block, inside, y + 22, "mlp", "shared expert", gate, "dashed")
     return y + 2, (X1 - 40, y)
 
 
-def grid(canvas: Canvas, block: Block, parts: Sequence[Part], y: float, role: str, title: str, aside: str, kind: str = "inner") -> float:
+def grid(
+    canvas: Canvas,
+    block: Block,
+    parts: Sequence[Part],
+    y: float,
+    role: str,
+    title: str,
+    aside: str,
+    kind: str = "inner",
+) -> float:
     """A titled inner box with its pills two to a row; returns its bottom."""
     canvas.text(X0 + 12, y + 20, title, "operation", role)
     canvas.text(X1 - 12, y + 20, aside, "caption", anchor="end")
     rows = [parts[i : i + 2] for i in range(0, len(parts), 2)]
     for index, pair in enumerate(rows):
         full = X1 - X0 - 20
-        row(canvas, block, pair, y + 30 + 29 * index, typed=False, x=X0 + 10, w=full if len(pair) == 2 else (full - 10) / 2)
-    bottom = canvas.types(X0 + 12, y + 42 + 29 * len(rows), types_line(block, parts), X1 - X0 - 20) + 10
+        row(
+            canvas,
+            block,
+            pair,
+            y + 30 + 29 * index,
+            typed=False,
+            x=X0 + 10,
+            w=full if len(pair) == 2 else (full - 10) / 2,
+        )
+    bottom = (
+        canvas.types(X0 + 12, y + 42 + 29 * len(rows), types_line(block, parts), X1 - X0 - 20) + 10
+    )
     under(canvas, Box(X0, y, X1 - X0, bottom - y), role, kind)
     return bottom
 
@@ -379,6 +511,11 @@ def draw_mlp(canvas: Canvas, block: Block, sub: Record, y: float) -> tuple[float
 
 
 DRAW: dict[str, Callable[[Canvas, Block, Record, float], tuple[float, Point]]] = {
-    "attention": draw_attention, "recurrent": draw_recurrent, "convolution": draw_convolution, "mixer": draw_plain, "extra": draw_plain,
-    "experts": draw_experts, "mlp": draw_mlp,
+    "attention": draw_attention,
+    "recurrent": draw_recurrent,
+    "convolution": draw_convolution,
+    "mixer": draw_plain,
+    "extra": draw_plain,
+    "experts": draw_experts,
+    "mlp": draw_mlp,
 }

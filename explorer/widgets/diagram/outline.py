@@ -15,19 +15,27 @@ _BEFORE, _AFTER = ("token_embeddings",), ("final_norm_output", "lm_head_output",
 
 def outline(block: Block) -> str:
     """HTML: a closed ``<details>`` with a list of what happens on the stream, and in each sublayer its values in the order of the forward."""
-    items = [_item(block, "the embedding hands on", "model", _BEFORE), _item(block, "the stream enters", "layers", ["layer_input"])]
+    items = [
+        _item(block, "the embedding hands on", "model", _BEFORE),
+        _item(block, "the stream enters", "layers", ["layer_input"]),
+    ]
     for turn in block.turns():
         if turn.after and turn.after == block.mid:
             items.append(_item(block, "the stream between", "layers", ["layer_mid"]))
         items += [_reads(block, sub) for sub in turn.reads]
         if turn.kind != "add":
-            items.append(f"<li>the stream is {_DONE[turn.kind]} <code>{escape(turn.says.lstrip('×+ '))}</code></li>")
-        items += [_item(block, f"⊕ {escape(sub['title'])} adds", sub["host"], [sub["output"]]) for sub in turn.adds]
+            items.append(
+                f"<li>the stream is {_DONE[turn.kind]} <code>{escape(turn.says.lstrip('×+ '))}</code></li>"
+            )
+        items += [
+            _item(block, f"⊕ {escape(sub['title'])} adds", sub["host"], [sub["output"]])
+            for sub in turn.adds
+        ]
     items.append(_item(block, "the stream leaves", "layers", ["layer_output"]))
     items.append(_item(block, "after the last block", "model", _AFTER))
     return (
         '<details class="bd-words"><summary>The block as text, with every type</summary>'
-        f'<ol>{"".join(items)}</ol></details>'
+        f"<ol>{''.join(items)}</ol></details>"
     )
 
 
@@ -43,7 +51,9 @@ def _reads(block: Block, sub: Record) -> str:
     inside = [*given, *block.rest(sub, ())]
     role = ROLE_OF_SUBLAYER.get(sub["role"], "ink")
     title = f'<b class="role-{role}">{escape(sub["title"])}</b> <code>{escape(host)}</code> reads the stream{through}'
-    return f"<li>{title}<ul>{''.join(f'<li>{_typed(block, part)}</li>' for part in inside)}</ul></li>"
+    return (
+        f"<li>{title}<ul>{''.join(f'<li>{_typed(block, part)}</li>' for part in inside)}</ul></li>"
+    )
 
 
 def _item(block: Block, words: str, host: str, names: Iterable[str]) -> str:

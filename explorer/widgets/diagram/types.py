@@ -40,7 +40,12 @@ class Type:
         return replace(self, of=(*self.of, *keys))
 
 
-def type_of(row: Mapping[str, Any], inferred: Mapping[str, Any] | None = None, of: str = "", layer: int | None = None) -> Type:
+def type_of(
+    row: Mapping[str, Any],
+    inferred: Mapping[str, Any] | None = None,
+    of: str = "",
+    layer: int | None = None,
+) -> Type:
     """The type of a value's row on block ``layer``: as ``inferred`` by a signature, else by the names of its layout's axes."""
     if inferred and inferred["numbers"]:
         # A mark after the number of an axis that no expression was found for.
@@ -49,9 +54,17 @@ def type_of(row: Mapping[str, Any], inferred: Mapping[str, Any] | None = None, o
     else:
         shape = row.get("shape") or {}
         names = [axis_name(axis) for axis in shape.get("symbols") or row["dims"]]
-        own = next((other["numbers"] for other in shape.get("others", ()) if layer in other["layers"]), shape.get("numbers"))
+        own = next(
+            (other["numbers"] for other in shape.get("others", ()) if layer in other["layers"]),
+            shape.get("numbers"),
+        )
         numbers, dtype = [CALL.get(axis, axis) for axis in own or row["dims"]], row.get("dtype")
-    return Type(tuple(names), tuple(str(number) for number in numbers), short_dtype(dtype or ""), (of,) if of else ())
+    return Type(
+        tuple(names),
+        tuple(str(number) for number in numbers),
+        short_dtype(dtype or ""),
+        (of,) if of else (),
+    )
 
 
 def axis_name(axis: str) -> str:

@@ -60,11 +60,18 @@ def _mark(canvas: Canvas, block: Block, name: str, y: float, below: bool = False
     part = block.part("layers", name)
     canvas.dot(STREAM, y)
     if part:
-        pill = canvas.pill(part, STREAM + 10, y - PILL / 2, mono_width(name, 12) + 14, bare=True, size=12)
+        pill = canvas.pill(
+            part, STREAM + 10, y - PILL / 2, mono_width(name, 12) + 14, bare=True, size=12
+        )
         if below:
             canvas.type(STREAM + 17, y + 22, block.type(part))
         else:
-            canvas.type(pill.right + 2, y + 4, block.type(part), room=(300 if name == _LEAVES else LEFT - 4) - pill.right)
+            canvas.type(
+                pill.right + 2,
+                y + 4,
+                block.type(part),
+                room=(300 if name == _LEAVES else LEFT - 4) - pill.right,
+            )
 
 
 def _enter(canvas: Canvas, block: Block, sub: Record, y: float, norms: dict[str, Box]) -> float:
@@ -92,7 +99,15 @@ def _enter(canvas: Canvas, block: Block, sub: Record, y: float, norms: dict[str,
     canvas.edge((STREAM, box.cy), (box.x - 1, box.cy))
     canvas.box(box, "norm", "norm", 10)
     room = box.w - 14
-    canvas.text(box.cx, y + 18, norm["module"], "normname", "norm", anchor="middle", width=room if mono_width(norm["module"], 10.8) > room else None)
+    canvas.text(
+        box.cx,
+        y + 18,
+        norm["module"],
+        "normname",
+        "norm",
+        anchor="middle",
+        width=room if mono_width(norm["module"], 10.8) > room else None,
+    )
     if part:
         canvas.pill(part, box.x + 6, y + 25, box.w - 12, size=10.5)
     if not called_with:
@@ -103,7 +118,15 @@ def _enter(canvas: Canvas, block: Block, sub: Record, y: float, norms: dict[str,
     return _called(canvas, block, [called_with, *([part] if part else [])], box, into)
 
 
-def _branch(canvas: Canvas, block: Block, norm: Box, y: float, part: Part | None, called_with: Part | None, into: float) -> float:
+def _branch(
+    canvas: Canvas,
+    block: Block,
+    norm: Box,
+    y: float,
+    part: Part | None,
+    called_with: Part | None,
+    into: float,
+) -> float:
     """From a norm drawn above, or one the stream has gone through, to a sublayer that reads it; returns the y below what was drawn."""
     x = norm.right - 18
     way = ((STREAM, y),) if not norm.w else ((x, norm.bottom), (x, y))
@@ -128,13 +151,22 @@ def _called(canvas: Canvas, block: Block, parts: Sequence[Part], above: Box, int
     return pill.bottom
 
 
-def _join(canvas: Canvas, block: Block, sub: Record, start: tuple[float, float], y: float, lane: float | None,
-          crossed: Sequence[float]) -> None:
+def _join(
+    canvas: Canvas,
+    block: Block,
+    sub: Record,
+    start: tuple[float, float],
+    y: float,
+    lane: float | None,
+    crossed: Sequence[float],
+) -> None:
     """The addend on its way back to the stream, and the ⊕ where it is added."""
     part = block.part(sub["host"], sub["output"])
     canvas.addend(start, (STREAM + 12, y), block.addend(sub), lane, crossed)
     if part:
         name = block.adds(sub)
-        canvas.pill(part, NORM_X + 6, y - PILL - 1, mono_width(name, 12) + 14, bare=True, size=12, text=name)
+        canvas.pill(
+            part, NORM_X + 6, y - PILL - 1, mono_width(name, 12) + 14, bare=True, size=12, text=name
+        )
         canvas.type(NORM_X + 13, y + 14, block.type(part))
     canvas.node(STREAM, y, "+", 11)

@@ -6,13 +6,19 @@ import numpy as np
 
 from explorer.widgets.views.picture import Heatmap, Mosaic, Refusal, Tile
 from explorer.widgets.views.downsample import causal
-from explorer.widgets.views.selection import Recorded, Selection, attends, missing, mixer_words, plain, recurrence_of, token_axis
+from explorer.widgets.views.selection import (
+    Recorded,
+    Selection,
+    attends,
+    missing,
+    mixer_words,
+    plain,
+    recurrence_of,
+    token_axis,
+)
 
 #: What the attention panel can show: the vocabulary's name and the words for it.
-CHOICES = {
-    "probabilities": "probabilities",
-    "scores": "scores before the softmax",
-}
+CHOICES = {"probabilities": "probabilities", "scores": "scores before the softmax"}
 
 #: Tokens from which a pattern's scale is cut off above.
 _LONG = 48
@@ -27,7 +33,9 @@ def refusal(rec: Recorded, chosen: Selection) -> Refusal | None:
     if not attends(rec, chosen.block):
         state = recurrence_of(rec, chosen.block)
         implied = " Its implied attention is under State." if state else ""
-        return Refusal(f"This block has no softmax pattern: {mixer_words(rec, chosen.block)}.{implied}")
+        return Refusal(
+            f"This block has no softmax pattern: {mixer_words(rec, chosen.block)}.{implied}"
+        )
     name = value_name(chosen)
     return None if (name, chosen.block) in rec else missing(rec, name, chosen.block)
 
@@ -56,7 +64,11 @@ def bounds(rec: Recorded, signed: bool) -> dict[str, object]:
     Over hundreds of tokens a row's weight is spread thin, and only the first rows reach one.
     """
     clip = 99.5 if len(rec.tokens) > _LONG else None
-    return {"signed": True, "clip": clip} if signed else {"signed": False, "low": 0.0, "high": 1.0, "clip": clip}
+    return (
+        {"signed": True, "clip": clip}
+        if signed
+        else {"signed": False, "low": 0.0, "high": 1.0, "clip": clip}
+    )
 
 
 def all_heads(rec: Recorded, chosen: Selection) -> Mosaic | Refusal:
@@ -69,11 +81,14 @@ def all_heads(rec: Recorded, chosen: Selection) -> Mosaic | Refusal:
         for head in range(heads(rec, chosen))
     )
     return Mosaic(
-        title=f"all {len(tiles)} heads, block {chosen.block}", tiles=tiles,
-        columns=mosaic_columns(len(tiles), group), **bounds(rec, chosen.pattern == "scores"),
+        title=f"all {len(tiles)} heads, block {chosen.block}",
+        tiles=tiles,
+        columns=mosaic_columns(len(tiles), group),
+        **bounds(rec, chosen.pattern == "scores"),
         note=(
             f"Grouped queries: the {group} heads of a group share one key and one value head."
-            if group > 1 else ""
+            if group > 1
+            else ""
         ),
     )
 
@@ -98,8 +113,11 @@ def one_head(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
     values = causal(_pattern(rec, chosen, head))
     return Heatmap(
         title=f"head {head} of block {chosen.block}{shared}",
-        x=token_axis(rec, "token read (key)"), y=token_axis(rec, "token reading (query)"),
-        values=values, **bounds(rec, chosen.pattern == "scores"), note=row_sum_note(rec, chosen, values),
+        x=token_axis(rec, "token read (key)"),
+        y=token_axis(rec, "token reading (query)"),
+        values=values,
+        **bounds(rec, chosen.pattern == "scores"),
+        note=row_sum_note(rec, chosen, values),
     )
 
 
@@ -118,4 +136,3 @@ def strongest(rec: Recorded, chosen: Selection, count: int = 5) -> list[tuple[in
     row = causal(_pattern(rec, chosen, min(chosen.head, heads(rec, chosen) - 1)))[chosen.token]
     order = np.argsort(np.where(np.isfinite(row), -row, np.inf))[:count]
     return [(int(key), float(row[key])) for key in order if np.isfinite(row[key])]
-

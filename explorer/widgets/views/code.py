@@ -55,7 +55,11 @@ def quoted(text: str) -> str:
 
 
 def cell(
-    origin: Origin, values: Sequence[str], layers: Iterable[int] | None, lines: Sequence[str], imports: str = "",
+    origin: Origin,
+    values: Sequence[str],
+    layers: Iterable[int] | None,
+    lines: Sequence[str],
+    imports: str = "",
 ) -> str:
     """A cell that records ``values`` and works out ``shown`` in ``lines``."""
     names = sorted({_EDIT_CALLS[edit.kind] for edit in origin.interventions} | {"load"})
@@ -64,35 +68,54 @@ def cell(
         arguments.append(f"layers={list(layers)!r}")
     if origin.interventions:
         arguments.append(f"edits=[{', '.join(edit.call for edit in origin.interventions)}]")
-    return "\n".join([
-        *([imports, ""] if imports else []), f"from explorer import {', '.join(names)}", "",
-        f"model = load({quoted(origin.source)})",
-        f"prompt = {quoted(origin.prompt)}",
-        f"rec = model.record(prompt, {', '.join(arguments)})",
-        *lines, "",
-    ])
+    return "\n".join(
+        [
+            *([imports, ""] if imports else []),
+            f"from explorer import {', '.join(names)}",
+            "",
+            f"model = load({quoted(origin.source)})",
+            f"prompt = {quoted(origin.prompt)}",
+            f"rec = model.record(prompt, {', '.join(arguments)})",
+            *lines,
+            "",
+        ]
+    )
 
 
 def router_grid(run: Recorded, chosen: Selection) -> str:
     block = chosen.block
     if chosen.router != "weights":
         name = f"router_{chosen.router}"
-        return cell(run.origin, [name], [block], [f'shown = rec["{name}", {block}][0]  # [token expert]'])
-    return cell(run.origin, ["router_logits", "expert_indices", "expert_weights"], [block], [
-        f'experts, weights = rec["expert_indices", {block}][0], rec["expert_weights", {block}][0]',
-        f'shown = torch.full(rec["router_logits", {block}][0].shape, float("nan"))',
-        "shown = shown.scatter(1, experts, weights.float())  # [token expert]",
-    ], "import torch")
+        return cell(
+            run.origin, [name], [block], [f'shown = rec["{name}", {block}][0]  # [token expert]']
+        )
+    return cell(
+        run.origin,
+        ["router_logits", "expert_indices", "expert_weights"],
+        [block],
+        [
+            f'experts, weights = rec["expert_indices", {block}][0], rec["expert_weights", {block}][0]',
+            f'shown = torch.full(rec["router_logits", {block}][0].shape, float("nan"))',
+            "shown = shown.scatter(1, experts, weights.float())  # [token expert]",
+        ],
+        "import torch",
+    )
 
 
 def router_load(run: Recorded, chosen: Selection) -> str:
-    return cell(run.origin, ["router_logits", "expert_indices"], None, [
-        "counts = [",
-        '    torch.bincount(rec["expert_indices", i].flatten(), minlength=rec["router_logits", i].shape[-1])',
-        '    for i in rec.layers("expert_indices")',
-        "]",
-        "shown = torch.stack(counts) / len(rec.tokens)  # [block expert]",
-    ], "import torch")
+    return cell(
+        run.origin,
+        ["router_logits", "expert_indices"],
+        None,
+        [
+            "counts = [",
+            '    torch.bincount(rec["expert_indices", i].flatten(), minlength=rec["router_logits", i].shape[-1])',
+            '    for i in rec.layers("expert_indices")',
+            "]",
+            "shown = torch.stack(counts) / len(rec.tokens)  # [block expert]",
+        ],
+        "import torch",
+    )
 
 
 def router_margin(run: Recorded, chosen: Selection) -> str:
@@ -104,7 +127,13 @@ def attention_all(run: Recorded, chosen: Selection) -> str:
 
 
 def attention_one(run: Recorded, chosen: Selection) -> str:
-    return _row(run.origin, f"attention_{chosen.pattern}", chosen.block, "[query key]", f"[0, {chosen.head}]")
+    return _row(
+        run.origin,
+        f"attention_{chosen.pattern}",
+        chosen.block,
+        "[query key]",
+        f"[0, {chosen.head}]",
+    )
 
 
 def _recurrence(run: Recorded, chosen: Selection) -> tuple[str, Callable[[str], str]]:
@@ -117,9 +146,21 @@ def state_kept(run: Recorded, chosen: Selection) -> str:
     host, key = _recurrence(run, chosen)
     shown = SHOWN[host]
     if vocabulary.BY_HOST[host][shown.kept].fixed:  # the same at every token
-        return _row(run.origin, key(shown.kept), chosen.block, "[head token]", ".exp()[:, None].expand(-1, len(rec.tokens))")
+        return _row(
+            run.origin,
+            key(shown.kept),
+            chosen.block,
+            "[head token]",
+            ".exp()[:, None].expand(-1, len(rec.tokens))",
+        )
     mean = ".mean(-1)" if len(vocabulary.BY_HOST[host][shown.kept].axes) > 3 else ""
-    return _row(run.origin, key(shown.kept), chosen.block, "[head token]", f"[0]{mean}{'.exp()' if shown.log else ''}.T")
+    return _row(
+        run.origin,
+        key(shown.kept),
+        chosen.block,
+        "[head token]",
+        f"[0]{mean}{'.exp()' if shown.log else ''}.T",
+    )
 
 
 def state_written(run: Recorded, chosen: Selection) -> str:
@@ -134,7 +175,9 @@ def state_all(run: Recorded, chosen: Selection) -> str:
 
 def state_one(run: Recorded, chosen: Selection) -> str:
     _, key = _recurrence(run, chosen)
-    return _row(run.origin, key("state_attention"), chosen.block, "[query key]", f"[0, {chosen.head}]")
+    return _row(
+        run.origin, key("state_attention"), chosen.block, "[query key]", f"[0, {chosen.head}]"
+    )
 
 
 def _replayed(run: Recorded, chosen: Selection) -> list[str]:
@@ -148,39 +191,66 @@ def state_matrix(run: Recorded, chosen: Selection) -> str:
     axes = vocabulary.BY_HOST[host]["state_output"].axes
     one = f"rec.state({chosen.block}, {chosen.head}, {chosen.token})[0]  # [key_dim value_dim]"
     every = f"rec.replay({chosen.block}).state_at({chosen.token})"
-    channels = f"{every}[0].T  # [key_dim channels]" if len(axes) > 2 else f"{every}  # [batch channels]"
-    return cell(run.origin, _replayed(run, chosen), [chosen.block], [f"shown = {one if 'heads' in axes else channels}"])
+    channels = (
+        f"{every}[0].T  # [key_dim channels]" if len(axes) > 2 else f"{every}  # [batch channels]"
+    )
+    return cell(
+        run.origin,
+        _replayed(run, chosen),
+        [chosen.block],
+        [f"shown = {one if 'heads' in axes else channels}"],
+    )
 
 
 def state_norm(run: Recorded, chosen: Selection) -> str:
-    return cell(run.origin, _replayed(run, chosen), [chosen.block], [
-        f"shown = torch.stack([state[0].norm() for state in rec.states({chosen.block}, {chosen.head})])  # [token]",
-    ], "import torch")
+    return cell(
+        run.origin,
+        _replayed(run, chosen),
+        [chosen.block],
+        [
+            f"shown = torch.stack([state[0].norm() for state in rec.states({chosen.block}, {chosen.head})])  # [token]"
+        ],
+        "import torch",
+    )
 
 
 def stream_addends(run: Recorded, chosen: Selection) -> str:
     made = {name for layer in range(run.num_layers) for name in run.addends(layer)}
     named = ["attention_output", "mlp.mlp_output"] if "mlp_output" in made else ["attention_output"]
-    return cell(run.origin, ["layer_input", *named], None, [
-        "shown = torch.stack([",
-        '    rec[name, i][0].norm(dim=-1) / rec["layer_input", i][0].norm(dim=-1)',
-        "    for i in range(rec.num_layers) for name in rec.addends(i)",
-        "]).log10()  # [block and sublayer, token]",
-    ], "import torch")
+    return cell(
+        run.origin,
+        ["layer_input", *named],
+        None,
+        [
+            "shown = torch.stack([",
+            '    rec[name, i][0].norm(dim=-1) / rec["layer_input", i][0].norm(dim=-1)',
+            "    for i in range(rec.num_layers) for name in rec.addends(i)",
+            "]).log10()  # [block and sublayer, token]",
+        ],
+        "import torch",
+    )
 
 
 def stream_norms(run: Recorded, chosen: Selection) -> str:
-    return cell(run.origin, ["layer_input", "layer_output"], None, [
-        'stream = [rec["layer_input", i][0] for i in range(rec.num_layers)]',
-        'stream.append(rec["layer_output", rec.num_layers - 1][0])',
-        "shown = torch.stack([x.norm(dim=-1) for x in stream]).log10()  # [place token]",
-    ], "import torch")
+    return cell(
+        run.origin,
+        ["layer_input", "layer_output"],
+        None,
+        [
+            'stream = [rec["layer_input", i][0] for i in range(rec.num_layers)]',
+            'stream.append(rec["layer_output", rec.num_layers - 1][0])',
+            "shown = torch.stack([x.norm(dim=-1) for x in stream]).log10()  # [place token]",
+        ],
+        "import torch",
+    )
 
 
 def part(origin: Origin, key: str, layer: int | None, typed: str) -> str:
     """The cell that reads one value, whole."""
     where = f'"{key}"' if layer is None else f'"{key}", {layer}'
-    return cell(origin, [key], None if layer is None else [layer], [f"shown = rec[{where}]  # {typed}"])
+    return cell(
+        origin, [key], None if layer is None else [layer], [f"shown = rec[{where}]  # {typed}"]
+    )
 
 
 def compare(run: Recorded, chosen: Selection) -> str:
@@ -188,17 +258,21 @@ def compare(run: Recorded, chosen: Selection) -> str:
     origin = run.origin
     functions = sorted({_EDIT_CALLS[edit.kind] for edit in origin.interventions} | {"load"})
     calls = ", ".join(edit.call for edit in origin.interventions)
-    return "\n".join([
-        f"from explorer import {', '.join(functions)}", "",
-        f"model = load({quoted(origin.source)})",
-        f"prompt = {quoted(origin.prompt)}",
-        'before = model.record(prompt, values=["logits"])["logits"][0].log_softmax(-1)',
-        f'after = model.record(prompt, values=["logits"], edits=[{calls}])["logits"][0].log_softmax(-1)',
-        "shown = (before.exp() * (before - after)).sum(-1)  # [token]",
-        f"difference = after[{chosen.token}].exp() - before[{chosen.token}].exp()  # [vocab_size]",
-        f"for token in before[{chosen.token}].topk(5).indices.tolist():",
-        f"    print(repr(model.tokenizer.decode([token])), float(before[{chosen.token}, token].exp()), float(difference[token]))", "",
-    ])
+    return "\n".join(
+        [
+            f"from explorer import {', '.join(functions)}",
+            "",
+            f"model = load({quoted(origin.source)})",
+            f"prompt = {quoted(origin.prompt)}",
+            'before = model.record(prompt, values=["logits"])["logits"][0].log_softmax(-1)',
+            f'after = model.record(prompt, values=["logits"], edits=[{calls}])["logits"][0].log_softmax(-1)',
+            "shown = (before.exp() * (before - after)).sum(-1)  # [token]",
+            f"difference = after[{chosen.token}].exp() - before[{chosen.token}].exp()  # [vocab_size]",
+            f"for token in before[{chosen.token}].topk(5).indices.tolist():",
+            f"    print(repr(model.tokenizer.decode([token])), float(before[{chosen.token}, token].exp()), float(difference[token]))",
+            "",
+        ]
+    )
 
 
 def _row(origin: Origin, name: str, layer: int, typed: str, index: str = "[0]") -> str:

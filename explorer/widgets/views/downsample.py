@@ -45,7 +45,11 @@ class Scale:
 
 
 def scale_of(
-    values: np.ndarray, signed: bool, low: float | None = None, high: float | None = None, clip: float | None = None,
+    values: np.ndarray,
+    signed: bool,
+    low: float | None = None,
+    high: float | None = None,
+    clip: float | None = None,
 ) -> Scale:
     """The scale of a matrix: its own ends, or the given ones; symmetric about zero when signed.
 

@@ -40,7 +40,11 @@ def logits_at(rec: Recorded, position: int) -> torch.Tensor | None:
 
 
 def top_tokens(
-    before: Recorded, after: Recorded | None, chosen: Selection, decode: Callable[[int], str], count: int = 10,
+    before: Recorded,
+    after: Recorded | None,
+    chosen: Selection,
+    decode: Callable[[int], str],
+    count: int = 10,
 ) -> tuple[TokenRow, ...]:
     """The likeliest next tokens at the chosen position, those of either run, likeliest before first.
 
@@ -54,10 +58,17 @@ def top_tokens(
     first, second = (None if one is None else one.log_softmax(-1) for one in logits)
     ids = first.topk(min(count, len(first))).indices.tolist()
     if second is not None:
-        ids += [token for token in second.topk(min(count, len(second))).indices.tolist() if token not in ids]
+        ids += [
+            token
+            for token in second.topk(min(count, len(second))).indices.tolist()
+            if token not in ids
+        ]
     return tuple(
         TokenRow(
-            token, decode(token), float(first[token].exp()), float(logits[0][token]),
+            token,
+            decode(token),
+            float(first[token].exp()),
+            float(logits[0][token]),
             None if second is None else float(second[token].exp()),
             None if logits[1] is None else float(logits[1][token]),
         )
@@ -87,7 +98,9 @@ def _kl(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 def divergence_by_position(before: Recorded, after: Recorded | None) -> Curves | Refusal:
     """How far the intervention moved the prediction at every position."""
     if after is None:
-        return Refusal("Switch an intervention on and run it: this shows how far it moves every position.")
+        return Refusal(
+            "Switch an intervention on and run it: this shows how far it moves every position."
+        )
     if "logits" not in before or "logits" not in after:
         return Refusal(
             "The logits of all tokens would not fit beside the rest of so long a run: "
@@ -95,7 +108,9 @@ def divergence_by_position(before: Recorded, after: Recorded | None) -> Curves |
         )
     values = divergence(before, after)
     return Curves(
-        title="KL(before ‖ after) of the next-token distribution", x=token_axis(before), unit="nats",
+        title="KL(before ‖ after) of the next-token distribution",
+        x=token_axis(before),
+        unit="nats",
         lines=(Curve("KL", values, "stream"),),
         note=f"Largest at token {int(values.argmax())}: {values.max():.3g} nats; mean {values.mean():.3g}.",
     )
@@ -106,8 +121,10 @@ def summary(before: Recorded, after: Recorded, chosen: Selection) -> dict[str, f
     if "logits" in before and "logits" in after:
         values = divergence(before, after)
         return {
-            "at_token": float(values[chosen.token]), "mean": float(values.mean()),
-            "largest": float(values.max()), "where": int(values.argmax()),
+            "at_token": float(values[chosen.token]),
+            "mean": float(values.mean()),
+            "largest": float(values.max()),
+            "where": int(values.argmax()),
         }
     rows = [logits_at(rec, chosen.token) for rec in (before, after)]
     at = None if any(row is None for row in rows) else float(_kl(*rows))

@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from explorer.widgets.views.downsample import (
-    EMPTY, FURTHEST, MAXIMUM, Scale, Window, causal, exact_or_reduced, quantised, reduction_text, scale_of,
+    EMPTY,
+    FURTHEST,
+    MAXIMUM,
+    Scale,
+    Window,
+    causal,
+    exact_or_reduced,
+    quantised,
+    reduction_text,
+    scale_of,
 )
 
 #: The most cells a side of one picture is sent with: what a panel shows, and at
@@ -160,19 +169,30 @@ def picture(heatmap: Heatmap, window: Window | None = None, cells: int = CELLS) 
     scale = scale_of(heatmap.values, heatmap.signed, heatmap.low, heatmap.high, heatmap.clip)
     part, box, factors = exact_or_reduced(heatmap.values, window, cells, heatmap.reduces_to)
     return Picture(
-        indexes=quantised(part, scale), left=box.left, top=box.top,
+        indexes=quantised(part, scale),
+        left=box.left,
+        top=box.top,
         # A last block that is not full is drawn at full size: cells stay where they are.
-        wide=part.shape[1] * factors[1], high=part.shape[0] * factors[0],
-        scale=scale, reduction=reduction_text(factors, heatmap.reduces_to),
+        wide=part.shape[1] * factors[1],
+        high=part.shape[0] * factors[0],
+        scale=scale,
+        reduction=reduction_text(factors, heatmap.reduces_to),
     )
 
 
-def marks_in(heatmap: Heatmap, drawn: Picture, rows: int = MARKED_ROWS, columns: int = MARKED_COLUMNS) -> np.ndarray:
+def marks_in(
+    heatmap: Heatmap, drawn: Picture, rows: int = MARKED_ROWS, columns: int = MARKED_COLUMNS
+) -> np.ndarray:
     """The outlines to draw over a picture: those in view, none where cells are too small to have one."""
     if drawn.high > rows or drawn.wide > columns:
         return heatmap.marks[:0]
     x, y = heatmap.marks[:, 0], heatmap.marks[:, 1]
-    inside = (x >= drawn.left) & (x < drawn.left + drawn.wide) & (y >= drawn.top) & (y < drawn.top + drawn.high)
+    inside = (
+        (x >= drawn.left)
+        & (x < drawn.left + drawn.wide)
+        & (y >= drawn.top)
+        & (y < drawn.top + drawn.high)
+    )
     return heatmap.marks[inside]
 
 
@@ -204,7 +224,9 @@ def mosaic_picture(mosaic: Mosaic, cells: int = TILE_CELLS) -> MosaicPicture:
     """
     extreme = FURTHEST if mosaic.signed else MAXIMUM
     small = [
-        exact_or_reduced(causal(tile.values) if mosaic.patterns else tile.values, None, cells, extreme)
+        exact_or_reduced(
+            causal(tile.values) if mosaic.patterns else tile.values, None, cells, extreme
+        )
         for tile in mosaic.tiles
     ]
     # Every reduction in use keeps the extremes, so the scale of what is drawn is the scale of all.

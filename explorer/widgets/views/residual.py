@@ -9,6 +9,7 @@ from explorer import vocabulary
 from explorer.widgets.views.picture import Axis, Heatmap, Refusal
 from explorer.widgets.views.selection import Recorded, Selection, missing, token_axis
 
+
 def norm(tensor: torch.Tensor) -> np.ndarray:
     """Euclidean norm of every token's vector: ``[seq]`` of ``[batch seq hidden_size]``."""
     return tensor[0].float().norm(dim=-1).numpy()
@@ -33,7 +34,10 @@ def addend_norms(rec: Recorded) -> Heatmap | Refusal:
         return missing(rec, "layer_input", 0)
     return Heatmap(
         title="addends: log₁₀ of their norm over that of the stream entering the block",
-        x=token_axis(rec), y=Axis("block and sublayer", tuple(labels)), values=np.stack(rows), signed=True,
+        x=token_axis(rec),
+        y=Axis("block and sublayer", tuple(labels)),
+        values=np.stack(rows),
+        signed=True,
         note="0 means as long as the stream it is added to, 1 ten times as long, −1 a tenth.",
     )
 
@@ -43,7 +47,13 @@ def _made_by(rec: Recorded, layer: int, name: str) -> str:
     if name.endswith("mlp_output"):
         return "MLP"
     mixer = rec.mixers[layer][1 if "." in name else 0]
-    return "attention" if mixer == "self_attn" else "recurrent mixer" if mixer in vocabulary.RECURRENT else "mixer"
+    return (
+        "attention"
+        if mixer == "self_attn"
+        else "recurrent mixer"
+        if mixer in vocabulary.RECURRENT
+        else "mixer"
+    )
 
 
 def stream_norms(rec: Recorded) -> Heatmap | Refusal:
@@ -57,8 +67,10 @@ def stream_norms(rec: Recorded) -> Heatmap | Refusal:
         rows.append(_log10(norm(rec["layer_output", layers[-1]])))
         labels.append(f"out of {layers[-1]}")
     return Heatmap(
-        title="stream: log₁₀ of the norm of every token's vector", x=token_axis(rec),
-        y=Axis("place", tuple(labels)), values=np.stack(rows),
+        title="stream: log₁₀ of the norm of every token's vector",
+        x=token_axis(rec),
+        y=Axis("place", tuple(labels)),
+        values=np.stack(rows),
     )
 
 
@@ -69,7 +81,8 @@ def line_weights(rec: Recorded, chosen: Selection) -> dict[str, float]:
     """
     norms = {
         (name, layer): float(rec[name, layer][0, chosen.token].float().norm())
-        for layer in range(rec.num_layers) for name in rec.addends(layer)
+        for layer in range(rec.num_layers)
+        for name in rec.addends(layer)
     }
     largest = max(norms.values(), default=0.0) or 1.0
     return {name: norms[name, chosen.block] / largest for name in rec.addends(chosen.block)}

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from explorer.widgets.views.picture import MARKED_ROWS, Axis, Curve, Curves, Heatmap, Refusal
-from explorer.widgets.views.selection import Recorded, Selection, array, missing, numbered_axis, token_axis
+from explorer.widgets.views.selection import (
+    Recorded,
+    Selection,
+    array,
+    missing,
+    numbered_axis,
+    token_axis,
+)
 
 #: What the token × expert picture can show, and the words for it.
 CHOICES = {
@@ -15,6 +22,7 @@ CHOICES = {
     "logits": "raw router logits",
     "weights": "weights of the chosen",
 }
+
 
 def refusal(rec: Recorded, layer: int) -> Refusal | None:
     """Why block ``layer`` has no router to show, None where it has one."""
@@ -44,11 +52,15 @@ def token_by_expert(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
     marks = np.stack([indices.ravel(), np.repeat(np.arange(tokens), slots)], axis=1)
     return Heatmap(
         title=f"{CHOICES[chosen.router]}, block {chosen.block}",
-        x=numbered_axis("expert", values.shape[1]), y=token_axis(rec),
-        values=values, signed=signed,
+        x=numbered_axis("expert", values.shape[1]),
+        y=token_axis(rec),
+        values=values,
+        signed=signed,
         marks=marks.astype(np.int32),
-        note=f"Outlined: the {slots} experts each token was sent to" + (
-            "." if tokens <= MARKED_ROWS
+        note=f"Outlined: the {slots} experts each token was sent to"
+        + (
+            "."
+            if tokens <= MARKED_ROWS
             else f", once you zoom in to {MARKED_ROWS} tokens or fewer; “weights of the chosen” shows all of them."
         ),
     )
@@ -68,7 +80,9 @@ def num_experts(rec: Recorded, layer: int) -> int:
 
 def load(rec: Recorded, layer: int) -> np.ndarray:
     """How many tokens chose each expert of a block: ``[num_experts]``."""
-    return np.bincount(array(rec, "expert_indices", layer).ravel(), minlength=num_experts(rec, layer))
+    return np.bincount(
+        array(rec, "expert_indices", layer).ravel(), minlength=num_experts(rec, layer)
+    )
 
 
 def layer_by_expert(rec: Recorded) -> Heatmap | Refusal:
@@ -84,8 +98,10 @@ def layer_by_expert(rec: Recorded) -> Heatmap | Refusal:
     slots = rec["expert_indices", layers[0]].shape[-1]
     return Heatmap(
         title="load: share of tokens that chose each expert",
-        x=numbered_axis("expert", widest), y=Axis("block", tuple(str(layer) for layer in layers)),
-        values=values, low=0.0,
+        x=numbered_axis("expert", widest),
+        y=Axis("block", tuple(str(layer) for layer in layers)),
+        values=values,
+        low=0.0,
         note=f"An even spread would give every expert {slots / widest:.3g}.",
     )
 
@@ -98,7 +114,9 @@ def margins(rec: Recorded, chosen: Selection) -> Curves | Refusal:
         return missing(rec, "router_margin", chosen.block)
     values = array(rec, "router_margin", chosen.block)
     return Curves(
-        title="margin: last chosen minus first rejected score", x=token_axis(rec), unit="score",
+        title="margin: last chosen minus first rejected score",
+        x=token_axis(rec),
+        unit="score",
         lines=(Curve("router_margin", values, "router"),),
         note="Near zero, a breath would have sent the token elsewhere.",
     )

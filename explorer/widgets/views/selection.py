@@ -89,4 +89,6 @@ def recurrence_of(rec: Recorded, layer: int) -> str | None:
 def mixer_words(rec: Recorded, layer: int) -> str:
     """What mixes positions in block ``layer``, as the end of a sentence."""
     meanings = [vocabulary.HOSTS[mixer].meaning for mixer in rec.mixers[layer]]
-    return f"its mixer is {' beside '.join(meanings)}" if meanings else "nothing in it mixes positions"
+    return (
+        f"its mixer is {' beside '.join(meanings)}" if meanings else "nothing in it mixes positions"
+    )

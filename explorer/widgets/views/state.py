@@ -16,7 +16,17 @@ from explorer.recurrence.replay import Replay
 from explorer.widgets.views.picture import Curve, Curves, Heatmap, Mosaic, Refusal, Tile
 from explorer.widgets.views.downsample import MINIMUM, causal
 from explorer.widgets.views.selection import (
-    Recorded, Replayed, Selection, array, attends, missing, mixer_words, numbered_axis, plain, recurrence_of, token_axis,
+    Recorded,
+    Replayed,
+    Selection,
+    array,
+    attends,
+    missing,
+    mixer_words,
+    numbered_axis,
+    plain,
+    recurrence_of,
+    token_axis,
 )
 from explorer.widgets.views.attention import bounds, mosaic_columns
 from explorer.vocabulary.formatting import size_in_bytes
@@ -49,9 +59,17 @@ class Shown:
     most: float | None = 1.0
 
 
-_STEP = {"title": "written: betas, the step", "note": "How much of each token is written into the state.", "most": None}
+_STEP = {
+    "title": "written: betas, the step",
+    "note": "How much of each token is written into the state.",
+    "most": None,
+}
 SHOWN = {
-    "linear_attn": Shown(), "kda": Shown(), "retention": Shown(written=None), "ssd": Shown(**_STEP), "selective_scan": Shown(**_STEP),
+    "linear_attn": Shown(),
+    "kda": Shown(),
+    "retention": Shown(written=None),
+    "ssd": Shown(**_STEP),
+    "selective_scan": Shown(**_STEP),
     "gated_recurrence": Shown(kept="recurrent_gate", log=False, written=None),
 }
 
@@ -71,7 +89,11 @@ def refusal(rec: Recorded, layer: int, name: str | None = None) -> Refusal | Non
     host = recurrence_of(rec, layer)
     if host is None:
         others = [str(other) for other in range(rec.num_layers) if recurrence_of(rec, other)]
-        where = f" Blocks with a state: {', '.join(others)}." if others else " No block of this model has one."
+        where = (
+            f" Blocks with a state: {', '.join(others)}."
+            if others
+            else " No block of this model has one."
+        )
         if not attends(rec, layer):
             return Refusal(f"This block has no recurrent state: {mixer_words(rec, layer)}.{where}")
         return Refusal(
@@ -90,11 +112,17 @@ def value(rec: Recorded, layer: int, name: str) -> np.ndarray:
     return array(rec, f"{found.host}.{name}", layer)
 
 
-def _per_head(rec: Recorded, chosen: Selection, values: np.ndarray, title: str, note: str, **bounds) -> Heatmap:
+def _per_head(
+    rec: Recorded, chosen: Selection, values: np.ndarray, title: str, note: str, **bounds
+) -> Heatmap:
     """Heads down, tokens across, from ``[seq heads]``."""
     return Heatmap(
-        title=f"{title}, block {chosen.block}", x=token_axis(rec),
-        y=numbered_axis(each(recurrence_of(rec, chosen.block)), values.shape[1]), values=values.T, note=note, **bounds,
+        title=f"{title}, block {chosen.block}",
+        x=token_axis(rec),
+        y=numbered_axis(each(recurrence_of(rec, chosen.block)), values.shape[1]),
+        values=values.T,
+        note=note,
+        **bounds,
     )
 
 
@@ -110,7 +138,14 @@ def kept(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
         note += " One decay per entry of the state here: the mean of the log decays is shown."
     title = f"kept: exp({shown.kept})" if shown.log else f"kept: {shown.kept}"
     return _per_head(
-        rec, chosen, np.exp(values) if shown.log else values, title, note, low=0.0, high=1.0, reduction=MINIMUM,
+        rec,
+        chosen,
+        np.exp(values) if shown.log else values,
+        title,
+        note,
+        low=0.0,
+        high=1.0,
+        reduction=MINIMUM,
     )
 
 
@@ -118,11 +153,21 @@ def written(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
     """How strongly each token is written in each head."""
     host = recurrence_of(rec, chosen.block)
     if host is not None and SHOWN[host].written is None:
-        return Refusal("Nothing scales what this recurrence writes: its attention_values are added to the state as they are.")
+        return Refusal(
+            "Nothing scales what this recurrence writes: its attention_values are added to the state as they are."
+        )
     if (reason := refusal(rec, chosen.block, host and SHOWN[host].written)) is not None:
         return reason
     shown = SHOWN[host]
-    return _per_head(rec, chosen, value(rec, chosen.block, shown.written), shown.title, shown.note, low=0.0, high=shown.most)
+    return _per_head(
+        rec,
+        chosen,
+        value(rec, chosen.block, shown.written),
+        shown.title,
+        shown.note,
+        low=0.0,
+        high=shown.most,
+    )
 
 
 def norms(rec: Recording, layer: int) -> np.ndarray:
@@ -141,11 +186,19 @@ def norm_over_time(rec: Recorded, chosen: Selection, values: np.ndarray | None) 
         return Refusal("The state is being replayed …")
     word, count = each(recurrence_of(rec, chosen.block)), values.shape[1]
     head = min(chosen.head, count - 1)
-    some = range(count) if count <= _LINES else sorted({round(place) for place in np.linspace(0, count - 1, _LINES)})
-    others = tuple(Curve(f"{word} {other}", values[:, other], "muted") for other in some if other != head)
+    some = (
+        range(count)
+        if count <= _LINES
+        else sorted({round(place) for place in np.linspace(0, count - 1, _LINES)})
+    )
+    others = tuple(
+        Curve(f"{word} {other}", values[:, other], "muted") for other in some if other != head
+    )
     which = "the others" if count <= _LINES else f"{len(others)} of the {count} others"
     return Curves(
-        title=f"state norm after each token, block {chosen.block}", x=token_axis(rec), unit="‖S‖",
+        title=f"state norm after each token, block {chosen.block}",
+        x=token_axis(rec),
+        unit="‖S‖",
         lines=(*others, Curve(f"{word} {head}", values[:, head], "recurrent")),
         note=f"{word.capitalize()} {head} heavy, {which} thin; replayed from the recorded kernel arguments.",
     )
@@ -159,13 +212,19 @@ def matrix(rec: Replayed, chosen: Selection) -> Heatmap | Refusal:
     after = f"after token {chosen.token}, block {chosen.block}"
     if by_head(host):
         return Heatmap(
-            title=f"state of head {chosen_head(rec, chosen)} {after}", values=state, signed=True,
-            x=numbered_axis("value channel", state.shape[1]), y=numbered_axis("key channel", state.shape[0]),
+            title=f"state of head {chosen_head(rec, chosen)} {after}",
+            values=state,
+            signed=True,
+            x=numbered_axis("value channel", state.shape[1]),
+            y=numbered_axis("key channel", state.shape[0]),
             note="Row k holds what would be read by a query along key channel k.",
         )
     return Heatmap(
-        title=f"state of all {state.shape[1]} channels {after}", values=state, signed=True,
-        x=numbered_axis("channel", state.shape[1]), y=numbered_axis("entry of its state", state.shape[0]),
+        title=f"state of all {state.shape[1]} channels {after}",
+        values=state,
+        signed=True,
+        x=numbered_axis("channel", state.shape[1]),
+        y=numbered_axis("entry of its state", state.shape[0]),
         note="One column per channel, which has a state of its own.",
     )
 
@@ -190,7 +249,9 @@ def state_at(rec: Replayed, chosen: Selection) -> np.ndarray:
 def implied(rec: Replayed, chosen: Selection) -> Heatmap | Refusal:
     """The implied attention of the chosen head: query tokens down, key tokens across."""
     host = recurrence_of(rec, chosen.block)
-    if (reason := refusal(rec, chosen.block, "state_attention" if host and by_head(host) else None)) is not None:
+    if (
+        reason := refusal(rec, chosen.block, "state_attention" if host and by_head(host) else None)
+    ) is not None:
         return reason
     head = chosen_head(rec, chosen)
     if by_head(host):
@@ -199,14 +260,21 @@ def implied(rec: Replayed, chosen: Selection) -> Heatmap | Refusal:
         alone = one_channel(rec.replay(chosen.block), head)
         needed = 4 * len(rec.tokens) ** 2 * length_of(alone, "key_dim")
         if needed > _PATTERN_BYTES:
-            return Refusal(f"For {len(rec.tokens)} tokens this would take {size_in_bytes(needed)} to work out: shorten the prompt.")
+            return Refusal(
+                f"For {len(rec.tokens)} tokens this would take {size_in_bytes(needed)} to work out: shorten the prompt."
+            )
         if not alone.fresh:
-            return Refusal("This run went on from an earlier state, and the implied attention is that of a fresh prompt.")
+            return Refusal(
+                "This run went on from an earlier state, and the implied attention is that of a fresh prompt."
+            )
         values = plain(alone.state_attention()[0, 0])
     return Heatmap(
         title=f"implied attention of {each(host)} {head}, block {chosen.block}",
-        x=token_axis(rec, "token read (key)"), y=token_axis(rec, "token reading (query)"),
-        values=causal(values), note=IMPLIED_NOTE, **bounds(rec, signed=True),
+        x=token_axis(rec, "token read (key)"),
+        y=token_axis(rec, "token reading (query)"),
+        values=causal(values),
+        note=IMPLIED_NOTE,
+        **bounds(rec, signed=True),
     )
 
 
@@ -233,12 +301,16 @@ def all_implied(rec: Recorded, chosen: Selection) -> Mosaic | Refusal:
     """The implied attention of every head of the block, as tiles."""
     host = recurrence_of(rec, chosen.block)
     if host is not None and not by_head(host):
-        return Refusal("This recurrence has a pattern per channel, too many for tiles: that of the chosen one is below.")
+        return Refusal(
+            "This recurrence has a pattern per channel, too many for tiles: that of the chosen one is below."
+        )
     if (reason := refusal(rec, chosen.block, "state_attention")) is not None:
         return reason
     values = value(rec, chosen.block, "state_attention")
     tiles = tuple(Tile(f"{head}", "", pattern) for head, pattern in enumerate(values))
     return Mosaic(
         title=f"implied attention of all {len(tiles)} heads, block {chosen.block}",
-        tiles=tiles, columns=mosaic_columns(len(tiles), 1), **bounds(rec, signed=True),
+        tiles=tiles,
+        columns=mosaic_columns(len(tiles), 1),
+        **bounds(rec, signed=True),
     )

@@ -11,12 +11,28 @@ import torch
 from explorer.vocabulary import LAYOUTS, Value, lookup
 from explorer.widgets.views import state as views_state
 from explorer.widgets.views.picture import Axis, Heatmap, Refusal
-from explorer.widgets.views.selection import Recorded, Replayed, Selection, missing, numbered_axis, plain, token_axis
+from explorer.widgets.views.selection import (
+    Recorded,
+    Replayed,
+    Selection,
+    missing,
+    numbered_axis,
+    plain,
+    token_axis,
+)
 
 #: Values that are never negative or are bounded: drawn on the sequential map.
 _UNSIGNED = {
-    "attention_probabilities", "router_scores", "router_margin", "expert_weights", "expert_indices",
-    "betas", "next_token_probs", "head_gate", "input_ids", "attention_mask",
+    "attention_probabilities",
+    "router_scores",
+    "router_margin",
+    "expert_weights",
+    "expert_indices",
+    "betas",
+    "next_token_probs",
+    "head_gate",
+    "input_ids",
+    "attention_mask",
 }
 
 
@@ -44,10 +60,18 @@ def facts(tensor: torch.Tensor, value: Value) -> TensorFacts:
     """Shape, dtype, minimum, mean and maximum; what a mask set to the lowest number is left out of them."""
     numbers = tensor.detach().float()
     known = numbers[torch.isfinite(numbers) & (numbers > -1e30)]
-    ends = (known.min(), known.mean(), known.max()) if known.numel() else (torch.tensor(float("nan")),) * 3
+    ends = (
+        (known.min(), known.mean(), known.max())
+        if known.numel()
+        else (torch.tensor(float("nan")),) * 3
+    )
     return TensorFacts(
-        tuple(tensor.shape), value.axes, value.layout, str(tensor.dtype).removeprefix("torch."),
-        *(float(end) for end in ends), finite=known.numel() == numbers.numel(),
+        tuple(tensor.shape),
+        value.axes,
+        value.layout,
+        str(tensor.dtype).removeprefix("torch."),
+        *(float(end) for end in ends),
+        finite=known.numel() == numbers.numel(),
     )
 
 
@@ -70,8 +94,11 @@ def part(rec: Replayed, chosen: Selection, key: str | None = None) -> Heatmap | 
     values[values < -1e30] = np.nan
     signed = value.name not in _UNSIGNED and bool(np.nanmin(values, initial=0.0) < 0)
     return Heatmap(
-        title=f"{value.name}{of}", values=values, signed=signed,
-        x=_axis(rec, axes[1], values.shape[1]), y=_axis(rec, axes[0], values.shape[0]),
+        title=f"{value.name}{of}",
+        values=values,
+        signed=signed,
+        x=_axis(rec, axes[1], values.shape[1]),
+        y=_axis(rec, axes[0], values.shape[0]),
     )
 
 
@@ -82,7 +109,10 @@ def read(rec: Replayed, chosen: Selection, key: str) -> torch.Tensor | Refusal:
         if (reason := views_state.refusal(rec, chosen.block)) is not None:
             return reason
         replay = rec.replay(chosen.block)
-        return replay.state_at(chosen.token, [views_state.chosen_head(rec, chosen)] if views_state.by_head(replay.host) else None)
+        return replay.state_at(
+            chosen.token,
+            [views_state.chosen_head(rec, chosen)] if views_state.by_head(replay.host) else None,
+        )
     layer = None if value.host == "model" else chosen.block
     if (key, layer) not in rec:
         return missing(rec, key, layer)
@@ -94,7 +124,9 @@ def read(rec: Replayed, chosen: Selection, key: str) -> torch.Tensor | Refusal:
     return tensor
 
 
-def _matrix(tensor: torch.Tensor, value: Value, chosen: Selection) -> tuple[torch.Tensor, tuple[str, str], str]:
+def _matrix(
+    tensor: torch.Tensor, value: Value, chosen: Selection
+) -> tuple[torch.Tensor, tuple[str, str], str]:
     """Two axes of ``tensor``, their names, and words for what was chosen along the others."""
     axes, of = list(LAYOUTS[value.layout].axes), []
     if len(axes) != tensor.dim():  # a layout with one axis more on some families
@@ -127,7 +159,13 @@ def _index(axis: str, size: int, chosen: Selection) -> int:
 
 
 def _singular(axis: str) -> str:
-    return {"num_heads": "head", "heads": "head", "num_kv_heads": "key/value head", "top_k": "slot", "seq": "token"}.get(axis, axis)
+    return {
+        "num_heads": "head",
+        "heads": "head",
+        "num_kv_heads": "key/value head",
+        "top_k": "slot",
+        "seq": "token",
+    }.get(axis, axis)
 
 
 def _axis(rec: Recorded, name: str, size: int) -> Axis:
