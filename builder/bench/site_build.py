@@ -96,7 +96,7 @@ def _parts(seconds: dict[str, float]) -> str:
 def _held(family: str) -> bool:
     """Whether a proof of the family is kept."""
     try:
-        return reuse.Kept().there("contract", family, reuse.proof_key(family)) is not None
+        return reuse.ResultCache().there("contract", family, reuse.proof_key(family)) is not None
     except Exception:  # noqa: BLE001  not even a configuration: proving it says so
         return False
 

@@ -122,7 +122,7 @@ def _collected(families: list[str], jobs: int, fresh: bool, bar: Any) -> Iterato
     changed = []
     for family in families:
         bar.set_postfix_str(family)
-        found = None if fresh else collect.again(family)
+        found = None if fresh else collect.cached_or_none(family)
         if found is not None:
             yield family, found
         else:

@@ -43,7 +43,7 @@ def folder() -> Path:
 
 
 @dataclass
-class Kept:
+class ResultCache:
     """Kept results, read and written; ``made`` lists by kind what had to be made. ``fresh`` uses none of those there are."""
 
     fresh: bool = False

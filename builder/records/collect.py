@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.records import compact_json as compact
-from builder.records.cache import Kept, notes_key, proof_key, records_key
+from builder.records.cache import ResultCache, notes_key, proof_key, records_key
 
 Record = dict[str, Any]
 Say = Callable[[str], None]
@@ -76,7 +76,7 @@ def proven(site: Path) -> list[str] | None:
 
 
 def proof(
-    family: str, say: Say = lambda text: None, kept: Kept | None = None
+    family: str, say: Say = lambda text: None, kept: ResultCache | None = None
 ) -> tuple[Record, Record]:
     """The contract's report on the family's specimen and what that specimen is; of earlier, while nothing it depends on has changed."""
 
@@ -97,7 +97,7 @@ def proof(
             "specimen": about,
         }
 
-    found = (kept or Kept()).get("contract", family, proof_key(family), prove)
+    found = (kept or ResultCache()).get("contract", family, proof_key(family), prove)
     return found["report"], found["specimen"]
 
 
@@ -114,7 +114,7 @@ def collect(family: str, fresh: bool = False, say: Say = lambda text: None) -> C
     """Everything a family's page is made of; ``fresh``: nothing of it from before."""
     import explorer.engine.nnsight_api  # noqa: F401  before any modeling module
 
-    kept = Kept(fresh)
+    kept = ResultCache(fresh)
     with one_thread():  # several families may be collected side by side
         records = kept.get(
             "records", family, records_key(family), lambda: _records(family, say, kept)
@@ -127,9 +127,9 @@ def collect(family: str, fresh: bool = False, say: Say = lambda text: None) -> C
     return _collected(family, records, blocks, kept)
 
 
-def again(family: str) -> Collected | None:
+def cached_or_none(family: str) -> Collected | None:
     """What an earlier build collected, where nothing of it has changed; None where something has to be run."""
-    kept = Kept()
+    kept = ResultCache()
     try:
         records = kept.there("records", family, records_key(family))
         path = NOTES / family / "notes.md"
@@ -144,7 +144,7 @@ def again(family: str) -> Collected | None:
 
 
 def _collected(
-    family: str, records: list[Record], blocks: list[dict[str, Any]] | None, kept: Kept
+    family: str, records: list[Record], blocks: list[dict[str, Any]] | None, kept: ResultCache
 ) -> Collected:
     from builder.pages.render import value_link
     from builder.notes.run import Block, notes_html, read_notes
@@ -157,7 +157,7 @@ def _collected(
     )
 
 
-def _records(family: str, say: Say, kept: Kept) -> list[Record]:
+def _records(family: str, say: Say, kept: ResultCache) -> list[Record]:
     """A record of each checkpoint; of the specimen's sizes where the type's default, which stands in for a card, does not run."""
     from explorer.checkpoints import cards
     from explorer.facts.record import checkpoints, facts
@@ -201,7 +201,7 @@ def guide(path: Path, fresh: bool = False) -> tuple[str, dict[str, str]]:
 
     meta = read_notes(path).meta
     family = meta.get("family", "qwen3_next")
-    blocks = Kept(fresh).get(
+    blocks = ResultCache(fresh).get(
         "guide", path.parent.name, notes_key(path, family), lambda: _run(path, family)
     )
     return notes_html([Block(**block) for block in blocks]), meta

@@ -20,7 +20,7 @@ from builder.records.process_limits import Limits, OutOfTime, Stopped, each, wit
 if TYPE_CHECKING:
     from explorer.contract.report import Report
     from explorer.model.language_model import LanguageModel
-    from explorer.vocabulary.availability import Missing
+    from explorer.vocabulary.availability import Unavailability
 
 Outcome = dict[str, Any]
 
@@ -70,7 +70,7 @@ def prove(family: str) -> Outcome:
     from explorer import load, specimens
     from explorer.contract import check
     from explorer.checkpoints.hub import LoadError, brief
-    from explorer.checkpoints.load import NotFollowed
+    from explorer.checkpoints.load import NotTraceable
 
     try:
         built = specimens.build(family)
@@ -82,7 +82,7 @@ def prove(family: str) -> Outcome:
             model = load(f"specimen:{family}")
         except LoadError as error:
             refused = _bare(
-                "refused", error.reason if isinstance(error, NotFollowed) else str(error)
+                "refused", error.reason if isinstance(error, NotTraceable) else str(error)
             )
             return named | refused | {"types": typed(built.model)}
         except Exception as error:  # a refusal is a sentence; anything else is a mistake of ours
@@ -160,7 +160,7 @@ def outcome(model: LanguageModel, report: Report) -> Outcome:
     return found | ({"failed": failed} if failed else {})
 
 
-def lacks(value: str, reasons: Mapping[int | None, Missing]) -> list[dict[str, str]]:
+def lacks(value: str, reasons: Mapping[int | None, Unavailability]) -> list[dict[str, str]]:
     """What of a value is lacking, one entry per reason: on which blocks, and why. An absence by nature is no lack."""
     from explorer.contract.comparisons import blocks
 
@@ -233,7 +233,7 @@ def read(path: Path = DATA) -> dict[str, Any] | None:
 # -- what is printed --------------------------------------------------------------
 
 
-def tally(outcomes: Iterable[Outcome]) -> dict[str, int]:
+def comparisons(outcomes: Iterable[Outcome]) -> dict[str, int]:
     """How many came out how, from best to worst; verdicts that did not come up left out."""
     counts = dict.fromkeys(VERDICTS, 0)
     for found in outcomes:
@@ -316,7 +316,9 @@ def table(outcomes: Mapping[str, Outcome], width: int | None = None) -> str:
             f"{family:<{names}}  {found['verdict']:<{verdicts}}  {percent(found):>8}  {wrapped[0]}".rstrip()
         )
         lines += [" " * indent + part for part in wrapped[1:]]
-    counted = ", ".join(f"{count} {verdict}" for verdict, count in tally(outcomes.values()).items())
+    counted = ", ".join(
+        f"{count} {verdict}" for verdict, count in comparisons(outcomes.values()).items()
+    )
     types = textwrap.wrap(resolved(outcomes), width, subsequent_indent="  ")
     return "\n".join([*lines, "", f"{len(outcomes)} decoders: {counted}", *types])
 
@@ -339,7 +341,7 @@ def page(kept: Mapping[str, Any], pages: Mapping[str, str]) -> str:
 
     families = kept["families"]
     rows = [_row(family, found, pages) for family, found in families.items()]
-    counts = tally(families.values())
+    counts = comparisons(families.values())
     hosts = sorted({host for row in rows for host in row["hosts"]})
     return (
         environment()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from explorer.accounting.cache_probe import Held, Keeper, Kept
+from explorer.accounting.cache_probe import CachedTensor, CacheOwner, CacheProbe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -90,13 +90,15 @@ class _Factor:
     source: str
 
 
-def cache_rows(config: PreTrainedConfig, run: Kept, dtype: torch.dtype) -> list[dict[str, Any]]:
+def cache_rows(
+    config: PreTrainedConfig, run: CacheProbe, dtype: torch.dtype
+) -> list[dict[str, Any]]:
     """The rows of `accounting.cache_sizes` for what a run kept, a row for each kind of block.
 
     What the run kept in its own dtype is ``dtype`` in a model of that dtype. Raises
     ValueError for a tensor no formula is known for.
     """
-    alike: dict[tuple, list[Keeper]] = {}
+    alike: dict[tuple, list[CacheOwner]] = {}
     for keeper in run.keepers:
         alike.setdefault((keeper.window, keeper.held), []).append(keeper)
     return [row for group in alike.values() for row in _Rows(config, run, group, dtype).rows()]
@@ -106,11 +108,11 @@ class _Rows:
     """The rows of blocks that keep the same."""
 
     def __init__(
-        self, config: PreTrainedConfig, run: Kept, group: list[Keeper], dtype: torch.dtype
+        self, config: PreTrainedConfig, run: CacheProbe, group: list[CacheOwner], dtype: torch.dtype
     ) -> None:
         self.config, self.run, self.keeper, self.dtype = config, run, group[0], dtype
         self.layers = [keeper.layer for keeper in group]
-        self.held: dict[str, list[Held]] = {}
+        self.held: dict[str, list[CachedTensor]] = {}
         for one in self.keeper.held:
             self.held.setdefault(one.kind, []).append(one)
 
@@ -130,7 +132,7 @@ class _Rows:
         ):
             yield self._keys_and_values(keys, values)
 
-    def _state(self, held: Held) -> dict[str, Any]:
+    def _state(self, held: CachedTensor) -> dict[str, Any]:
         if len(held.shape) - 1 not in _STATES:
             raise ValueError(
                 f"a state of {len(held.shape)} axes ({self.config.model_type}) has no formula here"
@@ -162,7 +164,7 @@ class _Rows:
             note="float32 whatever the model's dtype" if fixed else None,
         )
 
-    def _convolution(self, held: Held) -> dict[str, Any]:
+    def _convolution(self, held: CachedTensor) -> dict[str, Any]:
         if len(held.shape) != 3:
             raise ValueError(
                 f"inputs of a convolution of {len(held.shape)} axes ({self.config.model_type}) have no formula here"
@@ -184,7 +186,7 @@ class _Rows:
             note=note,
         )
 
-    def _keys_and_values(self, keys: Held, values: Held) -> dict[str, Any]:
+    def _keys_and_values(self, keys: CachedTensor, values: CachedTensor) -> dict[str, Any]:
         (_, heads, tokens, key_dim), value_dim = keys.shape, values.shape[-1]
         window = self.keeper.window
         # The token being read brings its own keys and values, so one fewer than the window is kept.
@@ -242,7 +244,7 @@ class _Rows:
         name: str,
         count: str,
         factors: list[_Factor],
-        held: Held,
+        held: CachedTensor,
         shape: list[str],
         grows: bool = False,
         note: str | None = None,

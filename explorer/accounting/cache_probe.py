@@ -28,7 +28,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True)
-class Held:
+class CachedTensor:
     """One tensor that outlives a call.
 
     ``kind`` is "keys", "values", "convolution" or "recurrent" (or the cache's own name
@@ -47,7 +47,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Keeper:
+class CacheOwner:
     """A token mixer: the module at ``path``, the block it is of, and what it keeps.
 
     ``window`` is the number of tokens its attention sees, None where it sees all.
@@ -55,7 +55,7 @@ class Keeper:
 
     path: str
     layer: int
-    held: tuple[Held, ...]
+    held: tuple[CachedTensor, ...]
     window: int | None = None
 
     @property
@@ -65,20 +65,22 @@ class Keeper:
 
 
 @dataclass(frozen=True)
-class Kept:
+class CacheProbe:
     """One run of a model of ``dtype`` on ``tokens`` tokens, with its keepers in the order of the blocks.
 
     ``slots`` is, by module path, how many integers for each token a module was called with:
     the numbers of the experts it goes to, where the module holds the experts.
     """
 
-    keepers: tuple[Keeper, ...]
+    keepers: tuple[CacheOwner, ...]
     slots: dict[str, int]
     tokens: int
     dtype: torch.dtype
 
 
-def kept(model: PreTrainedModel, tokens: int = 3, batch: int = 2, whole: bool = False) -> Kept:
+def probe_cache(
+    model: PreTrainedModel, tokens: int = 3, batch: int = 2, whole: bool = False
+) -> CacheProbe:
     """Run ``model`` on a prompt of ``tokens`` tokens and see what it keeps.
 
     Blocks built alike keep alike, so only the first of them is run, unless ``whole`` or
@@ -93,7 +95,7 @@ def kept(model: PreTrainedModel, tokens: int = 3, batch: int = 2, whole: bool = 
         return _run(model, tokens, batch, {})
 
 
-def _run(model: PreTrainedModel, tokens: int, batch: int, repeats: dict[str, str]) -> Kept:
+def _run(model: PreTrainedModel, tokens: int, batch: int, repeats: dict[str, str]) -> CacheProbe:
     """One run without the blocks ``repeats`` names, which do as the blocks do that it gives for them."""
     from transformers import DynamicCache
 
@@ -145,7 +147,7 @@ def _run(model: PreTrainedModel, tokens: int, batch: int, repeats: dict[str, str
             for path, number in slots.items()
             if _within(path, first)
         }
-    return Kept(tuple(_outermost(found)), slots, tokens, model.dtype)
+    return CacheProbe(tuple(_outermost(found)), slots, tokens, model.dtype)
 
 
 def _repeats(model: nn.Module) -> dict[str, str]:
@@ -189,7 +191,7 @@ def _within(path: str, block: str) -> bool:
     return path == block or path.startswith(f"{block}.")
 
 
-def _moved(keeper: Keeper, first: str, block: str, layers: list[Any]) -> Keeper:
+def _moved(keeper: CacheOwner, first: str, block: str, layers: list[Any]) -> CacheOwner:
     """What a block keeps that is built like another, from what that one keeps."""
     layer = keeper.layer + int(block.rpartition(".")[2]) - int(first.rpartition(".")[2])
     window = (
@@ -197,7 +199,7 @@ def _moved(keeper: Keeper, first: str, block: str, layers: list[Any]) -> Keeper:
         if keeper.attends and layer < len(layers)
         else None
     )
-    return Keeper(block + keeper.path.removeprefix(first), layer, keeper.held, window)
+    return CacheOwner(block + keeper.path.removeprefix(first), layer, keeper.held, window)
 
 
 @contextmanager
@@ -284,10 +286,10 @@ def _remembering(model: nn.Module) -> Iterator[dict[str, dict[str, Any]]]:
                     object.__setattr__(module, name, value)
 
 
-def _in_cache(layers: list[Any], wrote: dict[tuple[int, str], str]) -> Iterator[Keeper]:
+def _in_cache(layers: list[Any], wrote: dict[tuple[int, str], str]) -> Iterator[CacheOwner]:
     """What each module has written to transformers' cache."""
     for index, layer in enumerate(layers):
-        by_path: dict[str, list[Held]] = {}
+        by_path: dict[str, list[CachedTensor]] = {}
         for name, value in vars(layer).items():
             kind = _KINDS.get(name, name)
             for tensor in value.values() if isinstance(value, dict) else (value,):
@@ -299,18 +301,18 @@ def _in_cache(layers: list[Any], wrote: dict[tuple[int, str], str]) -> Iterator[
                         (path for (at, _), path in wrote.items() if at == index), ""
                     )
                     by_path.setdefault(writer, []).append(
-                        Held(kind, tuple(tensor.shape), tensor.dtype)
+                        CachedTensor(kind, tuple(tensor.shape), tensor.dtype)
                     )
         for path, held in by_path.items():
             keys = any(one.kind == "keys" for one in held)
-            yield Keeper(
+            yield CacheOwner(
                 path, index, tuple(held), getattr(layer, "sliding_window", None) if keys else None
             )
 
 
 def _in_modules(
     model: nn.Module, before: dict[str, dict[str, Any]], batch: int
-) -> Iterator[Keeper]:
+) -> Iterator[CacheOwner]:
     """Modules that hold on to tensors of the call themselves."""
     for path, module in model.named_modules():
         new = [
@@ -330,17 +332,17 @@ def _in_modules(
                 for one in new
             ]
             held = tuple(
-                Held(kind, tuple(one.shape), one.dtype)
+                CachedTensor(kind, tuple(one.shape), one.dtype)
                 for kind, one in zip(kinds, new, strict=True)
             )
-            yield Keeper(
+            yield CacheOwner(
                 path, next((int(name) for name in path.split(".") if name.isdigit()), 0), held
             )
 
 
-def _outermost(found: list[Keeper]) -> list[Keeper]:
+def _outermost(found: list[CacheOwner]) -> list[CacheOwner]:
     """Keepers in the order of the blocks; one inside another is a part of it."""
-    whole: dict[str, Keeper] = {}
+    whole: dict[str, CacheOwner] = {}
     for keeper in sorted(found, key=lambda one: one.path.count(".")):
         steps = keeper.path.split(".")
         above = next(
@@ -349,5 +351,5 @@ def _outermost(found: list[Keeper]) -> list[Keeper]:
         )
         outer = whole.get(above, keeper)
         held = keeper.held if outer is keeper else (*outer.held, *keeper.held)
-        whole[above] = Keeper(above, outer.layer, held, outer.window or keeper.window)
+        whole[above] = CacheOwner(above, outer.layer, held, outer.window or keeper.window)
     return sorted(whole.values(), key=lambda one: one.layer)

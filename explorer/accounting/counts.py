@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from explorer.accounting.cache_formulas import cache_rows
-from explorer.accounting.cache_probe import Kept, kept
+from explorer.accounting.cache_probe import CacheProbe, probe_cache
 from explorer.accounting.parameter_roles import PARTS, Parts
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ ACTIVE_CONVENTION = (
 )
 
 #: One run of each model that was asked about, kept as long as the model is.
-_RUNS: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
+_RUNS: WeakKeyDictionary[nn.Module, CacheProbe] = WeakKeyDictionary()
 
 
 def build_meta(
@@ -117,7 +117,7 @@ def parameters(model: Any) -> dict[str, Any]:
     }
 
 
-def run(model: PreTrainedModel) -> Kept:
+def run(model: PreTrainedModel) -> CacheProbe:
     """One run on a short prompt, see `explorer.accounting.cache_probe`: of a model built alike on the meta device, in bfloat16.
 
     Where that one does not run, a model with numbers runs itself. Raises what its forward raises.
@@ -126,11 +126,11 @@ def run(model: PreTrainedModel) -> Kept:
         shaped = model.device.type == "meta"
         try:
             alike = model if shaped and model.dtype == torch.bfloat16 else build_meta(model.config)
-            _RUNS[model] = kept(alike if type(alike) is type(model) else model)
+            _RUNS[model] = probe_cache(alike if type(alike) is type(model) else model)
         except Exception:  # a foreign forward may raise anything
             if shaped:
                 raise
-            _RUNS[model] = kept(model)
+            _RUNS[model] = probe_cache(model)
     return _RUNS[model]
 
 
@@ -154,7 +154,7 @@ def cache_sizes(model: Any, dtype: torch.dtype | None = None) -> list[dict[str, 
         dtype = getattr(torch, dtype)
     config = config.get_text_config()
     try:
-        seen = run(model) if isinstance(model, nn.Module) else kept(build_meta(model))
+        seen = run(model) if isinstance(model, nn.Module) else probe_cache(build_meta(model))
     except Exception as error:  # a foreign forward may raise anything
         said = str(error).partition("\n")[0]
         raise ValueError(
@@ -183,6 +183,6 @@ def measured_cache_bytes(model: PreTrainedModel, tokens: int, batch: int = 1) ->
     """Bytes of the tensors really kept after a prompt of ``tokens`` tokens of ``batch`` sequences."""
     return sum(
         held.bytes
-        for keeper in kept(model, tokens, batch, whole=True).keepers
+        for keeper in probe_cache(model, tokens, batch, whole=True).keepers
         for held in keeper.held
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from explorer.accounting.cache_probe import Kept
+from explorer.accounting.cache_probe import CacheProbe
 
 #: The parts parameters are counted by, in the order shown. A mixer lets tokens see earlier
 #: ones by a state instead of keys: state-space, linear attention, gated recurrence, convolution.
@@ -32,7 +32,7 @@ class Parts:
     or an MLP is then "other".
     """
 
-    def __init__(self, model: nn.Module, run: Kept | None) -> None:
+    def __init__(self, model: nn.Module, run: CacheProbe | None) -> None:
         self.modules = dict(model.named_modules())
         self.config = model.config.get_text_config()
         self.run = run

@@ -14,7 +14,14 @@ from typing import Any
 
 from bokeh.models import Column
 
-from explorer.app.figures import CellFigure, CurveFigure, Ink, MarkedFigure, MosaicFigure, Zoom
+from explorer.app.figures import (
+    CellFigure,
+    CurveFigure,
+    FigureTheme,
+    MarkedFigure,
+    MosaicFigure,
+    Zoom,
+)
 from explorer.app.runs import Run
 from explorer.widgets.views import code as snippets
 from explorer.widgets.views import attention as views_attention
@@ -197,7 +204,7 @@ TABS = ("tensor", "router", "attention", "state", "stream", "compare")
 
 
 @dataclass(frozen=True)
-class Looked:
+class RenderedCard:
     """A view and its picture, ready to be put on a figure."""
 
     card: Card
@@ -217,7 +224,7 @@ def key_of(card: Card, run: Run, chosen: Selection) -> tuple:
     return (run.number, *(getattr(chosen, name) for name in card.depends))
 
 
-def look(card: Card, run: Run, chosen: Selection, zoom: Zoom | None) -> Looked:
+def look(card: Card, run: Run, chosen: Selection, zoom: Zoom | None) -> RenderedCard:
     """The view of one card and its bytes. Pure; ``zoom`` is what its figure has in view."""
     try:
         view = card.view(run, chosen)
@@ -229,7 +236,7 @@ def look(card: Card, run: Run, chosen: Selection, zoom: Zoom | None) -> Looked:
         drawn = picture(view, zoom.window_for(view) if zoom is not None else None)
     elif isinstance(view, Mosaic):
         drawn = mosaic_picture(view)
-    return Looked(card, view, drawn, key_of(card, run, chosen), run)
+    return RenderedCard(card, view, drawn, key_of(card, run, chosen), run)
 
 
 @dataclass
@@ -240,19 +247,19 @@ class Board:
     at a time) and put in its place with the drawing; ``wire`` then connects what is done on it.
     """
 
-    ink: Ink
+    ink: FigureTheme
     wire: Callable[[str, Any], None] = lambda name, figure: None
-    places: dict[str, Column] = field(default_factory=dict)
+    hook_points: dict[str, Column] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
     on_them: dict[str, tuple] = field(default_factory=dict)
     _made: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.places = {
+        self.hook_points = {
             card.name: Column(name=card.name, sizing_mode="stretch_both") for card in CARDS
         }
 
-    def make(self, looked: Looked) -> None:
+    def make(self, looked: RenderedCard) -> None:
         """Have a figure ready for what was looked up, where it needs one and there is none."""
         card = looked.card
         if card.name not in self._made and not isinstance(looked.view, Refusal):
@@ -264,7 +271,7 @@ class Board:
             figure = self.figures[name] = self._made[name]
             self.ink.add(figure)
             self.wire(name, figure)
-            self.places[name].children = [figure.figure]
+            self.hook_points[name].children = [figure.figure]
         return self.figures[name]
 
     def stale(self, tab: str, run: Run, other: Run | None, chosen: Selection) -> list[Card]:
@@ -282,7 +289,7 @@ class Board:
         figure = self.figures.get(card.name)
         return figure.zoom() if isinstance(figure, CellFigure) else None
 
-    def put(self, looked: Looked, chosen: Selection) -> dict[str, Any]:
+    def put(self, looked: RenderedCard, chosen: Selection) -> dict[str, Any]:
         """Put a picture on its figure, which `make` has made; returns the words of the card."""
         card, view = looked.card, looked.view
         self.on_them[card.name] = looked.key
@@ -323,7 +330,7 @@ def tile_labels(mosaic: Mosaic) -> list[str]:
     return [f"{tile.label} · {tile.group}" if tile.group else tile.label for tile in mosaic.tiles]
 
 
-def words(looked: Looked, code: str | None) -> dict[str, Any]:
+def words(looked: RenderedCard, code: str | None) -> dict[str, Any]:
     """The words of a card, for the page: title, note, reduction, scale and axes."""
     view, drawn = looked.view, looked.drawn
     said: dict[str, Any] = {"refusal": None, "title": view.title, "note": view.note, "code": code}

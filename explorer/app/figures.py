@@ -77,7 +77,7 @@ def colours(theme: str) -> list[str]:
     return ["rgba(0, 0, 0, 0)", *ends[0], *ends[1], palette.ROLES["ink"].on(theme)]
 
 
-class Ink:
+class FigureTheme:
     """What all figures of one page share: the mapper, how ticks are chosen, and the theme they follow."""
 
     def __init__(self, theme: str = "light") -> None:
@@ -112,7 +112,7 @@ class _Figure:
     A new one has no colours and belongs to no page: any thread may make it, then `Ink.add` colours it.
     """
 
-    def __init__(self, ink: Ink, name: str, tools: str, **options: object) -> None:
+    def __init__(self, ink: FigureTheme, name: str, tools: str, **options: object) -> None:
         self.ink, self.name = ink, name
         self.figure = figure(
             name=f"figure_{name}",
@@ -168,7 +168,7 @@ class _Figure:
         self.figure.on_event(Tap, lambda event: do(event.x, event.y))
 
 
-def _image(ink: Ink) -> Image:
+def _image(ink: FigureTheme) -> Image:
     return Image(image="image", x="x", y="y", dw="dw", dh="dh", color_mapper=ink.mapper)
 
 
@@ -208,7 +208,7 @@ class CellFigure(_Figure):
     cells in view of `zoom`.
     """
 
-    def __init__(self, ink: Ink, name: str) -> None:
+    def __init__(self, ink: FigureTheme, name: str) -> None:
         super().__init__(
             ink,
             name,
@@ -296,7 +296,7 @@ class CellFigure(_Figure):
 class MarkedFigure(CellFigure):
     """A heatmap with outlines round some of its cells: white within dark, to be seen on every colour of the map."""
 
-    def __init__(self, ink: Ink, name: str) -> None:
+    def __init__(self, ink: FigureTheme, name: str) -> None:
         super().__init__(ink, name)
         self.marks = ColumnDataSource({"x": np.zeros(0), "y": np.zeros(0)})
         for width, colour in ((3, "#10141b"), (1.3, "#ffffff")):
@@ -321,7 +321,7 @@ class MarkedFigure(CellFigure):
 class MosaicFigure(_Figure):
     """All heads small: one image of all tiles, their numbers as text, the chosen one framed."""
 
-    def __init__(self, ink: Ink, name: str) -> None:
+    def __init__(self, ink: FigureTheme, name: str) -> None:
         super().__init__(ink, name, "", x_range=Range1d(0, 1), y_range=Range1d(1, 0))
         self.source = ColumnDataSource(_nothing())
         self.labels = ColumnDataSource({"x": [], "y": [], "text": []})
@@ -389,7 +389,7 @@ class MosaicFigure(_Figure):
 class CurveFigure(_Figure):
     """Lines over the tokens, with a dashed line at the selected one."""
 
-    def __init__(self, ink: Ink, name: str) -> None:
+    def __init__(self, ink: FigureTheme, name: str) -> None:
         super().__init__(
             ink,
             name,
@@ -420,9 +420,9 @@ class CurveFigure(_Figure):
     def draw(self, curves: Curves) -> None:
         x_changed = self._shown is None or self._shown.x != curves.x
         self._shown = curves
-        places = np.arange(curves.x.size, dtype=np.float32)
+        hook_points = np.arange(curves.x.size, dtype=np.float32)
         self.source.data = {
-            "xs": [places for _ in curves.lines],
+            "xs": [hook_points for _ in curves.lines],
             "ys": [line.values.astype(np.float32) for line in curves.lines],
             "colour": [self.ink.role(line.role) for line in curves.lines],
             "width": [0.8 if line.role == "muted" else 2.0 for line in curves.lines],

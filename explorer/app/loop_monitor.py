@@ -10,7 +10,7 @@ from collections import deque
 _EVERY, _KEPT = 0.1, 300
 
 
-class Lateness:
+class LoopLagMonitor:
     """Asks the loop for a call every tenth of a second and notes how late it came."""
 
     def __init__(self) -> None:

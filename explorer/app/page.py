@@ -9,7 +9,7 @@ from pathlib import Path
 import panel as pn
 from bokeh.document import Document
 
-from explorer.app.figures import Ink
+from explorer.app.figures import FigureTheme
 from explorer.app.cards import TABS, Board
 from explorer.widgets import palette
 from explorer.widgets.views import attention as views_attention
@@ -68,11 +68,11 @@ def build(document: Document) -> tuple[pn.Template, Board, Bridge]:
 
     The places are plain Bokeh, in ``document`` from the start: figures come and change without Panel.
     """
-    board, bridge = Board(Ink()), Bridge()
+    board, bridge = Board(FigureTheme()), Bridge()
     page = pn.Template(_PAGE.read_text(encoding="utf-8"))
     for name, value in _variables().items():
         page.add_variable(name, value)
-    for place in board.places.values():
+    for place in board.hook_points.values():
         document.add_root(place)
     page.add_panel("bridge", bridge)
     return page, board, bridge

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from explorer import vocabulary
-from explorer.vocabulary.availability import Missing, telling
+from explorer.vocabulary.availability import Unavailability, most_informative
 from explorer.model.recording import key_of
 from explorer.recurrence.replay import Replay
 from explorer.widgets.views import next_token as views_next
@@ -167,7 +167,7 @@ def left_out(model: Any, later: Iterable[str]) -> tuple[frozenset[Key], dict[Key
     Both by value and block, as a recording knows them: a value is asked for only where the model has it.
     """
     asked: set[Key] = set()
-    lacking: dict[Key, list[Missing]] = {}
+    lacking: dict[Key, list[Unavailability]] = {}
     for row in model.support():
         layers = [None] * row.available if row.host == "model" else list(row.layers)
         for layer, reason in row.reasons.items():
@@ -179,7 +179,7 @@ def left_out(model: Any, later: Iterable[str]) -> tuple[frozenset[Key], dict[Key
                 (key_of(row.value, () if layer is None else model.mixers[layer]), layer)
                 for layer in layers
             }
-    return frozenset(asked), {key: telling(reasons) for key, reasons in lacking.items()}
+    return frozenset(asked), {key: most_informative(reasons) for key, reasons in lacking.items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ import panel as pn
 from bokeh.document import Document
 
 from explorer.app.diagram import diagram
-from explorer.app.loop_monitor import Lateness
+from explorer.app.loop_monitor import LoopLagMonitor
 from explorer.app.page import ASSETS, build, refused
 from explorer.app.session import Services, Session
 from explorer.app.store import Store
@@ -55,7 +55,7 @@ class Settings:
     browser: bool = True
 
 
-class Desk:
+class SessionLimiter:
     """The open pages: who is in, and whether there is room for another.
 
     A page takes its place when its script speaks, over a websocket: what was fetched and
@@ -95,7 +95,7 @@ class Desk:
         return f"This explorer already has {self.most} pages open, which is its limit: close one, then reload."
 
 
-def page(services: Services, desk: Desk) -> pn.Template:
+def page(services: Services, desk: SessionLimiter) -> pn.Template:
     """What one visitor gets: a page and its session, or the sentence that says why not."""
     if desk.full:
         return refused(desk.sentence)
@@ -201,8 +201,8 @@ def serve(settings: Settings) -> None:
     model = store.model(settings.model)
     if settings.prompt is not None:
         prepared(model, settings.prompt)
-    services = Services(Worker(), store, diagram, Lateness(), settings.model, settings.prompt)
-    desk = Desk()
+    services = Services(Worker(), store, diagram, LoopLagMonitor(), settings.model, settings.prompt)
+    desk = SessionLimiter()
     pn.extension()
     shown = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     address = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/"

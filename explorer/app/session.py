@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from explorer.app.figures import CellFigure, MosaicFigure
-from explorer.app.loop_monitor import Lateness
-from explorer.app.cards import TABS, Board, Looked, look, seen
+from explorer.app.loop_monitor import LoopLagMonitor
+from explorer.app.cards import TABS, Board, RenderedCard, look, seen
 from explorer.app.runs import Run
 from explorer.app.store import ANY_PROMPT, Store, default_prompt, shown_source, source_choices
 from explorer.app.messages import (
@@ -49,7 +49,7 @@ class Services:
     worker: Worker
     store: Store
     diagrams: Callable[[Any], dict[str, Any]]
-    lateness: Lateness
+    lateness: LoopLagMonitor
     default_source: str
     default_prompt: str | None
 
@@ -334,7 +334,7 @@ class Session:
         runs: tuple[Run, Run | None],
         chosen: Selection,
         tab: str,
-        looked: list[Looked],
+        looked: list[RenderedCard],
         texts: dict[str, Any],
     ) -> None:
         """Back on the event loop: pictures, dashed lines and words in one go."""

@@ -171,14 +171,14 @@ class Store:
                     f"above the {size_in_bytes(LIVE_BYTES)} there is for all: close a page, or shorten the prompt."
                 )
 
-    def part(self, run: Run, places: Sequence[Key], job: Job) -> None:
+    def part(self, run: Run, hook_points: Sequence[Key], job: Job) -> None:
         """Record more values of a run, all of one block or of the whole model, and keep them for `filled`.
 
         What would take more than is kept for such values is kept as the sentence that says so.
         Raises Unavailable with the reason.
         """
         model = self.model(run.origin.source)
-        names, layer = [name for name, _ in places], places[0][1]
+        names, layer = [name for name, _ in hook_points], hook_points[0][1]
         needed = sum(
             size(model, value_of(name, run.mixers[layer or 0]), layer, len(run.tokens))
             for name in names
@@ -188,7 +188,7 @@ class Store:
                 f"For {len(run.tokens)} tokens this would take {size_in_bytes(needed)}, above the "
                 f"{size_in_bytes(self.extras.limit)} kept for what is looked at: shorten the prompt."
             )
-            return self._keep(run, dict.fromkeys(places, reason))
+            return self._keep(run, dict.fromkeys(hook_points, reason))
         job.stage(f"Recording {', '.join(names)}")
         recording = self._record(
             model,
@@ -198,7 +198,7 @@ class Store:
             layers=None if layer is None else [layer],
             edits=[_edit(one) for one in run.origin.interventions],
         )
-        self._keep(run, {place: recording[place] for place in places})
+        self._keep(run, {place: recording[place] for place in hook_points})
 
     def logits(self, run: Run, token: int, job: Job) -> None:
         """Work out the logits of one token of a run that left them out, and keep them for `filled`."""
@@ -210,7 +210,7 @@ class Store:
             if place[0] == "layer_output":
                 logits = model.project_on_vocab(hidden)
             else:
-                logits = model.hf.get_submodule(model.anatomy.frame.head)(hidden)
+                logits = model.hf.get_submodule(model.anatomy.backbone.head)(hidden)
         self._keep(run, {(views_next.ROW, token): logits.cpu()})
 
     def _keep(self, run: Run, values: dict[Key, Any]) -> None:

@@ -18,7 +18,7 @@ from explorer.engine import nnsight_api as engine
 from explorer.checkpoints import files
 from explorer.checkpoints import hub
 from explorer.accounting.counts import build_meta
-from explorer.discovery.discover import CannotFollow, NotADecoder, discover
+from explorer.discovery.discover import CannotTrace, NotADecoder, discover
 from explorer.checkpoints.hub import LoadError, brief, ours, shown
 from explorer.model.language_model import LanguageModel
 from explorer.specimens import bpe
@@ -142,18 +142,18 @@ def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> An
             if module.device.type == "meta" or module.num_parameters() > _SMALL:
                 raise
             return discover(copy.deepcopy(module).eval())
-    except (CannotFollow, NotADecoder) as error:
-        raise NotFollowed(label, module, brief(error)) from error
+    except (CannotTrace, NotADecoder) as error:
+        raise NotTraceable(label, module, brief(error)) from error
     except (
         Exception
     ) as error:  # whatever a forward of another kind trips over, this model is not one of ours
         if ours(error):
             raise
         call = "called with token ids and asked to keep a cache"
-        raise NotFollowed(label, module, f"{call}, it stops: {brief(error)}") from error
+        raise NotTraceable(label, module, f"{call}, it stops: {brief(error)}") from error
 
 
-class NotFollowed(LoadError):
+class NotTraceable(LoadError):
     """A model whose forward goes a way that is not followed; ``reason`` says in what."""
 
     def __init__(self, label: str, module: Any, reason: str) -> None:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from explorer import vocabulary
-from explorer.contract.registry import Law, laws
+from explorer.contract.registry import Invariant, invariants
 from explorer.contract.report import Check, Report, named, verified
-from explorer.contract.model_under_test import Subject
-from explorer.contract.comparisons import Tally
+from explorer.contract.model_under_test import ModelUnderTest
+from explorer.contract.comparisons import Comparisons
 
 if TYPE_CHECKING:
     from explorer.model.language_model import LanguageModel
@@ -47,18 +47,18 @@ def check(
         from explorer.checkpoints.load import load
 
         bfloat16 = load(model.label, dtype=torch.bfloat16)
-    again = None if bfloat16 is None else Subject(bfloat16, prompt)
+    again = None if bfloat16 is None else ModelUnderTest(bfloat16, prompt)
     if again is not None and not again.runs:  # it stands beside the model in float32 then
         from explorer.checkpoints.load import load
 
         again, bfloat16 = None, load(model.label)
     subjects = {
-        "": Subject(model, prompt, bfloat16),
+        "": ModelUnderTest(model, prompt, bfloat16),
         **({" (bfloat16)": again} if again is not None else {}),
     }
     todo = [
         (law, host, mark)
-        for law in laws()
+        for law in invariants()
         for mark in subjects
         for host in law.hosts
         if _applies(law, host, subjects[mark], again=bool(mark))
@@ -71,7 +71,7 @@ def check(
     return Report.of(checks)
 
 
-def _applies(law: Law, host: str, subject: Subject, again: bool) -> bool:
+def _applies(law: Invariant, host: str, subject: ModelUnderTest, again: bool) -> bool:
     if subject.meta and not law.shapes or again and law.bfloat16 is None:
         return False
     if subject.dtype != torch.float32 and law.bfloat16 is None and law.float32 > 0:
@@ -79,17 +79,19 @@ def _applies(law: Law, host: str, subject: Subject, again: bool) -> bool:
     return law.applies(subject, host)
 
 
-def _proven(law: Law, host: str, subject: Subject, mark: str) -> Check:
+def _proven(law: Invariant, host: str, subject: ModelUnderTest, mark: str) -> Check:
     """Run one law on one host."""
-    tally = Tally(law.float32 if subject.dtype == torch.float32 else law.bfloat16 or 0.0)
-    subject.looked = tally.looked
+    comparisons = Comparisons(
+        law.float32 if subject.dtype == torch.float32 else law.bfloat16 or 0.0
+    )
+    subject.looked = comparisons.looked
     try:
-        law.run(subject, host, tally)
-        passed, detail = tally.passed, tally.detail
-        values = tally.values if passed else tally.failing
+        law.run(subject, host, comparisons)
+        passed, detail = comparisons.passed, comparisons.detail
+        values = comparisons.values if passed else comparisons.failing
     except Exception as error:  # a law that cannot be carried out is a law that does not hold
         passed, detail = False, f"{type(error).__name__}: {str(error).strip() or 'no message'}"
-        values = tally.values | tally.looked
+        values = comparisons.values | comparisons.looked
     # A failure is one whatever it looks at; a check of form alone verifies nothing it holds of.
     return Check(
         f"{law.name}{mark}",
@@ -97,6 +99,6 @@ def _proven(law: Law, host: str, subject: Subject, mark: str) -> Check:
         law.about,
         passed,
         detail,
-        tally.worst,
+        comparisons.worst,
         named(() if law.form and passed else values),
     )

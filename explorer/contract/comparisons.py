@@ -13,7 +13,7 @@ from explorer.vocabulary.formatting import ranges
 Where = int | str | tuple[int | None, str] | None
 
 
-class Tally:
+class Comparisons:
     """Collects the comparisons of one law on one host.
 
     allowed: the relative error `near` lets pass unless told otherwise. ``looked`` are the values

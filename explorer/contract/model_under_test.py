@@ -27,7 +27,7 @@ _BEFORE_BLOCKS = ("input_ids", "attention_mask", "token_embeddings")
 _AFTER_BLOCKS = ("final_norm_output", "lm_head_output", "logits")
 
 
-class Subject:
+class ModelUnderTest:
     """One model, ready to be asked.
 
     ids: [batch seq], rows that differ, their lengths unlike any size of the model, so that
@@ -102,7 +102,7 @@ class Subject:
 
     def module(self, layer: int, path: str) -> torch.nn.Module:
         """A native module by its path within a block."""
-        block = self.hf.get_submodule(f"{self.model.anatomy.frame.blocks}.{layer}")
+        block = self.hf.get_submodule(f"{self.model.anatomy.backbone.blocks}.{layer}")
         return block.get_submodule(path) if path else block
 
     def first_read(self, host: str, layer: int) -> int:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from explorer.contract.comparisons import Tally
+from explorer.contract.comparisons import Comparisons
 
 if TYPE_CHECKING:
-    from explorer.contract.model_under_test import Subject
+    from explorer.contract.model_under_test import ModelUnderTest
 
 
 @dataclass(frozen=True)
-class Law:
+class Invariant:
     """One thing that holds on every family.
 
     name, about: a few words, and one sentence that says what is proven.
@@ -29,7 +29,7 @@ class Law:
     name: str
     about: str
     hosts: tuple[str, ...]
-    run: Callable[["Subject", str, Tally], None]
+    run: Callable[["ModelUnderTest", str, Comparisons], None]
     needs: tuple[str, ...] = ()
     float32: float = 0.0
     bfloat16: float | None = None
@@ -37,18 +37,18 @@ class Law:
     pair: bool = False
     last: bool = False
     form: bool = False
-    when: Callable[["Subject"], bool] | None = None
+    when: Callable[["ModelUnderTest"], bool] | None = None
 
-    def applies(self, subject: "Subject", host: str) -> bool:
+    def applies(self, subject: "ModelUnderTest", host: str) -> bool:
         if self.pair and subject.other is None or self.when is not None and not self.when(subject):
             return False
         return subject.has(host) and all(subject.layers(host, name) for name in self.needs)
 
 
-_LAWS: list[Law] = []
+_INVARIANTS: list[Invariant] = []
 
 
-def law(
+def invariant(
     name: str,
     about: str,
     *hosts: str,
@@ -59,20 +59,22 @@ def law(
     pair: bool = False,
     last: bool = False,
     form: bool = False,
-    when: Callable[["Subject"], bool] | None = None,
+    when: Callable[["ModelUnderTest"], bool] | None = None,
 ) -> Callable:
     """Register a function ``(subject, host, tally)`` that makes a law's comparisons."""
 
-    def register(run: Callable[["Subject", str, Tally], None]) -> Callable:
-        _LAWS.append(
-            Law(name, about, hosts, run, needs, float32, bfloat16, shapes, pair, last, form, when)
+    def register(run: Callable[["ModelUnderTest", str, Comparisons], None]) -> Callable:
+        _INVARIANTS.append(
+            Invariant(
+                name, about, hosts, run, needs, float32, bfloat16, shapes, pair, last, form, when
+            )
         )
         return run
 
     return register
 
 
-def laws() -> Iterator[Law]:
+def invariants() -> Iterator[Invariant]:
     """Every law, in the order they are read and run; those that look at the model afterwards come last."""
     # Importing a module registers its laws.
     from explorer.contract.checks import (  # noqa: F401
@@ -91,5 +93,5 @@ def laws() -> Iterator[Law]:
         isolation,
     )
 
-    yield from (each for each in _LAWS if not each.last)
-    yield from (each for each in _LAWS if each.last)
+    yield from (each for each in _INVARIANTS if not each.last)
+    yield from (each for each in _INVARIANTS if each.last)

@@ -6,18 +6,18 @@ import operator
 
 import torch
 
-from explorer.contract.model_under_test import Subject
+from explorer.contract.model_under_test import ModelUnderTest
 from explorer.discovery.residual import Step
 
 
-def added(s: Subject, host: str, layer: int, made: torch.Tensor) -> torch.Tensor:
+def added(s: ModelUnderTest, host: str, layer: int, made: torch.Tensor) -> torch.Tensor:
     """What the block adds where a part's weights made ``made`` [batch seq hidden_size]: through the norms and scales after them."""
     for step in s.traits(host, layer)["tail"].steps:
         made = changed(s, layer, step, made)
     return made
 
 
-def changed(s: Subject, layer: int, step: Step, stream: torch.Tensor) -> torch.Tensor:
+def changed(s: ModelUnderTest, layer: int, step: Step, stream: torch.Tensor) -> torch.Tensor:
     """A stream normed, scaled or shifted as a step of the block does it."""
     with torch.no_grad():
         if step.kind == "norm":
@@ -26,11 +26,11 @@ def changed(s: Subject, layer: int, step: Step, stream: torch.Tensor) -> torch.T
         return stream * by if step.kind == "scale" else stream + by
 
 
-def constant(s: Subject, layer: int, path: str) -> torch.Tensor:
+def constant(s: ModelUnderTest, layer: int, path: str) -> torch.Tensor:
     """A parameter or buffer by its path from the block."""
     return operator.attrgetter(path)(s.module(layer, "")).detach()
 
 
-def followed(s: Subject, host: str, layer: int) -> bool:
+def followed(s: ModelUnderTest, host: str, layer: int) -> bool:
     """Whether what is done to a part's result is norms and scales alone."""
     return s.traits(host, layer)["tail"].followed

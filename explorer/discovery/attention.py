@@ -5,20 +5,20 @@ from __future__ import annotations
 import torch
 from transformers.cache_utils import Cache
 
-from explorer.discovery.trace_graph import PASSING, Call, Flow, tensors
+from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, tensors
 from explorer.discovery.candidates import (
-    Finds,
-    Spot,
+    HostFindings,
+    TensorCandidate,
     argument,
     around,
     children,
     innermost,
     is_norm,
-    maker_spot,
+    maker_candidate,
     result,
 )
 from explorer.discovery.residual import Part, leads, weighted
-from explorer.vocabulary.availability import absent, setting, unfollowed
+from explorer.vocabulary.availability import not_present, needs_setting, not_traced
 from explorer.vocabulary import BY_HOST
 
 NO_PATTERN = 'the {name} attention never holds the pattern as a tensor; load the model with attn_implementation="eager"'
@@ -32,17 +32,17 @@ _BETWEEN = PASSING | frozenset(
 HEADS = ("attention_queries", "attention_keys", "attention_values")
 
 
-def interface(flow: Flow, module: Call) -> Call | None:
+def interface(graph: TraceGraph, module: Call) -> Call | None:
     """The call that takes queries, keys and values: in the module's own forward, with three
     four-dimensional tensors and the module itself."""
-    found = _interfaces(flow, module)
+    found = _interfaces(graph, module)
     return found[0] if found else None
 
 
-def _interfaces(flow: Flow, module: Call) -> list[Call]:
+def _interfaces(graph: TraceGraph, module: Call) -> list[Call]:
     return [
         call
-        for call in flow.inside(module)
+        for call in graph.inside(module)
         if call.module == module.module
         and len(call.labels) == 1
         and call.fn is not None
@@ -51,90 +51,90 @@ def _interfaces(flow: Flow, module: Call) -> list[Call]:
     ]
 
 
-def patterns(flow: Flow, module: Call) -> list[int]:
+def patterns(graph: TraceGraph, module: Call) -> list[int]:
     """The softmaxes whose result is multiplied with values, and whose input is made of a product."""
     return [
         i
         for name in _SOFTMAX
-        for i in flow.indices(module, name)
-        if _mixing(flow, module, i) and _product(flow, module, i) is not None
+        for i in graph.indices(module, name)
+        if _mixing(graph, module, i) and _product(graph, module, i) is not None
     ]
 
 
-def is_attention(flow: Flow, module: Call) -> bool:
-    return interface(flow, module) is not None or bool(patterns(flow, module))
+def is_attention(graph: TraceGraph, module: Call) -> bool:
+    return interface(graph, module) is not None or bool(patterns(graph, module))
 
 
-def _mixing(flow: Flow, module: Call, softmax: int) -> list[int]:
+def _mixing(graph: TraceGraph, module: Call, softmax: int) -> list[int]:
     """The products that take a softmax's result."""
-    leaving = _kept(flow, flow.ops[softmax].makes[0])
+    leaving = _kept(graph, graph.ops[softmax].makes[0])
     return [
         i
         for name in _PRODUCTS
-        for i in flow.indices(module, name)
-        if i > softmax and leaving & set(flow.ops[i].reads)
+        for i in graph.indices(module, name)
+        if i > softmax and leaving & set(graph.ops[i].reads)
     ]
 
 
-def _kept(flow: Flow, key: int) -> set[int]:
+def _kept(graph: TraceGraph, key: int) -> set[int]:
     """The pattern on its way to the values: copies, views, and what a mask of zeros leaves of it."""
     found, todo = set(), [key]
     while todo:
-        for new in flow.onward(todo.pop()) - found:
+        for new in graph.onward(todo.pop()) - found:
             found.add(new)
             todo += [
                 made
-                for i in flow.readers.get(new, ())
-                if flow.ops[i].name in ("mul", "where", "masked_fill", "native_dropout")
-                for made in flow.ops[i].makes
-                if flow.tensors[made].shape[-2:] == flow.tensors[new].shape[-2:]
+                for i in graph.readers.get(new, ())
+                if graph.ops[i].name in ("mul", "where", "masked_fill", "native_dropout")
+                for made in graph.ops[i].makes
+                if graph.tensors[made].shape[-2:] == graph.tensors[new].shape[-2:]
             ]
     return found
 
 
-def _product(flow: Flow, module: Call, softmax: int) -> int | None:
+def _product(graph: TraceGraph, module: Call, softmax: int) -> int | None:
     """The product of queries and keys a softmax is taken of."""
-    todo, seen = [(flow.ops[softmax].reads[0], softmax)], set()
+    todo, seen = [(graph.ops[softmax].reads[0], softmax)], set()
     while todo:
         key, before = todo.pop(0)
-        index = flow.maker(key, before)
+        index = graph.maker(key, before)
         if index is None or index < module.start or index in seen:
             continue
         seen.add(index)
-        if flow.ops[index].name in _PRODUCTS:
+        if graph.ops[index].name in _PRODUCTS:
             return index
-        if flow.ops[index].name in _BETWEEN:
-            todo += [(k, index) for k in flow.ops[index].reads]
+        if graph.ops[index].name in _BETWEEN:
+            todo += [(k, index) for k in graph.ops[index].reads]
     return None
 
 
-def find_attention(flow: Flow, module: Call, part: Part) -> Finds:
+def find_attention(graph: TraceGraph, module: Call, part: Part) -> HostFindings:
     """Spots of one attention module that ran once. ``part`` is what it adds to the stream."""
-    finds = Finds(module.module)
-    call = interface(flow, module)
+    finds = HostFindings(module.module)
+    call = interface(graph, module)
     if call is not None:
-        if len(_interfaces(flow, module)) > 1:
-            return _several(flow, module, part, "calls")
+        if len(_interfaces(graph, module)) > 1:
+            return _several(graph, module, part, "calls")
         heads = [
-            Spot(a, call, "input", i)
+            TensorCandidate(a, call, "input", i)
             for i, a in enumerate(call.args)
             if isinstance(a, torch.Tensor) and a.dim() == 4
         ][:3]
         returned = call.output[0] if isinstance(call.output, (tuple, list)) else call.output
         mixed = result(call, {id(returned)})
-        softmax = [i for name in _SOFTMAX for i in flow.indices(call, name)]
+        softmax = [i for name in _SOFTMAX for i in graph.indices(call, name)]
         if (
             len(softmax) == 1
-            and (products := _mixing(flow, call, softmax[-1]))
-            and id(returned) not in flow.onward(flow.ops[products[-1]].makes[0])
+            and (products := _mixing(graph, call, softmax[-1]))
+            and id(returned) not in graph.onward(graph.ops[products[-1]].makes[0])
         ):
             # Something is done to them before they are returned.
             onward = sorted(
-                flow.onward(flow.ops[products[-1]].makes[0]), key=lambda k: flow.maker(k)
+                graph.onward(graph.ops[products[-1]].makes[0]), key=lambda k: graph.maker(k)
             )
             mixed = _split(
-                flow,
-                [c for c in flow.inside(call) if c.fn is not None],
+                graph,
+                [c for c in graph.inside(call) if c.fn is not None],
                 onward,
                 heads[0].tensor.shape[2],
                 heads[0].tensor.shape[0],
@@ -142,29 +142,29 @@ def find_attention(flow: Flow, module: Call, part: Part) -> Finds:
             )
         lengths = (heads[0].tensor.shape[2], heads[1].tensor.shape[2])
     else:
-        softmax = patterns(flow, module)
+        softmax = patterns(graph, module)
         if len(softmax) > 1:
-            return _several(flow, module, part, "patterns")
-        heads, mixed = _in_place(flow, module, softmax[0])
-        lengths = tuple(flow.tensors[flow.ops[softmax[0]].reads[0]].shape[-2:])
+            return _several(graph, module, part, "patterns")
+        heads, mixed = _in_place(graph, module, softmax[0])
+        lengths = tuple(graph.tensors[graph.ops[softmax[0]].reads[0]].shape[-2:])
     batch = next(tensors((module.args, module.kwargs))).shape[0]
     _heads(finds, heads, lengths, batch)
-    _pattern(finds, flow, call or module, softmax, module.start)
+    _pattern(finds, graph, call or module, softmax, module.start)
     if mixed is None:
-        finds.missing["attention_head_outputs"] = unfollowed("no call returns the heads' outputs")
+        finds.missing["attention_head_outputs"] = not_traced("no call returns the heads' outputs")
     else:
-        finds.spots["attention_head_outputs"] = mixed
-    _projection(finds, flow, module, part)
-    _gate(finds, flow, module)
+        finds.candidates["attention_head_outputs"] = mixed
+    _projection(finds, graph, module, part)
+    _gate(finds, graph, module)
     anchor = call or (mixed.call if mixed is not None else None)
-    finds.traits |= around(flow, module, anchor) if anchor is not None else {}
+    finds.traits |= around(graph, module, anchor) if anchor is not None else {}
     return finds
 
 
-def _several(flow: Flow, module: Call, part: Part, what: str) -> Finds:
+def _several(graph: TraceGraph, module: Call, part: Part, what: str) -> HostFindings:
     """An attention that is made of several: what it adds is known, and nothing inside is the whole."""
-    finds = Finds(module.module)
-    reason = unfollowed(
+    finds = HostFindings(module.module)
+    reason = not_traced(
         f"{module.module.rpartition('.')[2]} computes its attention in several {what}, of which none is the whole"
     )
     names = [
@@ -173,13 +173,15 @@ def _several(flow: Flow, module: Call, part: Part, what: str) -> Finds:
         if name not in ("attention_output", "attention_premix")
     ]
     finds.missing = dict.fromkeys(names, reason)
-    _projection(finds, flow, module, part)
-    finds.spots.pop("attention_premix", None)
+    _projection(finds, graph, module, part)
+    finds.candidates.pop("attention_premix", None)
     finds.missing["attention_premix"] = reason
     return finds
 
 
-def _heads(finds: Finds, heads: list[Spot | None], lengths: tuple[int, int], batch: int) -> None:
+def _heads(
+    finds: HostFindings, heads: list[TensorCandidate | None], lengths: tuple[int, int], batch: int
+) -> None:
     """Queries, keys and values, one head at a time: the sizes they name. ``lengths`` are those of the pattern."""
     query, key = lengths
     finds.sizes |= {"query": query, "key": key}
@@ -192,9 +194,9 @@ def _heads(finds: Finds, heads: list[Spot | None], lengths: tuple[int, int], bat
     ):
         shape = None if spot is None else _by_head(tuple(spot.tensor.shape), length, batch)
         if shape is None:
-            finds.missing[name] = unfollowed("no call takes or returns it one head at a time")
+            finds.missing[name] = not_traced("no call takes or returns it one head at a time")
         else:
-            finds.spots[name] = spot
+            finds.candidates[name] = spot
             finds.sizes = {count: shape[0], width: shape[1], **finds.sizes}
 
 
@@ -215,39 +217,41 @@ def _by_head(shape: tuple[int, ...], length: int, batch: int) -> tuple[int, int]
     return None
 
 
-def _in_place(flow: Flow, module: Call, softmax: int) -> tuple[list[Spot | None], Spot | None]:
+def _in_place(
+    graph: TraceGraph, module: Call, softmax: int
+) -> tuple[list[TensorCandidate | None], TensorCandidate | None]:
     """Queries, keys, values and the heads' outputs around the products of an attention that calls no function with them."""
-    query, key = flow.tensors[flow.ops[softmax].reads[0]].shape[-2:]
-    product, mixing = _product(flow, module, softmax), _mixing(flow, module, softmax)[0]
-    pattern = _kept(flow, flow.ops[softmax].makes[0])
-    values = next(k for k in flow.ops[mixing].reads if k not in pattern)
+    query, key = graph.tensors[graph.ops[softmax].reads[0]].shape[-2:]
+    product, mixing = _product(graph, module, softmax), _mixing(graph, module, softmax)[0]
+    pattern = _kept(graph, graph.ops[softmax].makes[0])
+    values = next(k for k in graph.ops[mixing].reads if k not in pattern)
     batch = next(tensors((module.args, module.kwargs))).shape[0]
-    inside = [c for c in flow.inside(module) if c.fn is not None]
+    inside = [c for c in graph.inside(module) if c.fn is not None]
     # A call without a cache does not come to the cache's own.
     lasting = [c for c in inside if not isinstance(getattr(c.fn, "__self__", None), Cache)]
     found = [
-        _split(flow, lasting, flow.back(k, at), length, batch, far)
-        or _split(flow, inside, flow.back(k, at), length, batch, far)
+        _split(graph, lasting, graph.back(k, at), length, batch, far)
+        or _split(graph, inside, graph.back(k, at), length, batch, far)
         for k, at, length, far in (
-            (flow.ops[product].reads[-2], product, query, False),
-            (flow.ops[product].reads[-1], product, key, True),
+            (graph.ops[product].reads[-2], product, query, False),
+            (graph.ops[product].reads[-1], product, key, True),
             (values, mixing, key, True),
         )
     ]
-    onward = sorted(flow.onward(flow.ops[mixing].makes[0]), key=lambda k: flow.maker(k))
-    return found, _split(flow, inside, onward, query, batch, False)
+    onward = sorted(graph.onward(graph.ops[mixing].makes[0]), key=lambda k: graph.maker(k))
+    return found, _split(graph, inside, onward, query, batch, False)
 
 
 def _split(
-    flow: Flow, inside: list[Call], chain: list[int], length: int, batch: int, far: bool
-) -> Spot | None:
+    graph: TraceGraph, inside: list[Call], chain: list[int], length: int, batch: int, far: bool
+) -> TensorCandidate | None:
     """Of the tensors in ``chain`` one with an axis of heads and one of tokens, where a call takes or returns it.
 
     The first of them, or the last: what keys and values were before they were repeated.
     """
     found = None
     for key in chain:
-        if _by_head(tuple(flow.tensors[key].shape), length, batch) is None:
+        if _by_head(tuple(graph.tensors[key].shape), length, batch) is None:
             continue
         for call in inside:
             if (spot := result(call, {key}) or argument(call, {key})) is not None:
@@ -258,244 +262,252 @@ def _split(
     return found
 
 
-def _pattern(finds: Finds, flow: Flow, call: Call, softmax: list[int], start: int) -> None:
+def _pattern(
+    finds: HostFindings, graph: TraceGraph, call: Call, softmax: list[int], start: int
+) -> None:
     """The softmax is the operation; scores are what the innermost call around it takes, and the
     probabilities are what the product with the values takes."""
     names = ("attention_scores", "attention_probabilities")
     if not softmax:
-        reason = setting(NO_PATTERN.format(name=call.name.removesuffix("_attention_forward")))
+        reason = needs_setting(NO_PATTERN.format(name=call.name.removesuffix("_attention_forward")))
         finds.missing.update(dict.fromkeys(names, reason))
         return
-    inside, index = flow.inside(call), softmax[-1]
-    entering, at, sinks = _before_sinks(flow, index, finds.sizes["key"])
-    chain = flow.back(entering, at)
+    inside, index = graph.inside(call), softmax[-1]
+    entering, at, sinks = _before_sinks(graph, index, finds.sizes["key"])
+    chain = graph.back(entering, at)
     scores = next(
         (s for c in innermost(inside, at) if (s := argument(c, chain))), None
-    ) or maker_spot(inside, entering)
-    leaving = _kept(flow, flow.ops[index].makes[0])
+    ) or maker_candidate(inside, entering)
+    leaving = _kept(graph, graph.ops[index].makes[0])
     products = [
         i
         for name in _PRODUCTS
-        for i in flow.indices(call, name)
-        if leaving & set(flow.ops[i].reads)
+        for i in graph.indices(call, name)
+        if leaving & set(graph.ops[i].reads)
     ]
     weights = next(
         (
             s
             for i in products
             for c in innermost(inside, i)
-            if (s := argument(c, flow.back(next(k for k in flow.ops[i].reads if k in leaving), i)))
+            if (
+                s := argument(c, graph.back(next(k for k in graph.ops[i].reads if k in leaving), i))
+            )
         ),
         None,
     )
     for name, spot in zip(names, (scores, weights)):
         if spot is None:
-            finds.missing[name] = unfollowed(
+            finds.missing[name] = not_traced(
                 "the modeling code passes this tensor to no call of its own"
             )
         else:
-            finds.spots[name] = spot
-    finds.traits |= _score_traits(flow, call, index, start)
+            finds.candidates[name] = spot
+    finds.traits |= _score_traits(graph, call, index, start)
     if sinks is None:
-        finds.missing["attention_sinks"] = absent("this attention has no sink logits")
+        finds.missing["attention_sinks"] = not_present("this attention has no sink logits")
     elif (
         spot := next(
             (
                 s
-                for k in reversed(flow.back(sinks, at))
-                if (s := maker_spot([c for c in inside if c.fn], k))
+                for k in reversed(graph.back(sinks, at))
+                if (s := maker_candidate([c for c in inside if c.fn], k))
             ),
             None,
         )
     ) is not None:
-        finds.spots["attention_sinks"] = spot
+        finds.candidates["attention_sinks"] = spot
     else:
-        finds.missing["attention_sinks"] = unfollowed(
+        finds.missing["attention_sinks"] = not_traced(
             "its softmax has a column that is no key's, and no call returns what stands in it"
         )
 
 
-def _before_sinks(flow: Flow, softmax: int, keys: int) -> tuple[int, int, int | None]:
+def _before_sinks(graph: TraceGraph, softmax: int, keys: int) -> tuple[int, int, int | None]:
     """The scores of the keys alone and the operation that takes them; the sinks beside them, where the softmax has such a column."""
-    entering, at = _unshifted(flow, flow.ops[softmax].reads[0], softmax)
-    if flow.tensors[entering].shape[-1] != keys + 1:
+    entering, at = _unshifted(graph, graph.ops[softmax].reads[0], softmax)
+    if graph.tensors[entering].shape[-1] != keys + 1:
         return entering, at, None
     key, before = entering, softmax
-    while (index := flow.maker(key, before)) is not None and flow.ops[index].name in PASSING | {
+    while (index := graph.maker(key, before)) is not None and graph.ops[index].name in PASSING | {
         "sub",
         "cat",
     }:
-        if flow.ops[index].name == "cat":
-            scores, sinks = flow.ops[index].reads[:2]
+        if graph.ops[index].name == "cat":
+            scores, sinks = graph.ops[index].reads[:2]
             return scores, index, sinks
-        key, before = flow.ops[index].reads[0], index
+        key, before = graph.ops[index].reads[0], index
     return entering, at, None
 
 
-def _unshifted(flow: Flow, key: int, before: int) -> tuple[int, int]:
+def _unshifted(graph: TraceGraph, key: int, before: int) -> tuple[int, int]:
     """The scores before the largest of each row is taken off them, which changes no softmax."""
-    chain = flow.back(key, before)
-    index = flow.maker(chain[-1], before)
+    chain = graph.back(key, before)
+    index = graph.maker(chain[-1], before)
     if (
         index is not None
-        and flow.ops[index].name == "sub"
-        and len(flow.ops[index].reads) == 2
-        and flow.tensors[flow.ops[index].reads[1]].shape[-1] == 1
+        and graph.ops[index].name == "sub"
+        and len(graph.ops[index].reads) == 2
+        and graph.tensors[graph.ops[index].reads[1]].shape[-1] == 1
     ):
-        return flow.ops[index].reads[0], index
+        return graph.ops[index].reads[0], index
     return key, before
 
 
-def _score_traits(flow: Flow, call: Call, softmax: int, start: int) -> dict:
+def _score_traits(graph: TraceGraph, call: Call, softmax: int, start: int) -> dict:
     """What happens to the product on its way into the softmax: the cap, where a tanh is on it, whether the
     positions add a bias, and whether it is the sum of several products or has a bias that the text decides."""
-    todo, seen = [(flow.ops[softmax].reads[0], softmax)], set()
+    todo, seen = [(graph.ops[softmax].reads[0], softmax)], set()
     while todo:
         key, before = todo.pop()
-        index = flow.maker(key, before)
+        index = graph.maker(key, before)
         if (
             index is None
             or index < call.start
             or index in seen
-            or flow.ops[index].name not in _BETWEEN
+            or graph.ops[index].name not in _BETWEEN
         ):
             continue
         seen.add(index)
-        todo += [(k, index) for k in flow.ops[index].reads]
-    capped = max((i for i in seen if flow.ops[i].name == "tanh"), default=None)
+        todo += [(k, index) for k in graph.ops[index].reads]
+    capped = max((i for i in seen if graph.ops[i].name == "tanh"), default=None)
     cap = None
     if capped is not None:
         scaled = [
             i
-            for i in flow.readers.get(flow.ops[capped].makes[0], ())
-            if flow.ops[i].name in ("mul", "mul_")
+            for i in graph.readers.get(graph.ops[capped].makes[0], ())
+            if graph.ops[i].name in ("mul", "mul_")
         ]
-        cap = next((number for i in scaled for number in flow.ops[i].numbers), 1.0)
-    adds = [i for i in seen if flow.ops[i].name in ("add", "add_", "baddbmm")]
+        cap = next((number for i in scaled for number in graph.ops[i].numbers), 1.0)
+    adds = [i for i in seen if graph.ops[i].name in ("add", "add_", "baddbmm")]
     both = any(
-        len(flow.ops[i].reads) == 2
-        and all(_made_of_product(flow, key, i) for key in flow.ops[i].reads)
+        len(graph.ops[i].reads) == 2
+        and all(_made_of_product(graph, key, i) for key in graph.ops[i].reads)
         for i in adds
     )
-    biased = [i for i in adds if _heads_differ(flow, i)]
+    biased = [i for i in adds if _heads_differ(graph, i)]
     # A bias made in the attention is made of what the text says, not of its positions alone.
     own = any(
-        _made_after(flow, key, i, start) and not _made_of_product(flow, key, i)
+        _made_after(graph, key, i, start) and not _made_of_product(graph, key, i)
         for i in adds
-        for key in (flow.ops[i].reads[:1] if flow.ops[i].name == "baddbmm" else flow.ops[i].reads)
+        for key in (
+            graph.ops[i].reads[:1] if graph.ops[i].name == "baddbmm" else graph.ops[i].reads
+        )
     )
     return {"cap": cap, "biased": bool(biased), "summed": both or own}
 
 
-def _made_after(flow: Flow, key: int, before: int, start: int) -> bool:
+def _made_after(graph: TraceGraph, key: int, before: int, start: int) -> bool:
     """Whether a tensor, whatever it is a view of, was made after an operation."""
-    chain = flow.back(key, before)
-    index = flow.maker(chain[-1], before)
+    chain = graph.back(key, before)
+    index = graph.maker(chain[-1], before)
     return (
         index is not None
         and index >= start
-        and flow.ops[index].name not in ("zeros", "empty", "full", "new_zeros")
+        and graph.ops[index].name not in ("zeros", "empty", "full", "new_zeros")
     )
 
 
-def _heads_differ(flow: Flow, add: int) -> bool:
+def _heads_differ(graph: TraceGraph, add: int) -> bool:
     """Whether something is added to the scores that has an axis of heads, which a mask has not."""
-    out = flow.tensors[flow.ops[add].makes[0]]
-    if flow.ops[add].name == "baddbmm":
-        return flow.tensors[flow.ops[add].reads[0]].dim() == 3
+    out = graph.tensors[graph.ops[add].makes[0]]
+    if graph.ops[add].name == "baddbmm":
+        return graph.tensors[graph.ops[add].reads[0]].dim() == 3
     return any(
         tensor.dim() >= 3
         and out.dim() == 4
         and tensor.shape[-3] == out.shape[1] > 1
-        and not _made_of_product(flow, key, add)
-        for key in flow.ops[add].reads
-        if (tensor := flow.tensors[key]) is not None
+        and not _made_of_product(graph, key, add)
+        for key in graph.ops[add].reads
+        if (tensor := graph.tensors[key]) is not None
     )
 
 
-def _made_of_product(flow: Flow, key: int, before: int) -> bool:
+def _made_of_product(graph: TraceGraph, key: int, before: int) -> bool:
     todo, seen = [(key, before)], set()
     while todo:
         key, before = todo.pop()
-        index = flow.maker(key, before)
+        index = graph.maker(key, before)
         if index is None or index in seen:
             continue
         seen.add(index)
-        if flow.ops[index].name in _PRODUCTS:
+        if graph.ops[index].name in _PRODUCTS:
             return True
-        if flow.ops[index].name in _BETWEEN | {"gather", "index", "index_select", "sum"}:
-            todo += [(k, index) for k in flow.ops[index].reads]
+        if graph.ops[index].name in _BETWEEN | {"gather", "index", "index_select", "sum"}:
+            todo += [(k, index) for k in graph.ops[index].reads]
     return False
 
 
-def _gate(finds: Finds, flow: Flow, module: Call) -> None:
+def _gate(finds: HostFindings, graph: TraceGraph, module: Call) -> None:
     """What the heads' outputs are multiplied with on their way to the projection: number by number, or head by head."""
-    mixed = finds.spots.get("attention_head_outputs")
+    mixed = finds.candidates.get("attention_head_outputs")
     names = ("head_gate", "head_scale")
     if mixed is None:
-        finds.missing |= dict.fromkeys(names, unfollowed("the heads' outputs are not followed"))
+        finds.missing |= dict.fromkeys(names, not_traced("the heads' outputs are not followed"))
         return
-    onward = flow.onward(id(mixed.tensor))
+    onward = graph.onward(id(mixed.tensor))
     after = [
         i
-        for i in flow.indices(module, "mul")
+        for i in graph.indices(module, "mul")
         if i >= mixed.call.stop
-        and onward & set(flow.ops[i].reads)
-        and not is_norm(flow, flow.owners[i])
+        and onward & set(graph.ops[i].reads)
+        and not is_norm(graph, graph.owners[i])
     ]
-    gate = next((key for i in after[:1] for key in flow.ops[i].reads if key not in onward), None)
-    finds.missing |= dict.fromkeys(names, absent("this attention does not gate its heads"))
+    gate = next((key for i in after[:1] for key in graph.ops[i].reads if key not in onward), None)
+    finds.missing |= dict.fromkeys(names, not_present("this attention does not gate its heads"))
     if gate is None:
         return
-    whole = flow.tensors[gate].numel() < mixed.tensor.numel()
-    own = [c for c in flow.inside(module) if c.module == module.module and c.labels]
-    spot = maker_spot([c for c in own if len(c.labels) == 1], gate) or maker_spot(own, gate)
+    whole = graph.tensors[gate].numel() < mixed.tensor.numel()
+    own = [c for c in graph.inside(module) if c.module == module.module and c.labels]
+    spot = maker_candidate([c for c in own if len(c.labels) == 1], gate) or maker_candidate(
+        own, gate
+    )
     if spot is None:
-        finds.missing[names[whole]] = unfollowed(
+        finds.missing[names[whole]] = not_traced(
             "the gate is no result of a call in the attention's forward"
         )
     else:
-        finds.spots[names[whole]] = spot
-        finds.missing[names[not whole]] = absent(
+        finds.candidates[names[whole]] = spot
+        finds.missing[names[not whole]] = not_present(
             f"this attention gates its heads {'as a whole' if whole else 'number by number'}"
         )
         del finds.missing[names[whole]]
 
 
-def _leads_to(flow: Flow, mixed: Spot, product: int) -> bool:
+def _leads_to(graph: TraceGraph, mixed: TensorCandidate, product: int) -> bool:
     """Whether the heads' outputs go into what a module multiplies with its weights."""
-    made, owner = flow.maker(id(mixed.tensor)), flow.owners[product]
-    return made is not None and owner is not None and product > made and leads(flow, made, owner)
+    made, owner = graph.maker(id(mixed.tensor)), graph.owners[product]
+    return made is not None and owner is not None and product > made and leads(graph, made, owner)
 
 
-def _sorted(flow: Flow, owner: Call, mixed: Spot) -> bool:
+def _sorted(graph: TraceGraph, owner: Call, mixed: TensorCandidate) -> bool:
     """Whether a module takes the heads' outputs themselves, in another order of its rows."""
     given = next(iter(owner.args), None)
     if not isinstance(given, torch.Tensor):
         return False
-    index = flow.maker(flow.back(id(given), owner.start)[-1], owner.start)
+    index = graph.maker(graph.back(id(given), owner.start)[-1], owner.start)
     return (
         index is not None
-        and flow.ops[index].name == "index"
-        and flow.tensors[flow.ops[index].reads[0]].numel() == given.numel()
-        and id(mixed.tensor) in flow.back(flow.ops[index].reads[0], index)
+        and graph.ops[index].name == "index"
+        and graph.tensors[graph.ops[index].reads[0]].numel() == given.numel()
+        and id(mixed.tensor) in graph.back(graph.ops[index].reads[0], index)
     )
 
 
-def _projection(finds: Finds, flow: Flow, module: Call, part: Part) -> None:
+def _projection(finds: HostFindings, graph: TraceGraph, module: Call, part: Part) -> None:
     """The output projection is the first module after the heads' outputs that multiplies with weights; its input is the premix."""
-    mixed = finds.spots.get("attention_head_outputs")
-    products = weighted(flow, part)
-    after = products if mixed is None else [i for i in products if _leads_to(flow, mixed, i)]
-    owner = flow.owners[after[0 if mixed is not None else -1]] if after else None
-    if owner is not None and mixed is not None and _sorted(flow, owner, mixed):
-        finds.spots["attention_premix"] = mixed
+    mixed = finds.candidates.get("attention_head_outputs")
+    products = weighted(graph, part)
+    after = products if mixed is None else [i for i in products if _leads_to(graph, mixed, i)]
+    owner = graph.owners[after[0 if mixed is not None else -1]] if after else None
+    if owner is not None and mixed is not None and _sorted(graph, owner, mixed):
+        finds.candidates["attention_premix"] = mixed
     elif (
         owner is not None
         and owner.module != module.module
         and any(isinstance(a, torch.Tensor) for a in owner.args[:1])
     ):
-        finds.spots["attention_premix"] = Spot(owner.args[0], owner, "input", 0)
+        finds.candidates["attention_premix"] = TensorCandidate(owner.args[0], owner, "input", 0)
         if len(after) == 1 or mixed is None:
             finds.traits["projection"] = owner.module
         finds.traits["normed"] = (
@@ -503,12 +515,12 @@ def _projection(finds: Finds, flow: Flow, module: Call, part: Part) -> None:
             if mixed is None
             else tuple(
                 c.module
-                for c in children(flow, module)
+                for c in children(graph, module)
                 if mixed.call.ended < c.began
                 and c.ended < owner.began
-                and is_norm(flow, c)
+                and is_norm(graph, c)
                 and c.start in part.ops
             )
         )
     else:
-        finds.missing["attention_premix"] = unfollowed("no module makes the attention's output")
+        finds.missing["attention_premix"] = not_traced("no module makes the attention's output")

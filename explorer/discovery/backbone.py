@@ -13,7 +13,7 @@ class NotADecoder(ValueError):
 
 
 @dataclass(frozen=True)
-class Frame:
+class Backbone:
     """Paths, from the root of the model, of what every decoder has."""
 
     blocks: str
@@ -27,10 +27,10 @@ def path_of(root: torch.nn.Module, wanted: torch.nn.Module | None) -> str | None
     return next((name for name, module in root.named_modules() if module is wanted), None)
 
 
-def frame(
+def find_backbone(
     root: torch.nn.Module,
     ran: Callable[[torch.nn.Module, Sequence[str]], list[str]] = lambda root, paths: list(paths),
-) -> Frame:
+) -> Backbone:
     """Find the frame of ``root``, a transformers causal language model.
 
     The block list is the module list with the most parameters whose entries hold further modules; of several
@@ -61,10 +61,10 @@ def frame(
     if len(outer) > 1:
         running = ran(root, [f"{name}.0" for name in outer])
         outer = [name for name in outer if f"{name}.0" in running] or outer
-    return Frame(outer[0], embedding, head, len(root.get_submodule(outer[0])))
+    return Backbone(outer[0], embedding, head, len(root.get_submodule(outer[0])))
 
 
-class Handing(torch.nn.Module):
+class PassthroughBlock(torch.nn.Module):
     """Stands in for a block: hands a stream on, whatever it is called with, and is otherwise the block to whoever looks."""
 
     def __init__(self, block: torch.nn.Module, stream: torch.Tensor, returns: int | None) -> None:
@@ -90,7 +90,9 @@ def after_blocks(
     holder, blocks = root.get_submodule(owner), root.get_submodule(path)
     stream = hidden.reshape(1, -1, hidden.shape[-1])
     setattr(
-        holder, name, torch.nn.ModuleList([Handing(block, stream, returns) for block in blocks])
+        holder,
+        name,
+        torch.nn.ModuleList([PassthroughBlock(block, stream, returns) for block in blocks]),
     )
     try:
         ids = torch.ones(1, stream.shape[1], dtype=torch.long, device=hidden.device)

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from explorer.discovery.trace_graph import Call, Flow, tensors
-from explorer.discovery.hook_point import Chosen, Place, arrange
-from explorer.vocabulary.availability import Missing
+from explorer.discovery.trace_graph import Call, TraceGraph, tensors
+from explorer.discovery.hook_point import ExpertSelection, HookPoint, arrange
+from explorer.vocabulary.availability import Unavailability
 from explorer.engine.instrument import OPERATORS
 
 
 @dataclass(frozen=True)
-class Spot:
+class TensorCandidate:
     """One tensor, and where in the run it is handed over.
 
     ``repeat`` names an axis that what comes after repeats, and how often; ``axes`` the order
@@ -31,14 +31,14 @@ class Spot:
     repeat: tuple[str, int] | None = None
     axes: tuple[str, ...] | None = None
     written_over: bool = False
-    chosen: Chosen | None = None
+    chosen: ExpertSelection | None = None
 
     @property
     def when(self) -> int:
         return self.call.began if self.side == "input" else self.call.ended
 
     @property
-    def says(self) -> str:
+    def description(self) -> str:
         """The place in words, from the names the modeling code gives its calls."""
         module = self.call.module.rsplit(".", 1)[-1]
         if not self.call.labels:
@@ -74,7 +74,7 @@ class Spot:
             name = parameters[name]
         return f"argument {name}"
 
-    def place(self, axes: tuple[str, ...], sizes: dict[str, int]) -> Place | None:
+    def place(self, axes: tuple[str, ...], sizes: dict[str, int]) -> HookPoint | None:
         """This spot as a place, or None when its tensor does not have the layout's axes."""
         axes = axes if self.chosen is None else self.chosen.axes(axes)
         shape = (
@@ -88,21 +88,21 @@ class Spot:
         arrangement = arrange(shape, axes, sizes, self.axes)
         if arrangement is None:
             return None
-        says = self.says
+        description = self.description
         if self.repeat is not None:
-            says += f", each of its heads repeated {self.repeat[1]} times as it does next"
+            description += f", each of its heads repeated {self.repeat[1]} times as it does next"
         if self.chosen is not None:
-            says += (
+            description += (
                 f", of which the slots are the entries that {self.chosen.by} names"
                 if self.chosen.by
                 else ", the first of it"
             )
-        return Place(
+        return HookPoint(
             self.call.module,
             self.side,
             self.element,
             arrangement,
-            says,
+            description,
             self.call.labels,
             self.repeat,
             self.written_over,
@@ -120,38 +120,40 @@ def _parameters(fn: Any) -> list[str]:
 
 
 @dataclass
-class Finds:
+class HostFindings:
     """What was found on one host of one block: spots by value name, sizes, and why the rest is missing.
 
     ``made`` is the operation that made its result, where that is not the last one that multiplies with weights.
     """
 
     module: str
-    spots: dict[str, Spot] = field(default_factory=dict)
+    candidates: dict[str, TensorCandidate] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
-    missing: dict[str, Missing] = field(default_factory=dict)
+    missing: dict[str, Unavailability] = field(default_factory=dict)
     traits: dict[str, Any] = field(default_factory=dict)
     made: int | None = None
 
 
-def result(call: Call, keys: Iterable[int]) -> Spot | None:
+def result(call: Call, keys: Iterable[int]) -> TensorCandidate | None:
     """The element of what ``call`` returned that is one of the tensors ``keys``."""
     keys = set(keys)
     if isinstance(call.output, torch.Tensor):
-        return Spot(call.output, call, "output", None) if id(call.output) in keys else None
+        return (
+            TensorCandidate(call.output, call, "output", None) if id(call.output) in keys else None
+        )
     if isinstance(call.output, (tuple, list)):
         for index, item in enumerate(call.output):
             if isinstance(item, torch.Tensor) and id(item) in keys:
-                return Spot(item, call, "output", index)
+                return TensorCandidate(item, call, "output", index)
     return None
 
 
-def argument(call: Call, keys: Iterable[int]) -> Spot | None:
+def argument(call: Call, keys: Iterable[int]) -> TensorCandidate | None:
     """The argument of ``call`` that is one of the tensors ``keys``."""
     keys = set(keys)
     for position, item in call.arguments():
         if isinstance(item, torch.Tensor) and id(item) in keys:
-            return Spot(item, call, "input", position)
+            return TensorCandidate(item, call, "input", position)
     return None
 
 
@@ -160,28 +162,28 @@ def innermost(calls: Iterable[Call], index: int) -> list[Call]:
     return sorted((c for c in calls if c.start <= index < c.stop), key=lambda c: c.stop - c.start)
 
 
-def bound(call: Call, name: str) -> Spot | None:
+def bound(call: Call, name: str) -> TensorCandidate | None:
     """The argument of a function call by the name its signature gives it."""
     names = list(inspect.signature(inspect.unwrap(call.fn)).parameters)
     if name in call.kwargs:
-        return Spot(call.kwargs[name], call, "input", name)
+        return TensorCandidate(call.kwargs[name], call, "input", name)
     position = names.index(name) if name in names else len(call.args)
     if position < len(call.args):
-        return Spot(call.args[position], call, "input", position)
+        return TensorCandidate(call.args[position], call, "input", position)
     return None
 
 
-def maker_spot(within: list[Call], key: int) -> Spot | None:
+def maker_candidate(within: list[Call], key: int) -> TensorCandidate | None:
     """The last call or assignment, as seen from one forward, whose result is tensor ``key``."""
     made = [spot for call in within if (spot := result(call, {key})) is not None]
     return max(made, key=lambda spot: spot.when) if made else None
 
 
-def children(flow: Flow, module: Call) -> list[Call]:
+def children(graph: TraceGraph, module: Call) -> list[Call]:
     """The direct child modules a module called, in order."""
     return [
         c
-        for c in flow.inside(module)
+        for c in graph.inside(module)
         if not c.labels and c.module.rpartition(".")[0] == module.module
     ]
 
@@ -193,7 +195,7 @@ _NORMING = frozenset(
 _NOT_IN_A_NORM = frozenset("_softmax softmax bmm topk convolution _grouped_mm".split())
 
 
-def is_norm(flow: Flow, call: Call) -> bool:
+def is_norm(graph: TraceGraph, call: Call) -> bool:
     """Whether a call is of a module that norms what it is called with: by an operation of its own, and returns as much."""
     entered = next(tensors((call.args, call.kwargs)), None)
     if (
@@ -205,17 +207,17 @@ def is_norm(flow: Flow, call: Call) -> bool:
         return False
     if any(p.dim() > 1 for p in call.fn.parameters(recurse=False)):
         return False
-    names = {flow.ops[i].name for i in range(call.start, call.stop)}
+    names = {graph.ops[i].name for i in range(call.start, call.stop)}
     return not names & _NOT_IN_A_NORM and any(
-        flow.ops[i].name in _NORMING and flow.owners[i] is call
+        graph.ops[i].name in _NORMING and graph.owners[i] is call
         for i in range(call.start, call.stop)
     )
 
 
-def around(flow: Flow, module: Call, anchor: Call) -> dict[str, list[str]]:
+def around(graph: TraceGraph, module: Call, anchor: Call) -> dict[str, list[str]]:
     """Names of the child modules called before and after ``anchor`` in a module's forward."""
     name = lambda call: call.module.rpartition(".")[2]  # noqa: E731
-    called = children(flow, module)
+    called = children(graph, module)
     return {
         "before": [name(c) for c in called if c.ended < anchor.began],
         "after": [name(c) for c in called if c.began > anchor.ended],

@@ -11,20 +11,32 @@ import torch
 
 from explorer import vocabulary
 from explorer.discovery.block import (
-    BlockFinds,
-    CannotFollow,
+    BlockFindings,
+    CannotTrace,
     Sublayer,
     find_block,
     first_and_second,
 )
 from explorer.discovery.final_norm import watched
-from explorer.discovery.trace_graph import recorded
+from explorer.discovery.trace_graph import record_graph
 from explorer.discovery.mlp import Scoring
-from explorer.discovery.candidates import Finds, Spot
+from explorer.discovery.candidates import HostFindings, TensorCandidate
 from explorer.discovery.residual import Step, stream
-from explorer.discovery.backbone import Frame, Handing, NotADecoder, frame, kinds
-from explorer.discovery.hook_point import Place
-from explorer.vocabulary.availability import NOTHING, Missing, absent, elsewhere, unfollowed
+from explorer.discovery.backbone import (
+    Backbone,
+    PassthroughBlock,
+    NotADecoder,
+    find_backbone,
+    kinds,
+)
+from explorer.discovery.hook_point import HookPoint
+from explorer.vocabulary.availability import (
+    NOT_FOUND,
+    Unavailability,
+    not_present,
+    not_in_block,
+    not_traced,
+)
 
 #: Parameters of a model of which a whole forward more is nothing.
 _SMALL = 10_000_000
@@ -42,27 +54,27 @@ _WITHOUT = {
 }
 
 
-def without(host: str, there: Collection[str]) -> Missing:
+def without(host: str, there: Collection[str]) -> Unavailability:
     """Why a block whose hosts are ``there`` has not ``host``."""
     if host == "mlp" and "extra" in there:
-        return unfollowed("a further part of this block, which may be its MLP, is not followed")
+        return not_traced("a further part of this block, which may be its MLP, is not followed")
     if host in _WITHOUT:
-        return elsewhere(_WITHOUT[host])
+        return not_in_block(_WITHOUT[host])
     if "mixer" in there and vocabulary.HOSTS[host].mixer and host != "mixer":
-        return unfollowed("what is inside the mixer of this block is not followed")
+        return not_traced("what is inside the mixer of this block is not followed")
     mixers = [name for name in there if vocabulary.HOSTS[name].mixer]
     if not mixers:
-        return elsewhere("this block has no mixer: nothing in it reads another position")
-    return elsewhere(
+        return not_in_block("this block has no mixer: nothing in it reads another position")
+    return not_in_block(
         f"this block's mixer is {' and '.join(mixers)}: {' and '.join(vocabulary.HOSTS[name].short for name in mixers)}"
     )
 
 
 @dataclass(frozen=True)
-class Host:
+class HostAnatomy:
     """One host of one kind of block: its module (relative to the block), sizes, and its values.
 
-    ``places`` holds one place per way the forward can reach the value (a prompt,
+    ``hook_points`` holds one place per way the forward can reach the value (a prompt,
     a decoding step); ``missing`` the reason for each value that is not there; ``prompt_only`` are
     values that a decoding step, which runs other code, does not hold.
     """
@@ -70,26 +82,26 @@ class Host:
     name: str
     module: str
     sizes: dict[str, int]
-    places: dict[str, tuple[Place, ...]]
-    missing: dict[str, Missing]
+    hook_points: dict[str, tuple[HookPoint, ...]]
+    missing: dict[str, Unavailability]
     traits: dict
     prompt_only: frozenset[str] = frozenset()
 
     @property
     def part(self) -> bool:
         """Whether it is a part of the block's own forward, without a module."""
-        return bool(self.places) and not self.module and self.name not in ("layers", "model")
+        return bool(self.hook_points) and not self.module and self.name not in ("layers", "model")
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockAnatomy:
     """One kind of block: the blocks that are so, their hosts, what they add, and the order of reading, which a decoding step may have of its own.
 
     ``steps`` is what the block does to its stream, and ``mid`` how many of them ``layer_mid`` has behind it, None where it is not there.
     """
 
     layers: tuple[int, ...]
-    hosts: dict[str, Host]
+    hosts: dict[str, HostAnatomy]
     sublayers: tuple[Sublayer, ...]
     order: tuple[tuple[str, str], ...]
     steps: tuple[Step, ...] = ()
@@ -120,13 +132,13 @@ class Anatomy:
     larger one where it is the first of its kind.
     """
 
-    frame: Frame
+    backbone: Backbone
     norm: str | None
-    blocks: list[Block]
+    blocks: list[BlockAnatomy]
     head_is_last: bool
     head_reads_norm: bool = True
     embedding_fits: bool = True
-    no_norm: Missing | None = None
+    no_norm: Unavailability | None = None
     norm_turn: int | None = None
     masked: bool = False
     passable: bool = True
@@ -135,9 +147,9 @@ class Anatomy:
     def names(self) -> dict[str, str]:
         """The standard names of what is around the blocks, and of the blocks, with their paths."""
         found = {
-            "embed_tokens": self.frame.embedding,
-            "layers": self.frame.blocks,
-            "lm_head": self.frame.head,
+            "embed_tokens": self.backbone.embedding,
+            "layers": self.backbone.blocks,
+            "lm_head": self.backbone.head,
         }
         return found if self.norm is None else {**found, "norm": self.norm}
 
@@ -146,7 +158,7 @@ class Anatomy:
         """How wide the stream is."""
         return self.blocks[0].hosts["layers"].sizes["hidden_size"]
 
-    def block(self, layer: int) -> Block:
+    def block(self, layer: int) -> BlockAnatomy:
         return next(block for block in self.blocks if layer in block.layers)
 
 
@@ -174,7 +186,7 @@ def discover(twin: torch.nn.Module, alike: bool = True) -> Anatomy:
 
 def _discover(twin: torch.nn.Module, alike: bool, masked: bool) -> Anatomy:
     """What `discover` finds, the model called with an attention mask of ones where ``masked``."""
-    base = frame(twin, partial(_ran, masked=masked))
+    base = find_backbone(twin, partial(_ran, masked=masked))
     blocks = twin.get_submodule(base.blocks)
     groups = kinds(blocks) if alike else [(layer,) for layer in range(len(blocks))]
     depth = max(group[0] for group in groups) + 1
@@ -189,7 +201,7 @@ def _discover(twin: torch.nn.Module, alike: bool, masked: bool) -> Anatomy:
         every = [f"{base.blocks}.{layer}" for layer in range(len(blocks))]
         for path, count in _runs(twin, every, masked).items():
             if count != 1:
-                raise CannotFollow(
+                raise CannotTrace(
                     f"{path} runs {count} times in a forward"
                     if count
                     else f"{path} does not run in a forward over token ids alone"
@@ -199,23 +211,23 @@ def _discover(twin: torch.nn.Module, alike: bool, masked: bool) -> Anatomy:
         % twin.config.get_text_config().vocab_size
     )
     with torch.no_grad(), unpadded(twin), shortened(twin, base.blocks, depth):
-        with recorded(twin, paths) as prompt, watched(twin, base) as ending:
+        with record_graph(twin, paths) as prompt, watched(twin, base) as ending:
             out = twin(ids, use_cache=True, **mask(ids, masked))
         norm, turn = ending.norm()
         first = [find_block(prompt, path) for path in paths]
         for path in paths:
             shape = tuple(stream(prompt.module(path)).shape)
             if len(shape) != 3 or shape[:2] != (batch, seq):
-                raise CannotFollow(
+                raise CannotTrace(
                     f"the stream entering {path} is {list(shape)}, not one vector for each of {batch} x {seq} tokens"
                 )
-        second: list[BlockFinds | None] = [None] * len(paths)
+        second: list[BlockFindings | None] = [None] * len(paths)
         if "cache" in out and any(
             vocabulary.HOSTS[host].mixer and host != "self_attn"
             for finds in first
             for host in finds.hosts
         ):
-            with recorded(twin, paths) as step:
+            with record_graph(twin, paths) as step:
                 twin(ids[:, :1], cache=out.cache, use_cache=True)
             second = [find_block(step, path) for path in paths]
     if alike and any(
@@ -235,7 +247,7 @@ def _discover(twin: torch.nn.Module, alike: bool, masked: bool) -> Anatomy:
     reason = (
         None
         if norm is not None
-        else absent("this model has no norm between the last block and the head")
+        else not_present("this model has no norm between the last block and the head")
     )
     anatomy = Anatomy(
         base,
@@ -252,7 +264,9 @@ def _discover(twin: torch.nn.Module, alike: bool, masked: bool) -> Anatomy:
     return anatomy
 
 
-def _passable(twin: torch.nn.Module, base: Frame, found: list[Block], masked: bool) -> bool:
+def _passable(
+    twin: torch.nn.Module, base: Backbone, found: list[BlockAnatomy], masked: bool
+) -> bool:
     """Whether the forward goes on where blocks hand on the stream alone, and nothing of what else they return or keep for others."""
     holder, blocks = (
         twin.get_submodule(base.blocks.rpartition(".")[0]),
@@ -264,7 +278,7 @@ def _passable(twin: torch.nn.Module, base: Frame, found: list[Block], masked: bo
     )
     name = base.blocks.rpartition(".")[2]
     handing = [
-        Handing(block, stream, kind.hosts["layers"].traits["returns"])
+        PassthroughBlock(block, stream, kind.hosts["layers"].traits["returns"])
         for layer, block in enumerate(blocks)
         for kind in found
         if layer in kind.layers
@@ -388,11 +402,11 @@ def _shared(twin: torch.nn.Module) -> set[str]:
 def _block(
     layers: tuple[int, ...],
     path: str,
-    prompt: BlockFinds,
-    step: BlockFinds | None,
+    prompt: BlockFindings,
+    step: BlockFindings | None,
     call: dict[str, int],
     shared: set[str],
-) -> Block:
+) -> BlockAnatomy:
     hosts = {}
     for name, finds in prompt.hosts.items():
         again = step.hosts.get(name) if step is not None else None
@@ -406,61 +420,68 @@ def _block(
             if (
                 name == "shared_experts"
                 and "mlp" in prompt.hosts
-                and "shared_expert_output" in prompt.hosts["mlp"].spots
+                and "shared_expert_output" in prompt.hosts["mlp"].candidates
             ):
                 missing = dict.fromkeys(
                     missing,
-                    absent("this block's shared expert is a part of its MLP, no module of its own"),
+                    not_present(
+                        "this block's shared expert is a part of its MLP, no module of its own"
+                    ),
                 )
-            hosts[name] = Host(name, "", {}, {}, missing, {})
-    return Block(
+            hosts[name] = HostAnatomy(name, "", {}, {}, missing, {})
+    return BlockAnatomy(
         layers, hosts, tuple(prompt.sublayers), order, tuple(prompt.steps), prompt.mid, stepped
     )
 
 
-def _apart(finds: Finds, shared: set[str]) -> None:
+def _apart(finds: HostFindings, shared: set[str]) -> None:
     """Where a value passes in a module that other blocks have too: read it at this block's own call of that module, or not at all."""
 
     def within(path: str) -> bool:
         return any(path == other or path.startswith(f"{other}.") for other in shared)
 
-    for value, spot in list(finds.spots.items()):
+    for value, spot in list(finds.candidates.items()):
         call = spot.call
         if not within(call.module):
             continue
         if call.made_in is not None and not call.labels and not within(call.made_in[0]):
-            finds.spots[value] = replace(
+            finds.candidates[value] = replace(
                 spot, call=replace(call, module=call.made_in[0], labels=call.made_in[1])
             )
         else:
-            finds.missing[value] = unfollowed(
+            finds.missing[value] = not_traced(
                 "it is handed over in a module that other blocks share"
             )
-            del finds.spots[value]
+            del finds.candidates[value]
 
 
-def _order(finds: BlockFinds, hosts: dict[str, Host]) -> tuple[tuple[str, str], ...]:
+def _order(finds: BlockFindings, hosts: dict[str, HostAnatomy]) -> tuple[tuple[str, str], ...]:
     """Host and name of every value that has a place, in the order they are passed."""
     passed = [
         (spot.when, list(vocabulary.BY_HOST[name]).index(value), name, value)
         for name, found in finds.hosts.items()
-        for value, spot in found.spots.items()
-        if name in hosts and value in hosts[name].places
+        for value, spot in found.candidates.items()
+        if name in hosts and value in hosts[name].hook_points
     ]
     return tuple((name, value) for _, _, name, value in sorted(passed))
 
 
 def _host(
-    name: str, path: str, finds: Finds, again: Finds | None, call: dict[str, int], visited: set
-) -> Host:
+    name: str,
+    path: str,
+    finds: HostFindings,
+    again: HostFindings | None,
+    call: dict[str, int],
+    visited: set,
+) -> HostAnatomy:
     sizes = {**call, **finds.sizes}
-    places: dict[str, tuple[Place, ...]] = {}
+    hook_points: dict[str, tuple[HookPoint, ...]] = {}
     missing, traits = dict(finds.missing), dict(finds.traits)
     prompt_only: set[str] = set()
     for value in vocabulary.BY_HOST[name].values():
         if value.derived:
             continue
-        spot = finds.spots.get(value.name)
+        spot = finds.candidates.get(value.name)
         place = spot.place(value.axes, sizes) if spot is not None else None
         own = sizes
         if place is None and (width := _own_width(value, spot)) is not None:
@@ -470,12 +491,14 @@ def _host(
         if place is None:
             missing.setdefault(
                 value.name,
-                unfollowed("it was found, but its axes are not the layout's") if spot else NOTHING,
+                not_traced("it was found, but its axes are not the layout's")
+                if spot
+                else NOT_FOUND,
             )
             continue
         found = [place]
         if again is not None:
-            other = again.spots.get(value.name)
+            other = again.candidates.get(value.name)
             long = again.sizes.get("key", 0) if value.layout in ("Keys", "Values") else call["step"]
             extents = {
                 **sizes,
@@ -488,33 +511,33 @@ def _host(
                 place = None  # a prompt comes there too, with something else
             found += [place] if place is not None else []
             prompt_only |= {value.name} if place is None else set()
-        unique: dict[tuple, Place] = {}
+        unique: dict[tuple, HookPoint] = {}
         for one in found:  # where both calls hand it over at one place, that of the prompt, whose axes are all longer than one
             unique.setdefault((one.point, one.element), _relative(one, path))
-        places[value.name] = tuple(unique.values())
+        hook_points[value.name] = tuple(unique.values())
     for value in vocabulary.BY_HOST[name].values():
-        if value.derived and value.source not in places:
-            missing[value.name] = missing.get(value.source) or unfollowed(
+        if value.derived and value.source not in hook_points:
+            missing[value.name] = missing.get(value.source) or not_traced(
                 "what it is computed from was not found"
             )
         elif value.fixed and value.name not in traits:
-            missing[value.name] = NOTHING
+            missing[value.name] = NOT_FOUND
         elif value.derived and prompt_only & set(vocabulary.REPLAYS.get(name, ())):
             prompt_only.add(value.name)
     lengths = ("query", "key")
     own = {axis: extent for axis, extent in finds.sizes.items() if axis not in lengths}
-    return Host(
+    return HostAnatomy(
         name,
         finds.module.removeprefix(path).lstrip("."),
         own,
-        places,
+        hook_points,
         missing,
         _relative_traits(traits, path),
         frozenset(prompt_only),
     )
 
 
-def _own_width(value: vocabulary.Value, spot: Spot | None) -> int | None:
+def _own_width(value: vocabulary.Value, spot: TensorCandidate | None) -> int | None:
     """The width of a value that is not on the stream, where what was found has one axis for it."""
     if (
         value.name not in vocabulary.OFF_STREAM
@@ -526,7 +549,7 @@ def _own_width(value: vocabulary.Value, spot: Spot | None) -> int | None:
     return spot.tensor.shape[-1]
 
 
-def _relative(place: Place, path: str) -> Place:
+def _relative(place: HookPoint, path: str) -> HookPoint:
     """The place with its module named from the block, so that one finding serves every equal block."""
     return replace(place, module=place.module.removeprefix(path).lstrip("."))
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import torch
 
 from explorer.discovery.trace_graph import tensors
-from explorer.discovery.backbone import Frame
+from explorer.discovery.backbone import Backbone
 
 
 @dataclass
-class Ending:
+class FinalNormProbe:
     """What ran around the blocks: norms that the stream leaving the last block went through, in order, what they returned, and the head's call."""
 
     calls: Counter[str] = field(default_factory=Counter)
@@ -54,9 +54,9 @@ class Ending:
 
 
 @contextmanager
-def watched(twin: torch.nn.Module, base: Frame) -> Iterator[Ending]:
+def watched(twin: torch.nn.Module, base: Backbone) -> Iterator[FinalNormProbe]:
     """Watch the modules outside the blocks as the run goes on."""
-    ending = Ending()
+    ending = FinalNormProbe()
     inside = f"{base.blocks}."
     last = twin.get_submodule(base.blocks)[-1]
 

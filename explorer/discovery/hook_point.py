@@ -20,7 +20,7 @@ Arrangement = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ExpertSelection:
     """That a place holds an entry for each of many, of which a value has the few chosen.
 
     axis: the value's axis of the chosen. among: the axis the place has there instead. by: the value of the same
@@ -37,7 +37,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Place:
+class HookPoint:
     """Where one value is handed over.
 
     module: path of the module from the root of the model, ``"model.layers.0.mlp"``.
@@ -59,12 +59,12 @@ class Place:
     side: str
     element: int | str | None
     arrangement: Arrangement
-    says: str
+    description: str
     operation: tuple[str, ...] = ()
     repeat: tuple[str, int] | None = None
     written_over: bool = False
     turn: int | None = None
-    chosen: Chosen | None = None
+    chosen: ExpertSelection | None = None
 
     @property
     def point(self) -> tuple[str, tuple[str, ...], str]:
@@ -154,7 +154,7 @@ def from_layout(
 
 def serve(
     tensor: torch.Tensor,
-    place: Place,
+    place: HookPoint,
     axes: tuple[str, ...],
     sizes: dict[str, int],
     numbers: torch.Tensor | None = None,
@@ -177,7 +177,7 @@ def serve(
 
 def restore(
     value: torch.Tensor,
-    place: Place,
+    place: HookPoint,
     axes: tuple[str, ...],
     sizes: dict[str, int],
     native: torch.Tensor,
@@ -206,7 +206,7 @@ def _spread(numbers: torch.Tensor, whole: torch.Tensor, dim: int) -> torch.Tenso
     return numbers.reshape(*numbers.shape, *[1] * len(more)).expand(*numbers.shape, *more)
 
 
-def take(container: Any, place: Place) -> Any:
+def take(container: Any, place: HookPoint) -> Any:
     """The value at ``place`` in what the call got (``(args, kwargs)``) or returned."""
     if place.side == "input":
         args, kwargs = container
@@ -222,7 +222,7 @@ def take(container: Any, place: Place) -> Any:
     return container[place.element]
 
 
-def put(container: Any, place: Place, value: Any) -> Any:
+def put(container: Any, place: HookPoint, value: Any) -> Any:
     """``container`` with ``value`` at ``place``, the original left as it was."""
     if place.side == "input":
         args, kwargs = container

@@ -7,20 +7,20 @@ from math import prod
 
 import torch
 
-from explorer.discovery.trace_graph import PASSING, Call, Flow
+from explorer.discovery.trace_graph import PASSING, Call, TraceGraph
 from explorer.discovery.residual import constants_of, origins
 from explorer.discovery.candidates import (
-    Finds,
-    Spot,
+    HostFindings,
+    TensorCandidate,
     argument,
     children,
     innermost,
     is_norm,
-    maker_spot,
+    maker_candidate,
     result,
 )
-from explorer.discovery.hook_point import Chosen
-from explorer.vocabulary.availability import absent, setting, unfollowed
+from explorer.discovery.hook_point import ExpertSelection
+from explorer.vocabulary.availability import not_present, needs_setting, not_traced
 
 ROUTED = (
     "router_logits",
@@ -34,10 +34,10 @@ ROUTED = (
 DENSE = ("mlp_activation", "mlp_neurons")
 
 
-def experts_call(flow: Flow, module: Call) -> Call | None:
+def experts_call(graph: TraceGraph, module: Call) -> Call | None:
     """The outermost module within that is called with expert numbers and, in the same shape, their weights."""
     found = []
-    for call in flow.inside(module):
+    for call in graph.inside(module):
         if call.labels:
             continue
         numbers = [
@@ -55,60 +55,60 @@ def experts_call(flow: Flow, module: Call) -> Call | None:
     return min(found, key=lambda call: call.module.count("."), default=None)
 
 
-def find_dense(flow: Flow, module: Call, products: list[int] | None = None) -> Finds:
+def find_dense(graph: TraceGraph, module: Call, products: list[int] | None = None) -> HostFindings:
     """Spots of a dense MLP: the down projection is the last module that multiplies with weights, the activation is a module before it.
 
     ``products`` are the operations that multiply with weights, where what the module returns is not simply the last one's result.
     """
-    finds = Finds(module.module)
-    finds.missing = dict.fromkeys(ROUTED, absent("this MLP is dense: it has no router"))
-    chain = flow.back(id(module.output)) if isinstance(module.output, torch.Tensor) else []
-    inner = [c for c in flow.inside(module) if not c.labels]
+    finds = HostFindings(module.module)
+    finds.missing = dict.fromkeys(ROUTED, not_present("this MLP is dense: it has no router"))
+    chain = graph.back(id(module.output)) if isinstance(module.output, torch.Tensor) else []
+    inner = [c for c in graph.inside(module) if not c.labels]
     down = (
         next((c for c in inner if result(c, chain) is not None), None)
         if products is None
-        else flow.owners[products[-1]]
+        else graph.owners[products[-1]]
     )
-    if down is None and products is None and (own := _own_product(flow, module)) is not None:
+    if down is None and products is None and (own := _own_product(graph, module)) is not None:
         down, finds.traits["down"] = own
     if down is None or not down.labels and down.module == module.module or not down.args:
-        finds.missing |= dict.fromkeys(DENSE, unfollowed("no module makes the MLP's output"))
+        finds.missing |= dict.fromkeys(DENSE, not_traced("no module makes the MLP's output"))
         return finds
     neurons = down.args[0]
-    finds.spots["mlp_neurons"] = Spot(neurons, down, "input", 0)
+    finds.candidates["mlp_neurons"] = TensorCandidate(neurons, down, "input", 0)
     finds.sizes["intermediate_size"] = neurons.shape[-1]
     finds.traits["normed"] = any(
-        is_norm(flow, c)
+        is_norm(graph, c)
         and c.ended < down.began
         and c.start > 0
-        and flow.module(c.module) is c
-        and result(c, flow.back(id(neurons))) is not None
+        and graph.module(c.module) is c
+        and result(c, graph.back(id(neurons))) is not None
         for c in inner
     )
-    activation = _activation(flow, module, down, neurons)
+    activation = _activation(graph, module, down, neurons)
     if activation is None:
-        finds.missing["mlp_activation"] = unfollowed("the activation is the result of no call")
+        finds.missing["mlp_activation"] = not_traced("the activation is the result of no call")
     else:
-        finds.spots["mlp_activation"] = activation
+        finds.candidates["mlp_activation"] = activation
     return finds
 
 
-def _own_product(flow: Flow, module: Call) -> tuple[Call, str] | None:
+def _own_product(graph: TraceGraph, module: Call) -> tuple[Call, str] | None:
     """The call that does a module's last product, with a parameter of the module's own, and the parameter's path; the neurons are its first argument."""
     constants = constants_of(module)
     for index in reversed(
-        [i for name in ("bmm", "mm", "matmul") for i in flow.indices(module, name)]
+        [i for name in ("bmm", "mm", "matmul") for i in graph.indices(module, name)]
     ):
         path = next(
             (
                 constants[k]
-                for k in origins(flow, flow.ops[index].reads[-1], index)
+                for k in origins(graph, graph.ops[index].reads[-1], index)
                 if k in constants
             ),
             None,
         )
         call = next(
-            (c for c in innermost(flow.inside(module), index) if c.labels and c.fn is not None),
+            (c for c in innermost(graph.inside(module), index) if c.labels and c.fn is not None),
             None,
         )
         if (
@@ -125,11 +125,13 @@ def _own_product(flow: Flow, module: Call) -> tuple[Call, str] | None:
 _ACTIVATIONS = frozenset("silu gelu relu leaky_relu elu softplus".split())
 
 
-def _activation(flow: Flow, module: Call, down: Call, neurons: torch.Tensor) -> Spot | None:
+def _activation(
+    graph: TraceGraph, module: Call, down: Call, neurons: torch.Tensor
+) -> TensorCandidate | None:
     """The result, as wide as the neurons, of a module with no more than single numbers of its own or of a function that is an activation."""
     wide = [
         c
-        for c in flow.inside(module)
+        for c in graph.inside(module)
         if c.ended < down.began
         and isinstance(c.output, torch.Tensor)
         and c.output.shape[-1] == neurons.shape[-1]
@@ -145,13 +147,13 @@ def _activation(flow: Flow, module: Call, down: Call, neurons: torch.Tensor) -> 
         for c in wide
         if len(c.labels) == 1
         and c.module == module.module
-        and any(flow.ops[i].name in _ACTIVATIONS for i in range(c.start, c.stop))
+        and any(graph.ops[i].name in _ACTIVATIONS for i in range(c.start, c.stop))
     ]
     found = modules or functions
     return (
-        Spot(found[0].output, found[0], "output", None)
+        TensorCandidate(found[0].output, found[0], "output", None)
         if found
-        else _by_hand(flow, module, down, neurons)
+        else _by_hand(graph, module, down, neurons)
     )
 
 
@@ -162,52 +164,54 @@ _LEVEL = PASSING | frozenset(
 )
 
 
-def _by_hand(flow: Flow, module: Call, down: Call, neurons: torch.Tensor) -> Spot | None:
+def _by_hand(
+    graph: TraceGraph, module: Call, down: Call, neurons: torch.Tensor
+) -> TensorCandidate | None:
     """The result of an activation that is written out, as ``x * sigmoid(x)``: the last product of what a bend makes with what went into it."""
     bends = [
         i
         for i in range(module.start, down.start)
-        if flow.ops[i].name in _BENDING
-        and flow.tensors[flow.ops[i].makes[0]].shape[-1] == neurons.shape[-1]
+        if graph.ops[i].name in _BENDING
+        and graph.tensors[graph.ops[i].makes[0]].shape[-1] == neurons.shape[-1]
     ]
     if len(bends) != 1:
         return None
     bend = bends[0]
     root, made = (
-        _level_root(flow, flow.ops[bend].reads[0], bend, module.start),
-        flow.ops[bend].makes[0],
+        _level_root(graph, graph.ops[bend].reads[0], bend, module.start),
+        graph.ops[bend].makes[0],
     )
     after = [made]
     for index in range(bend + 1, down.start):
-        op = flow.ops[index]
+        op = graph.ops[index]
         if op.name not in _LEVEL or not set(op.reads) & set(after):
             continue
         others = [key for key in op.reads if key not in after]
-        if all(_level_root(flow, key, index, module.start) == root for key in others):
+        if all(_level_root(graph, key, index, module.start) == root for key in others):
             after += op.makes
             made = op.makes[0] if others else made
-    return maker_spot(
-        [c for c in flow.inside(module) if c.module == module.module and c.fn is not None], made
+    return maker_candidate(
+        [c for c in graph.inside(module) if c.module == module.module and c.fn is not None], made
     )
 
 
-def _level_root(flow: Flow, key: int, before: int, start: int) -> int:
+def _level_root(graph: TraceGraph, key: int, before: int, start: int) -> int:
     """The tensor that one was made of number by number, with nothing but numbers beside it."""
     while (
-        (index := flow.maker(key, before)) is not None
+        (index := graph.maker(key, before)) is not None
         and index >= start
-        and flow.ops[index].name in _LEVEL
-        and len(flow.ops[index].reads) == 1
+        and graph.ops[index].name in _LEVEL
+        and len(graph.ops[index].reads) == 1
     ):
-        key, before = flow.ops[index].reads[0], index
+        key, before = graph.ops[index].reads[0], index
     return key
 
 
-def find_mixture(flow: Flow, module: Call, experts: Call) -> Finds:
+def find_mixture(graph: TraceGraph, module: Call, experts: Call) -> HostFindings:
     """Spots of a mixture whose experts are one module."""
-    finds = Finds(module.module)
+    finds = HostFindings(module.module)
     finds.missing = dict.fromkeys(
-        DENSE, absent("this MLP is a mixture: every expert has neurons of its own")
+        DENSE, not_present("this MLP is a mixture: every expert has neurons of its own")
     )
     indices = next(
         (p, a)
@@ -219,23 +223,25 @@ def find_mixture(flow: Flow, module: Call, experts: Call) -> Finds:
         for p, a in experts.arguments()
         if isinstance(a, torch.Tensor) and a.is_floating_point() and a.shape == indices[1].shape
     )
-    finds.spots["expert_indices"] = Spot(indices[1], experts, "input", indices[0])
-    finds.spots["expert_weights"] = Spot(weights[1], experts, "input", weights[0])
-    finds.spots["routed_output"] = Spot(experts.output, experts, "output", None)
+    finds.candidates["expert_indices"] = TensorCandidate(indices[1], experts, "input", indices[0])
+    finds.candidates["expert_weights"] = TensorCandidate(weights[1], experts, "input", weights[0])
+    finds.candidates["routed_output"] = TensorCandidate(experts.output, experts, "output", None)
     finds.sizes["top_k"] = indices[1].shape[-1]
     finds.traits["experts"] = experts.module
     stacked = next((p.shape[0] for p in experts.fn.parameters() if p.dim() == 3), None)
     if stacked is not None:
         finds.sizes["num_experts"] = stacked
-    inner = [c for c in flow.inside(experts) if not c.labels and isinstance(c.output, torch.Tensor)]
+    inner = [
+        c for c in graph.inside(experts) if not c.labels and isinstance(c.output, torch.Tensor)
+    ]
     if inner:
         finds.sizes["intermediate_size"] = inner[0].output.shape[-1]
     elif (wide := _expert_width(experts.fn)) is not None:
         finds.sizes["intermediate_size"] = wide
-    find_router(finds, flow, module, id(indices[1]))
-    _slots(finds, flow, experts)
+    find_router(finds, graph, module, id(indices[1]))
+    _slots(finds, graph, experts)
     finds.made = experts.stop - 1
-    find_shared(finds, flow, module, experts, experts.output, experts.stop)
+    find_shared(finds, graph, module, experts, experts.output, experts.stop)
     return finds
 
 
@@ -249,60 +255,65 @@ def _expert_width(experts: torch.nn.Module) -> int | None:
     )
 
 
-def find_router(finds: Finds, flow: Flow, module: Call, indices: int) -> None:
+def find_router(finds: HostFindings, graph: TraceGraph, module: Call, indices: int) -> None:
     """The choice is the top-k that makes the indices, or the first of several that each take the largest left; the logits are the projection before it."""
-    choices, inside = _choices(flow, module, indices), flow.inside(module)
+    choices, inside = _choices(graph, module, indices), graph.inside(module)
     if not choices:
         finds.missing |= dict.fromkeys(
-            ("router_logits", "router_scores"), unfollowed("no top-k makes the expert numbers")
+            ("router_logits", "router_scores"), not_traced("no top-k makes the expert numbers")
         )
         return
     choice = choices[0]
-    entering = flow.back(flow.ops[choice].reads[0], choice)
+    entering = graph.back(graph.ops[choice].reads[0], choice)
     scores = next(
         (s for c in innermost(inside, choice) if (s := argument(c, entering))), None
     ) or next(
         (
             s
             for key in entering
-            if (s := maker_spot([c for c in inside if c.fn is not None and c.stop <= choice], key))
+            if (
+                s := maker_candidate(
+                    [c for c in inside if c.fn is not None and c.stop <= choice], key
+                )
+            )
         ),
         None,
     )
     stacked = finds.sizes.get("num_experts")
-    finds.sizes["num_experts"] = flow.tensors[flow.ops[choice].reads[0]].shape[-1]
+    finds.sizes["num_experts"] = graph.tensors[graph.ops[choice].reads[0]].shape[-1]
     if stacked is not None and stacked < finds.sizes["num_experts"]:
-        _idle(finds, flow, inside, choice)
+        _idle(finds, graph, inside, choice)
     if finds.sizes["top_k"] >= finds.sizes["num_experts"]:
-        finds.missing["router_margin"] = absent("every expert is chosen, so none is rejected")
+        finds.missing["router_margin"] = not_present("every expert is chosen, so none is rejected")
     owner = next(c for c in innermost(inside, choice) if c.labels).module
     if owner != module.module:
         finds.traits["router"] = owner
     if scores is not None:
-        finds.spots["router_scores"] = scores
+        finds.candidates["router_scores"] = scores
     else:
-        finds.missing["router_scores"] = unfollowed("the scores are passed to no call of their own")
+        finds.missing["router_scores"] = not_traced("the scores are passed to no call of their own")
     projections = [
         i
         for name in ("mm", "addmm", "bmm")
-        for i in flow.indices(module, name)
-        if i < choice and flow.tensors[flow.ops[i].makes[0]].shape[-1] == finds.sizes["num_experts"]
+        for i in graph.indices(module, name)
+        if i < choice
+        and graph.tensors[graph.ops[i].makes[0]].shape[-1] == finds.sizes["num_experts"]
     ]
     for index in projections[-1:]:
-        onward = flow.onward(flow.ops[index].makes[0])
+        onward = graph.onward(graph.ops[index].makes[0])
         for call in innermost(inside, index):
             if call.fn is not None and (spot := result(call, onward)):
-                finds.spots["router_logits"] = spot
+                finds.candidates["router_logits"] = spot
                 break
-    if not projections and (projection := _wider(flow, module, choice)) is not None:
+    if not projections and (projection := _wider(graph, module, choice)) is not None:
         projections = [projection]
-        _first_of(finds, flow, inside, projection)
-    if "router_logits" not in finds.spots:
-        finds.missing["router_logits"] = unfollowed(
+        _first_of(finds, graph, inside, projection)
+    if "router_logits" not in finds.candidates:
+        finds.missing["router_logits"] = not_traced(
             "the router's projection is the result of no call"
         )
-    weights = id(finds.spots["expert_weights"].tensor)
-    scoring = scoring_of(flow, module, projections[-1] if projections else None, choice, weights)
+    weights = id(finds.candidates["expert_weights"].tensor)
+    scoring = scoring_of(graph, module, projections[-1] if projections else None, choice, weights)
     finds.traits["scoring"] = (
         scoring
         if len(choices) == 1
@@ -310,32 +321,32 @@ def find_router(finds: Finds, flow: Flow, module: Call, indices: int) -> None:
     )
 
 
-def _wider(flow: Flow, module: Call, choice: int) -> int | None:
+def _wider(graph: TraceGraph, module: Call, choice: int) -> int | None:
     """The projection that makes more than the scores of which the choice takes the largest, cut after the first ones."""
-    count = flow.tensors[flow.ops[choice].reads[0]].shape[-1]
-    made = _sources(flow, flow.ops[choice].reads[0], choice, module.start)
+    count = graph.tensors[graph.ops[choice].reads[0]].shape[-1]
+    made = _sources(graph, graph.ops[choice].reads[0], choice, module.start)
     cuts = [
         i
         for i in made
-        if flow.ops[i].name == "slice"
-        and flow.tensors[flow.ops[i].makes[0]].shape[-1] == count
-        and flow.tensors[flow.ops[i].reads[0]].shape[-1] > count
-        and flow.ops[i].numbers[1:2] == (0,)
+        if graph.ops[i].name == "slice"
+        and graph.tensors[graph.ops[i].makes[0]].shape[-1] == count
+        and graph.tensors[graph.ops[i].reads[0]].shape[-1] > count
+        and graph.ops[i].numbers[1:2] == (0,)
     ]
     found = [
         i
         for i in made
-        if flow.ops[i].name in ("mm", "addmm", "bmm")
+        if graph.ops[i].name in ("mm", "addmm", "bmm")
         and cuts
-        and flow.tensors[flow.ops[i].makes[0]].shape[-1]
-        == flow.tensors[flow.ops[cuts[0]].reads[0]].shape[-1]
+        and graph.tensors[graph.ops[i].makes[0]].shape[-1]
+        == graph.tensors[graph.ops[cuts[0]].reads[0]].shape[-1]
     ]
     return found[-1] if found else None
 
 
-def _first_of(finds: Finds, flow: Flow, inside: list[Call], projection: int) -> None:
+def _first_of(finds: HostFindings, graph: TraceGraph, inside: list[Call], projection: int) -> None:
     """The router's logits as the first of what a projection makes."""
-    onward = flow.onward(flow.ops[projection].makes[0])
+    onward = graph.onward(graph.ops[projection].makes[0])
     spot = next(
         (
             spot
@@ -346,42 +357,42 @@ def _first_of(finds: Finds, flow: Flow, inside: list[Call], projection: int) -> 
     )
     if spot is not None:
         finds.sizes["num_projected"] = spot.tensor.shape[-1]
-        finds.spots["router_logits"] = replace(
+        finds.candidates["router_logits"] = replace(
             spot,
             axes=("batch", "seq", "num_projected"),
-            chosen=Chosen("num_experts", "num_projected", ""),
+            chosen=ExpertSelection("num_experts", "num_projected", ""),
         )
 
 
-def _choices(flow: Flow, module: Call, indices: int) -> list[int]:
+def _choices(graph: TraceGraph, module: Call, indices: int) -> list[int]:
     """The operations that choose what ``indices`` number, first to last: one top-k, or one maximum for each slot."""
     found, todo = [], [(indices, None)]
     while todo:
         key, before = todo.pop()
-        index = flow.maker(flow.back(key, before)[-1], before)
+        index = graph.maker(graph.back(key, before)[-1], before)
         if index is None or index < module.start:
             continue
-        if flow.ops[index].name in ("topk", "max", "argmax"):
+        if graph.ops[index].name in ("topk", "max", "argmax"):
             found.append(index)
-        elif flow.ops[index].name in ("cat", "masked_fill", "where"):
+        elif graph.ops[index].name in ("cat", "masked_fill", "where"):
             todo += [
                 (read, index)
-                for read in flow.ops[index].reads
-                if not flow.tensors[read].is_floating_point()
+                for read in graph.ops[index].reads
+                if not graph.tensors[read].is_floating_point()
             ]
     return sorted(set(found))
 
 
-def _idle(finds: Finds, flow: Flow, inside: list[Call], choice: int) -> None:
+def _idle(finds: HostFindings, graph: TraceGraph, inside: list[Call], choice: int) -> None:
     """More can be chosen than there are experts: what does nothing has a number too, until the experts are called with another and a weight of nought."""
     numbers = next(
-        (key for key in flow.ops[choice].makes if not flow.tensors[key].is_floating_point()), None
+        (key for key in graph.ops[choice].makes if not graph.tensors[key].is_floating_point()), None
     )
     if (
         numbers is not None
-        and (spot := maker_spot([c for c in inside if c.fn is not None], numbers)) is not None
+        and (spot := maker_candidate([c for c in inside if c.fn is not None], numbers)) is not None
     ):
-        finds.spots["expert_indices"] = spot
+        finds.candidates["expert_indices"] = spot
         finds.traits["idle"] = True
 
 
@@ -425,25 +436,27 @@ class Scoring:
 _FUNCTIONS = ("softmax", "sigmoid")
 
 
-def scoring_of(flow: Flow, module: Call, logits: int | None, choice: int, weights: int) -> Scoring:
+def scoring_of(
+    graph: TraceGraph, module: Call, logits: int | None, choice: int, weights: int
+) -> Scoring:
     """``logits`` is the operation that projects, ``choice`` the top-k, ``weights`` the tensor the experts are called with."""
     start = logits if logits is not None else module.start
-    before = _sources(flow, flow.ops[choice].reads[0], choice, start)
-    names = [flow.ops[i].name for i in before]
+    before = _sources(graph, graph.ops[choice].reads[0], choice, start)
+    names = [graph.ops[i].name for i in before]
     function = next((f for f in _FUNCTIONS if any(f in name for name in names)), "none")
-    made = flow.maker(weights)
-    chosen = _sources(flow, weights, None if made is None else made + 1, start)
+    made = graph.maker(weights)
+    chosen = _sources(graph, weights, None if made is None else made + 1, start)
     after = [i for i in chosen if i not in before and i > start]
-    late = [flow.ops[i].name for i in after if i > choice]
-    width = flow.tensors[flow.ops[choice].reads[0]].shape[-1]
+    late = [graph.ops[i].name for i in after if i > choice]
+    width = graph.tensors[graph.ops[choice].reads[0]].shape[-1]
     bias = next(
         (
             path
             for i in before
-            if flow.ops[i].name in ("add", "add_")
-            for read in flow.ops[i].reads
-            if flow.tensors[read].numel() == width
-            and (path := _constant(flow, module, read, i)) is not None
+            if graph.ops[i].name in ("add", "add_")
+            for read in graph.ops[i].reads
+            if graph.tensors[read].numel() == width
+            and (path := _constant(graph, module, read, i)) is not None
         ),
         "",
     )
@@ -455,160 +468,167 @@ def scoring_of(flow: Flow, module: Call, logits: int | None, choice: int, weight
         next((f for f in _FUNCTIONS if any(f in n for n in late)), "none"),
         any(n in ("sum", "linalg_vector_norm") for n in late)
         and any(n.startswith("div") for n in late),
-        _factor(flow, module, late_ops),
-        choice_only=not set(flow.ops[choice].makes) & _made(flow, chosen)
-        and flow.ops[choice].reads[0] not in _read(flow, chosen),
+        _factor(graph, module, late_ops),
+        choice_only=not set(graph.ops[choice].makes) & _made(graph, chosen)
+        and graph.ops[choice].reads[0] not in _read(graph, chosen),
     )
 
 
-def _constant(flow: Flow, module: Call, key: int, before: int) -> str | None:
+def _constant(graph: TraceGraph, module: Call, key: int, before: int) -> str | None:
     """The path of a parameter or buffer of a module that a tensor is, or was picked from."""
     constants = constants_of(module)
     return next(
-        (f"{module.module}.{constants[k]}" for k in origins(flow, key, before) if k in constants),
+        (f"{module.module}.{constants[k]}" for k in origins(graph, key, before) if k in constants),
         None,
     )
 
 
-def _factor(flow: Flow, module: Call, ops: list[int]) -> float | str | None:
+def _factor(graph: TraceGraph, module: Call, ops: list[int]) -> float | str | None:
     """What operations multiply with: the product of their numbers, or one parameter; None where it is something else."""
     factor: float | str | None = 1.0
     for index in ops:
-        if flow.ops[index].name in ("mul", "mul_"):
-            if len(flow.ops[index].reads) == 1:
+        if graph.ops[index].name in ("mul", "mul_"):
+            if len(graph.ops[index].reads) == 1:
                 factor = (
-                    factor * prod(flow.ops[index].numbers) if isinstance(factor, float) else None
+                    factor * prod(graph.ops[index].numbers) if isinstance(factor, float) else None
                 )
             else:
                 found = [
                     path
-                    for key in flow.ops[index].reads
-                    if (path := _constant(flow, module, key, index)) is not None
-                    and flow.tensors[key].numel() > 1
+                    for key in graph.ops[index].reads
+                    if (path := _constant(graph, module, key, index)) is not None
+                    and graph.tensors[key].numel() > 1
                 ]
                 factor = found[0] if len(found) == 1 and factor == 1.0 else None
     return factor
 
 
-def _sources(flow: Flow, key: int, before: int | None, start: int) -> list[int]:
+def _sources(graph: TraceGraph, key: int, before: int | None, start: int) -> list[int]:
     """The operations after ``start`` that a tensor is made with, through floating-point tensors alone."""
     found: set[int] = set()
     todo = [(key, before)]
     while todo:
         key, before = todo.pop()
-        index = flow.maker(key, before)
+        index = graph.maker(key, before)
         if (
             index is None
             or index < start
             or index in found
-            or not flow.tensors[key].is_floating_point()
+            or not graph.tensors[key].is_floating_point()
         ):
             continue
         found.add(index)
-        todo += [(k, index) for k in flow.ops[index].reads]
+        todo += [(k, index) for k in graph.ops[index].reads]
     return sorted(found)
 
 
-def _made(flow: Flow, ops: list[int]) -> set[int]:
-    return {key for i in ops for key in flow.ops[i].makes if flow.tensors[key].is_floating_point()}
+def _made(graph: TraceGraph, ops: list[int]) -> set[int]:
+    return {
+        key for i in ops for key in graph.ops[i].makes if graph.tensors[key].is_floating_point()
+    }
 
 
-def _read(flow: Flow, ops: list[int]) -> set[int]:
-    return {key for i in ops for key in flow.ops[i].reads}
+def _read(graph: TraceGraph, ops: list[int]) -> set[int]:
+    return {key for i in ops for key in graph.ops[i].reads}
 
 
-def _slots(finds: Finds, flow: Flow, experts: Call) -> None:
+def _slots(finds: HostFindings, graph: TraceGraph, experts: Call) -> None:
     """The slots are what is summed, over a dimension of top_k, into the routed output."""
     out = experts.output
     shape = (*out.shape[:-1], finds.sizes["top_k"], out.shape[-1])
-    chain = set(flow.back(id(out)))
-    for index in flow.indices(experts, "sum"):
-        slots = flow.ops[index].reads[0]
-        if chain & set(flow.ops[index].makes) and tuple(flow.tensors[slots].shape) == shape:
-            if spot := maker_spot(
-                [c for c in flow.inside(experts) if c.labels and c.stop <= index], slots
+    chain = set(graph.back(id(out)))
+    for index in graph.indices(experts, "sum"):
+        slots = graph.ops[index].reads[0]
+        if chain & set(graph.ops[index].makes) and tuple(graph.tensors[slots].shape) == shape:
+            if spot := maker_candidate(
+                [c for c in graph.inside(experts) if c.labels and c.stop <= index], slots
             ):
-                finds.spots["expert_outputs"] = spot
+                finds.candidates["expert_outputs"] = spot
                 return
     # What transformers sets on an experts class whose implementation can be chosen.
     chosen = hasattr(experts.fn, "_is_expert_parallel")
     finds.missing["expert_outputs"] = (
-        setting(
+        needs_setting(
             "this experts implementation adds each expert's output up at once; "
             'load the model with experts_implementation="grouped_mm" or "batched_mm"'
         )
         if chosen
-        else unfollowed(
+        else not_traced(
             "this mixture runs its experts one after another and adds each one's output up at once, so that no call hands over the slots'"
         )
     )
 
 
 def find_shared(
-    finds: Finds, flow: Flow, module: Call, experts: Call | None, output: torch.Tensor, stop: int
+    finds: HostFindings,
+    graph: TraceGraph,
+    module: Call,
+    experts: Call | None,
+    output: torch.Tensor,
+    stop: int,
 ) -> None:
     """The shared expert's part is what is added to the routed ``output`` inside the mixture, made before operation ``stop``."""
-    routed = flow.onward(id(output))
+    routed = graph.onward(id(output))
     scaled = [
         i
         for name in ("mul", "mul_", "div")
-        for i in flow.indices(module, name)
-        if i >= stop and routed & set(flow.ops[i].reads) and len(flow.ops[i].reads) == 1
+        for i in graph.indices(module, name)
+        if i >= stop and routed & set(graph.ops[i].reads) and len(graph.ops[i].reads) == 1
     ]
     summed = routed | {
-        key for i in scaled for made in flow.ops[i].makes for key in flow.onward(made)
+        key for i in scaled for made in graph.ops[i].makes for key in graph.onward(made)
     }
     adds = [
         i
         for name in ("add", "add_")
-        for i in flow.indices(module, name)
-        if i >= stop and summed & set(flow.ops[i].reads) and len(flow.ops[i].reads) == 2
+        for i in graph.indices(module, name)
+        if i >= stop and summed & set(graph.ops[i].reads) and len(graph.ops[i].reads) == 2
     ]
     if not adds:
         later = [
             i
             for name in ("add", "add_")
-            for i in flow.indices(module, name)
+            for i in graph.indices(module, name)
             if i >= stop
-            and len(flow.ops[i].reads) == 2
-            and all(flow.tensors[k].shape == output.shape for k in flow.ops[i].reads)
+            and len(graph.ops[i].reads) == 2
+            and all(graph.tensors[k].shape == output.shape for k in graph.ops[i].reads)
         ]
         finds.missing["shared_expert_output"] = (
-            unfollowed("what is added after the experts is added to something else than their sum")
+            not_traced("what is added after the experts is added to something else than their sum")
             if later
-            else absent("this mixture has no shared expert")
+            else not_present("this mixture has no shared expert")
         )
         return
     if all(
-        k in summed or _constant(flow, module, k, adds[0]) is not None
-        for k in flow.ops[adds[0]].reads
+        k in summed or _constant(graph, module, k, adds[0]) is not None
+        for k in graph.ops[adds[0]].reads
     ):
-        finds.missing["shared_expert_output"] = absent("this mixture has no shared expert")
+        finds.missing["shared_expert_output"] = not_present("this mixture has no shared expert")
         return
-    direct = routed & set(flow.ops[adds[0]].reads)
+    direct = routed & set(graph.ops[adds[0]].reads)
     finds.traits["routed_factor"] = (
         1.0
         if direct
         else prod(
-            1 / n if flow.ops[i].name == "div" else n for i in scaled for n in flow.ops[i].numbers
+            1 / n if graph.ops[i].name == "div" else n for i in scaled for n in graph.ops[i].numbers
         )
     )
     routed = summed
-    key = next(k for k in flow.ops[adds[0]].reads if k not in routed)
+    key = next(k for k in graph.ops[adds[0]].reads if k not in routed)
     # A sum written over one of the two is that one no longer.
     own = [
         c
-        for c in flow.inside(module)
+        for c in graph.inside(module)
         if c.module == module.module and len(c.labels) == 1 and c.stop <= adds[0]
     ]
-    inner = children(flow, module)
-    spot = maker_spot(own, key) or maker_spot(inner, key)
+    inner = children(graph, module)
+    spot = maker_candidate(own, key) or maker_candidate(inner, key)
     if spot is None:
-        finds.missing["shared_expert_output"] = unfollowed(
+        finds.missing["shared_expert_output"] = not_traced(
             "what the shared expert adds is the result of no call"
         )
         return
-    finds.spots["shared_expert_output"] = spot
+    finds.candidates["shared_expert_output"] = spot
     finds.made = adds[0]
     width = output.shape[-1]
     shared = [

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import torch
 
-from explorer.discovery.trace_graph import Call, Flow
+from explorer.discovery.trace_graph import Call, TraceGraph
 from explorer.discovery.mlp import DENSE, find_router, find_shared
-from explorer.discovery.candidates import Finds, Spot, children, maker_spot
-from explorer.discovery.hook_point import Chosen
-from explorer.vocabulary.availability import absent, unfollowed
+from explorer.discovery.candidates import HostFindings, TensorCandidate, children, maker_candidate
+from explorer.discovery.hook_point import ExpertSelection
+from explorer.vocabulary.availability import not_present, not_traced
 
 #: The value that numbers the slots among the experts, all of which are run.
-_SLOTS = Chosen("top_k", "num_experts", "expert_indices")
+_SLOTS = ExpertSelection("top_k", "num_experts", "expert_indices")
 
 
-def find_spread(flow: Flow, module: Call) -> Finds | None:
+def find_spread(graph: TraceGraph, module: Call) -> HostFindings | None:
     """Spots of a mixture whose experts are one module that is called with a copy of the tokens for each expert, weighted; None where there is none.
 
     What it makes for the experts that a token chose are its slots: each place there has an entry for every expert.
     """
-    for choice in flow.indices(module, "topk"):
-        count = flow.tensors[flow.ops[choice].reads[0]].shape[-1]
-        tokens = flow.tensors[flow.ops[choice].reads[0]].numel() // count
-        for experts in children(flow, module):
+    for choice in graph.indices(module, "topk"):
+        count = graph.tensors[graph.ops[choice].reads[0]].shape[-1]
+        tokens = graph.tensors[graph.ops[choice].reads[0]].numel() // count
+        for experts in children(graph, module):
             if experts.start > choice and _all_at_once(experts, count, tokens):
-                return _find(flow, module, choice, experts, count)
+                return _find(graph, module, choice, experts, count)
     return None
 
 
@@ -40,76 +40,80 @@ def _all_at_once(experts: Call, count: int, tokens: int) -> bool:
     )
 
 
-def _find(flow: Flow, module: Call, choice: int, experts: Call, count: int) -> Finds | None:
-    inside = [c for c in flow.inside(module) if c.fn is not None]
+def _find(
+    graph: TraceGraph, module: Call, choice: int, experts: Call, count: int
+) -> HostFindings | None:
+    inside = [c for c in graph.inside(module) if c.fn is not None]
     numbers = next(
-        key for key in flow.ops[choice].makes if not flow.tensors[key].is_floating_point()
+        key for key in graph.ops[choice].makes if not graph.tensors[key].is_floating_point()
     )
     indices, weights, summed = (
-        maker_spot(inside, numbers),
-        _weights(flow, module, experts, count),
-        _sum(flow, module, experts, count),
+        maker_candidate(inside, numbers),
+        _weights(graph, module, experts, count),
+        _sum(graph, module, experts, count),
     )
     if indices is None or weights is None or summed is None:
         return None
-    finds = Finds(module.module)
+    finds = HostFindings(module.module)
     finds.missing = dict.fromkeys(
-        DENSE, absent("this MLP is a mixture: every expert has neurons of its own")
+        DENSE, not_present("this MLP is a mixture: every expert has neurons of its own")
     )
     finds.sizes = {"top_k": indices.tensor.shape[-1]}
     finds.traits |= {"experts": experts.module, "spread": True}
-    slots, routed = flow.ops[summed].reads[0], flow.ops[summed].makes[0]
-    finds.spots = {
+    slots, routed = graph.ops[summed].reads[0], graph.ops[summed].makes[0]
+    finds.candidates = {
         "expert_indices": indices,
         "expert_weights": weights,
         "expert_outputs": _with_all(
-            maker_spot([c for c in inside if c.stop <= summed], slots),
+            maker_candidate([c for c in inside if c.stop <= summed], slots),
             ("num_experts", "batch", "seq", "hidden_size"),
         ),
-        "routed_output": maker_spot(inside, routed),
+        "routed_output": maker_candidate(inside, routed),
     }
     finds.missing |= {
-        name: unfollowed("it is the result of no call")
-        for name, spot in finds.spots.items()
+        name: not_traced("it is the result of no call")
+        for name, spot in finds.candidates.items()
         if spot is None
     }
-    finds.spots = {name: spot for name, spot in finds.spots.items() if spot is not None}
+    finds.candidates = {name: spot for name, spot in finds.candidates.items() if spot is not None}
     if (down := getattr(experts.fn, "down_proj", None)) is not None and down.dim() == 3:
         finds.sizes["intermediate_size"] = (
             down.shape[1] if down.shape[2] == experts.output.shape[-1] else down.shape[2]
         )
-    find_router(finds, flow, module, numbers)
+    find_router(finds, graph, module, numbers)
     finds.made = summed
-    find_shared(finds, flow, module, experts, flow.tensors[routed], summed + 1)
+    find_shared(finds, graph, module, experts, graph.tensors[routed], summed + 1)
     return finds
 
 
-def _with_all(spot: Spot | None, axes: tuple[str, ...]) -> Spot | None:
+def _with_all(spot: TensorCandidate | None, axes: tuple[str, ...]) -> TensorCandidate | None:
     return (
         None
         if spot is None
-        else Spot(spot.tensor, spot.call, spot.side, spot.element, axes=axes, chosen=_SLOTS)
+        else TensorCandidate(
+            spot.tensor, spot.call, spot.side, spot.element, axes=axes, chosen=_SLOTS
+        )
     )
 
 
-def _weights(flow: Flow, module: Call, experts: Call, count: int) -> Spot | None:
+def _weights(graph: TraceGraph, module: Call, experts: Call, count: int) -> TensorCandidate | None:
     """What the copies are multiplied with: one number for each token and expert, where a module or a call returns it."""
-    entering = flow.back(id(experts.args[0]), experts.start)
-    index = flow.maker(entering[-1], experts.start)
-    if index is None or flow.ops[index].name != "mul":
+    entering = graph.back(id(experts.args[0]), experts.start)
+    index = graph.maker(entering[-1], experts.start)
+    if index is None or graph.ops[index].name != "mul":
         return None
-    for key in flow.ops[index].reads:
-        if flow.tensors[key].shape[-1] == 1:
+    for key in graph.ops[index].reads:
+        if graph.tensors[key].shape[-1] == 1:
             found = [
                 k
-                for k in flow.back(key, index)
-                if flow.tensors[k].shape[-1] == count and flow.tensors[k].dim() < 4
+                for k in graph.back(key, index)
+                if graph.tensors[k].shape[-1] == count and graph.tensors[k].dim() < 4
             ]
             makers = (
-                maker_spot([c for c in calls if c.stop <= index], found[-1]) if found else None
+                maker_candidate([c for c in calls if c.stop <= index], found[-1]) if found else None
                 for calls in (
-                    children(flow, module),
-                    [c for c in flow.inside(module) if c.fn is not None],
+                    children(graph, module),
+                    [c for c in graph.inside(module) if c.fn is not None],
                 )
             )
             return _with_all(
@@ -119,16 +123,16 @@ def _weights(flow: Flow, module: Call, experts: Call, count: int) -> Spot | None
     return None
 
 
-def _sum(flow: Flow, module: Call, experts: Call, count: int) -> int | None:
+def _sum(graph: TraceGraph, module: Call, experts: Call, count: int) -> int | None:
     """The operation that adds up what all experts made of a token."""
-    made = flow.onward(id(experts.output))
+    made = graph.onward(id(experts.output))
     return next(
         (
             i
-            for i in flow.indices(module, "sum")
-            if set(flow.ops[i].reads) & made
-            and flow.tensors[flow.ops[i].reads[0]].shape[0] == count
-            and flow.tensors[flow.ops[i].makes[0]].dim() == 2
+            for i in graph.indices(module, "sum")
+            if set(graph.ops[i].reads) & made
+            and graph.tensors[graph.ops[i].reads[0]].shape[0] == count
+            and graph.tensors[graph.ops[i].makes[0]].dim() == 2
         ),
         None,
     )

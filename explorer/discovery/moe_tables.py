@@ -4,75 +4,75 @@ from __future__ import annotations
 
 import torch
 
-from explorer.discovery.trace_graph import Call, Flow
+from explorer.discovery.trace_graph import Call, TraceGraph
 from explorer.discovery.mlp import DENSE, find_router, find_shared, scoring_of
-from explorer.discovery.candidates import Finds, children, maker_spot
-from explorer.vocabulary.availability import absent, unfollowed
+from explorer.discovery.candidates import HostFindings, children, maker_candidate
+from explorer.vocabulary.availability import not_present, not_traced
 
 
-def find_apart(flow: Flow, module: Call) -> Finds | None:
+def find_apart(graph: TraceGraph, module: Call) -> HostFindings | None:
     """Spots of a mixture that is a top-k, weights for what it chose, and two modules that hold a row or a matrix for each expert; None where there is none.
 
     Both are called before the weighted results are added up, which is the routed output.
     """
-    choices = flow.indices(module, "topk")
-    inside = [c for c in flow.inside(module) if c.fn is not None]
+    choices = graph.indices(module, "topk")
+    inside = [c for c in graph.inside(module) if c.fn is not None]
     for choice in reversed(choices):
-        numbers = _numbers(flow, module, choice)
+        numbers = _numbers(graph, module, choice)
         weights = _last_alike(
-            flow,
+            graph,
             module,
-            next(k for k in flow.ops[choice].makes if flow.tensors[k].is_floating_point()),
+            next(k for k in graph.ops[choice].makes if graph.tensors[k].is_floating_point()),
         )
-        routed = _first_whole(flow, module, weights)
-        held = _holding(flow, module, choice, routed)
-        spots = {
-            "expert_indices": maker_spot(inside, numbers),
-            "expert_weights": maker_spot(inside, weights),
-            "routed_output": None if routed is None else _handed(flow, inside, routed),
+        routed = _first_whole(graph, module, weights)
+        held = _holding(graph, module, choice, routed)
+        candidates = {
+            "expert_indices": maker_candidate(inside, numbers),
+            "expert_weights": maker_candidate(inside, weights),
+            "routed_output": None if routed is None else _handed(graph, inside, routed),
         }
         # The activation, which may run elsewhere too.
         between = [
             c
-            for c in flow.calls
+            for c in graph.calls
             if len(held) == 2
             and not c.labels
             and c.module.rpartition(".")[0] == module.module
             and held[0].ended < c.began
-            and c.stop < flow.maker(routed)
+            and c.stop < graph.maker(routed)
             and not any(True for _ in c.fn.parameters())
         ]
-        if not between or None in spots.values():
+        if not between or None in candidates.values():
             continue
-        finds = Finds(module.module, spots)
+        finds = HostFindings(module.module, candidates)
         finds.missing = dict.fromkeys(
-            DENSE, absent("this MLP is a mixture: every expert has neurons of its own")
+            DENSE, not_present("this MLP is a mixture: every expert has neurons of its own")
         )
-        finds.sizes = {"top_k": flow.tensors[numbers].shape[-1]}
+        finds.sizes = {"top_k": graph.tensors[numbers].shape[-1]}
         tables = isinstance(held[0].fn, torch.nn.Embedding)
         finds.missing["expert_outputs"] = (
-            absent("this mixture adds what its experts make up in one product")
+            not_present("this mixture adds what its experts make up in one product")
             if tables
-            else unfollowed(
+            else not_traced(
                 "this mixture runs its tokens sorted by expert, so that no slot's output stands in the slot's place"
             )
         )
         finds.traits |= {
             "tables" if tables else "stacks": (*(c.module for c in held), between[0].module)
         }
-        if numbers in flow.ops[choice].makes:
-            find_router(finds, flow, module, numbers)
+        if numbers in graph.ops[choice].makes:
+            find_router(finds, graph, module, numbers)
         else:
-            finds.traits["scoring"] = scoring_of(flow, module, None, choice, weights)
+            finds.traits["scoring"] = scoring_of(graph, module, None, choice, weights)
             finds.missing |= dict.fromkeys(
                 ("router_logits", "router_scores"),
-                absent(
+                not_present(
                     "this router scores the two halves of every expert's key apart, and has no tensor with a score for each expert"
                 ),
             )
         finds.sizes["num_experts"] = _each(held[0])
-        finds.made = flow.maker(routed)
-        find_shared(finds, flow, module, None, flow.tensors[routed], finds.made + 1)
+        finds.made = graph.maker(routed)
+        find_shared(finds, graph, module, None, graph.tensors[routed], finds.made + 1)
         return finds
     return None
 
@@ -89,44 +89,48 @@ def _each(held: Call) -> int | None:
     )
 
 
-def _holding(flow: Flow, module: Call, choice: int, routed: int | None) -> list[Call]:
+def _holding(graph: TraceGraph, module: Call, choice: int, routed: int | None) -> list[Call]:
     """The modules that hold something for each expert, called between the choice and the routed output."""
-    last = None if routed is None else flow.maker(routed)
+    last = None if routed is None else graph.maker(routed)
     return [
         c
-        for c in children(flow, module)
+        for c in children(graph, module)
         if last is not None and c.start > choice and c.stop <= last and _each(c) is not None
     ]
 
 
-def _numbers(flow: Flow, module: Call, choice: int) -> int:
+def _numbers(graph: TraceGraph, module: Call, choice: int) -> int:
     """The expert numbers: what the choice numbers, or what is picked from other numbers by it."""
     chosen = next(
-        key for key in flow.ops[choice].makes if not flow.tensors[key].is_floating_point()
+        key for key in graph.ops[choice].makes if not graph.tensors[key].is_floating_point()
     )
     picked = [
         made
-        for i in flow.indices(module, "gather")
-        if chosen in flow.ops[i].reads
-        for made in flow.ops[i].makes
-        if not flow.tensors[made].is_floating_point()
+        for i in graph.indices(module, "gather")
+        if chosen in graph.ops[i].reads
+        for made in graph.ops[i].makes
+        if not graph.tensors[made].is_floating_point()
     ]
     return picked[0] if picked else chosen
 
 
-def _last_alike(flow: Flow, module: Call, key: int) -> int:
+def _last_alike(graph: TraceGraph, module: Call, key: int) -> int:
     """The last of what is made of the chosen scores in their own shape, one after another."""
     while True:
         made = [
             new
-            for i in flow.readers.get(key, ())
+            for i in graph.readers.get(key, ())
             if module.start <= i < module.stop
-            for new in flow.ops[i].makes
+            for new in graph.ops[i].makes
             if new != key
-            and flow.tensors[new].shape == flow.tensors[key].shape
-            and flow.tensors[new].is_floating_point()
+            and graph.tensors[new].shape == graph.tensors[key].shape
+            and graph.tensors[new].is_floating_point()
             and len(
-                [k for k in flow.ops[i].reads if flow.tensors[k].shape == flow.tensors[key].shape]
+                [
+                    k
+                    for k in graph.ops[i].reads
+                    if graph.tensors[k].shape == graph.tensors[key].shape
+                ]
             )
             == 1
         ]
@@ -135,29 +139,29 @@ def _last_alike(flow: Flow, module: Call, key: int) -> int:
         key = made[0]
 
 
-def _first_whole(flow: Flow, module: Call, weights: int) -> int | None:
+def _first_whole(graph: TraceGraph, module: Call, weights: int) -> int | None:
     """The first tensor as large as a stream that weighted results go into."""
     wanted = next(iter(module.args)).shape
     reached, made = {weights}, []
     for index in range(module.start, module.stop):
-        if reached & set(flow.ops[index].reads):
-            reached.update(flow.ops[index].makes)
+        if reached & set(graph.ops[index].reads):
+            reached.update(graph.ops[index].makes)
             made += [
                 k
-                for k in flow.ops[index].makes
-                if flow.tensors[k].shape[-1] == wanted[-1]
-                and flow.tensors[k].numel() == wanted.numel()
+                for k in graph.ops[index].makes
+                if graph.tensors[k].shape[-1] == wanted[-1]
+                and graph.tensors[k].numel() == wanted.numel()
             ]
     # Slots of one expert each are as large, sorted by expert: what they are put back in order in comes after.
-    ordered = [k for k in made if flow.ops[flow.maker(k)].name.startswith("index_add")]
+    ordered = [k for k in made if graph.ops[graph.maker(k)].name.startswith("index_add")]
     return (ordered or made or [None])[0]
 
 
-def _handed(flow: Flow, inside: list[Call], key: int) -> object:
+def _handed(graph: TraceGraph, inside: list[Call], key: int) -> object:
     """Where a tensor, or a view of it, is first the result of a call."""
     found = [
         spot
-        for k in sorted(flow.onward(key), key=lambda k: flow.maker(k))
-        if (spot := maker_spot(inside, k)) is not None
+        for k in sorted(graph.onward(key), key=lambda k: graph.maker(k))
+        if (spot := maker_candidate(inside, k)) is not None
     ]
     return found[0] if found else None

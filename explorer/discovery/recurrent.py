@@ -8,11 +8,19 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from explorer.discovery.trace_graph import PASSING, Call, Flow, tensors
+from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, tensors
 from explorer.discovery.fixed_decay import fading, find_fading, outputs
-from explorer.discovery.candidates import Finds, Spot, argument, around, bound, maker_spot, result
-from explorer.discovery.residual import CannotFollow, Part, weighted
-from explorer.vocabulary.availability import absent, unfollowed
+from explorer.discovery.candidates import (
+    HostFindings,
+    TensorCandidate,
+    argument,
+    around,
+    bound,
+    maker_candidate,
+    result,
+)
+from explorer.discovery.residual import CannotTrace, Part, weighted
+from explorer.vocabulary.availability import not_present, not_traced
 from explorer.vocabulary import BY_HOST, REPLAYS
 
 #: What the delta rule's kernels call their arguments, by value.
@@ -35,24 +43,24 @@ class Kernel:
     call: Call
 
 
-def kernel(flow: Flow, module: Call) -> Kernel | None:
+def kernel(graph: TraceGraph, module: Call) -> Kernel | None:
     """The outermost call in a module that takes what a recurrence is run with.
 
     Raises CannotFollow where there are several.
     """
     found = [
         Kernel(host, call)
-        for call in flow.inside(module)
+        for call in graph.inside(module)
         if call.fn is not None and (host := _host(call)) is not None
     ]
     if not found:
-        step = fading(flow, module)
-        call = None if step is None else outputs(flow, module, step)
+        step = fading(graph, module)
+        call = None if step is None else outputs(graph, module, step)
         return None if call is None else Kernel("retention", call)
     depth = min((one.call.module.count("."), len(one.call.labels)) for one in found)
     outer = [one for one in found if (one.call.module.count("."), len(one.call.labels)) == depth]
     if len(outer) > 1:
-        raise CannotFollow(
+        raise CannotTrace(
             f"{module.module} runs its recurrence in several calls, of which none is the whole"
         )
     return outer[0]
@@ -70,47 +78,47 @@ def _host(call: Call) -> str | None:
     return "gated_recurrence" if _GATED <= names else None
 
 
-def find_recurrent(flow: Flow, module: Call, part: Part) -> Finds:
+def find_recurrent(graph: TraceGraph, module: Call, part: Part) -> HostFindings:
     """Spots of one recurrent mixer that ran once."""
-    finds = Finds(module.module)
-    found = kernel(flow, module)
-    _FINDERS[found.host](finds, flow, module, found.call)
-    finds.spots = {name: spot for name, spot in finds.spots.items() if spot is not None}
-    finds.traits |= around(flow, module, found.call)
+    finds = HostFindings(module.module)
+    found = kernel(graph, module)
+    _FINDERS[found.host](finds, graph, module, found.call)
+    finds.candidates = {name: spot for name, spot in finds.candidates.items() if spot is not None}
+    finds.traits |= around(graph, module, found.call)
     if found.host != "retention":  # which calls no kernel
         finds.traits["kernel"] = found.call.name
-    if (owner := flow.owners[weighted(flow, part)[-1]]) is not None:
+    if (owner := graph.owners[weighted(graph, part)[-1]]) is not None:
         finds.traits["projection"] = owner.module
     if "conv_input" in BY_HOST[found.host]:
-        _convolution(finds, flow, module)
+        _convolution(finds, graph, module)
     return finds
 
 
-def _delta(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
+def _delta(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
     """The gated delta rule, with a decay per head or per channel."""
-    spots = {name: bound(call, argument) for name, argument in _DELTA.items()}
-    values = spots["attention_values"].tensor
+    candidates = {name: bound(call, argument) for name, argument in _DELTA.items()}
+    values = candidates["attention_values"].tensor
     heads = values.shape[2]
     finds.sizes = {
         "heads": heads,
-        "key_heads": spots["attention_queries"].tensor.shape[2],
-        "key_dim": spots["attention_queries"].tensor.shape[3],
+        "key_heads": candidates["attention_queries"].tensor.shape[2],
+        "key_dim": candidates["attention_queries"].tensor.shape[3],
         "value_dim": values.shape[3],
     }
     for name in ("attention_queries", "attention_keys"):
-        if spots[name].tensor.shape[2] != heads:
-            if _repeats(flow, call, spots[name], heads):
-                spots[name] = replace(
-                    spots[name], repeat=("heads", heads // spots[name].tensor.shape[2])
+        if candidates[name].tensor.shape[2] != heads:
+            if _repeats(graph, call, candidates[name], heads):
+                candidates[name] = replace(
+                    candidates[name], repeat=("heads", heads // candidates[name].tensor.shape[2])
                 )
-    finds.spots = {
-        **spots,
-        "attention_head_outputs": Spot(call.output[0], call, "output", 0),
-        "state_output": Spot(call.output[1], call, "output", 1),
+    finds.candidates = {
+        **candidates,
+        "attention_head_outputs": TensorCandidate(call.output[0], call, "output", 0),
+        "state_output": TensorCandidate(call.output[1], call, "output", 1),
     }
 
 
-def _ssd(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
+def _ssd(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
     """Mamba-2: one decay per head. A decoding step's kernel takes one token, without an axis for it."""
     values, keys, step = bound(call, "hidden_states"), bound(call, "B"), _has(call, "state")
     *_, heads, width = values.tensor.shape
@@ -118,7 +126,7 @@ def _ssd(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
     finds.sizes = {"heads": heads, "key_heads": groups, "key_dim": size, "value_dim": width}
     repeat = ("heads", heads // groups) if groups != heads else None
     narrow, state = ("batch", "seq", "heads", "key_dim"), ("batch", "heads", "value_dim", "key_dim")
-    finds.spots = {
+    finds.candidates = {
         "attention_values": replace(values, axes=("batch", "seq", "heads", "value_dim")),
         "attention_queries": replace(bound(call, "C"), axes=narrow, repeat=repeat),
         "attention_keys": replace(keys, axes=narrow, repeat=repeat),
@@ -127,20 +135,20 @@ def _ssd(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
             bound(call, "state" if step else "initial_states"), axes=state, written_over=step
         ),
     }
-    _results(finds, flow, call, step, state)
-    _steps(finds, flow, call)
-    _ungated(finds, flow, call)
-    finds.spots.pop("head_gate", None)  # which most have outside the kernel, in a norm
-    if finds.spots["skip"] is None:
-        finds.missing["skip"] = absent("this mixer sends nothing past its state")
+    _results(finds, graph, call, step, state)
+    _steps(finds, graph, call)
+    _ungated(finds, graph, call)
+    finds.candidates.pop("head_gate", None)  # which most have outside the kernel, in a norm
+    if finds.candidates["skip"] is None:
+        finds.missing["skip"] = not_present("this mixer sends nothing past its state")
 
 
-def _selective(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
+def _selective(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
     """Mamba: a state per channel."""
     values, keys, step = bound(call, "hidden_states"), bound(call, "B"), _has(call, "state")
     finds.sizes = {"channels": values.tensor.shape[1], "key_dim": keys.tensor.shape[1]}
     by_channel, shared = ("batch", "channels", "seq"), ("batch", "key_dim", "seq")
-    finds.spots = {
+    finds.candidates = {
         "attention_values": replace(values, axes=by_channel),
         "attention_queries": replace(bound(call, "C"), axes=shared),
         "attention_keys": replace(keys, axes=shared),
@@ -148,119 +156,128 @@ def _selective(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
         # The kernel of several tokens takes no state: what is looked for there is None.
         "state_input": _with(bound(call, "state"), written_over=True)
         if step
-        else Spot(None, call, "input", "initial_states"),
+        else TensorCandidate(None, call, "input", "initial_states"),
     }
-    _results(finds, flow, call, step, ("batch", "channels", "key_dim"))
-    _steps(finds, flow, call)
-    if finds.spots["skip"] is None:
-        finds.missing["skip"] = absent("this mixer sends nothing past its state")
-    finds.missing["head_gate"] = absent("this mixer does not gate its channels in its kernel")
-    _ungated(finds, flow, call)
+    _results(finds, graph, call, step, ("batch", "channels", "key_dim"))
+    _steps(finds, graph, call)
+    if finds.candidates["skip"] is None:
+        finds.missing["skip"] = not_present("this mixer sends nothing past its state")
+    finds.missing["head_gate"] = not_present("this mixer does not gate its channels in its kernel")
+    _ungated(finds, graph, call)
 
 
-def _gated(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
+def _gated(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
     """A gated linear recurrence: one number of state per channel."""
     values, gate = bound(call, "hidden_states"), bound(call, "recurrent_gate")
     finds.sizes = {"channels": values.tensor.shape[-1]}
-    inside = [c for c in flow.inside(call) if c.fn is not None]
+    inside = [c for c in graph.inside(call) if c.fn is not None]
     reset = next(
-        (i for i in flow.indices(call, "mul") if id(gate.tensor) in flow.ops[i].reads), None
+        (i for i in graph.indices(call, "mul") if id(gate.tensor) in graph.ops[i].reads), None
     )
-    finds.spots = {
+    finds.candidates = {
         "attention_values": values,
-        "recurrent_gate": gate if reset is None else maker_spot(inside, flow.ops[reset].makes[0]),
+        "recurrent_gate": gate
+        if reset is None
+        else maker_candidate(inside, graph.ops[reset].makes[0]),
         "state_input": bound(call, "recurrent_states"),
-        "attention_head_outputs": Spot(call.output[0], call, "output", 0),
-        "state_output": Spot(call.output[1], call, "output", 1),
+        "attention_head_outputs": TensorCandidate(call.output[0], call, "output", 0),
+        "state_output": TensorCandidate(call.output[1], call, "output", 1),
     }
 
 
-def _fading(finds: Finds, flow: Flow, module: Call, call: Call) -> None:
-    find_fading(finds, flow, module)
+def _fading(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
+    find_fading(finds, graph, module)
 
 
 def _has(call: Call, name: str) -> bool:
     return name in inspect.signature(inspect.unwrap(call.fn)).parameters
 
 
-def _with(spot: Spot | None, **changes: object) -> Spot | None:
+def _with(spot: TensorCandidate | None, **changes: object) -> TensorCandidate | None:
     return None if spot is None else replace(spot, **changes)
 
 
-def _results(finds: Finds, flow: Flow, call: Call, step: bool, state: tuple[str, ...]) -> None:
+def _results(
+    finds: HostFindings, graph: TraceGraph, call: Call, step: bool, state: tuple[str, ...]
+) -> None:
     """What a state-space kernel returns; on a decoding step it writes the new state over the old one."""
     if step:
         old = bound(call, "state").tensor
-        finds.spots["attention_head_outputs"] = Spot(call.output, call, "output", None)
-        finds.spots["state_output"] = _with(
-            maker_spot([c for c in flow.inside(call) if c.fn is not None], id(old)), axes=state
+        finds.candidates["attention_head_outputs"] = TensorCandidate(
+            call.output, call, "output", None
+        )
+        finds.candidates["state_output"] = _with(
+            maker_candidate([c for c in graph.inside(call) if c.fn is not None], id(old)),
+            axes=state,
         )
     else:
         returned = list(tensors(call.output))
-        finds.spots["attention_head_outputs"] = Spot(
+        finds.candidates["attention_head_outputs"] = TensorCandidate(
             returned[0], call, "output", 0 if len(returned) > 1 else None
         )
         if len(returned) > 1:
-            finds.spots["state_output"] = Spot(returned[1], call, "output", 1, axes=state)
-    outputs = finds.spots["attention_head_outputs"]
-    finds.spots["attention_head_outputs"] = replace(
-        outputs, axes=finds.spots["attention_values"].axes
+            finds.candidates["state_output"] = TensorCandidate(
+                returned[1], call, "output", 1, axes=state
+            )
+    outputs = finds.candidates["attention_head_outputs"]
+    finds.candidates["attention_head_outputs"] = replace(
+        outputs, axes=finds.candidates["attention_values"].axes
     )
 
 
-def _steps(finds: Finds, flow: Flow, call: Call) -> None:
+def _steps(finds: HostFindings, graph: TraceGraph, call: Call) -> None:
     """The step and the decay of each token, made in the kernel: the decay is the step times A, the step what that is made of."""
     rate = bound(call, "A").tensor
-    inside = [c for c in flow.inside(call) if c.fn is not None]
-    for index in flow.indices(call, "mul"):
-        reads = flow.ops[index].reads
-        if len(reads) == 2 and any(id(rate) in flow.back(key, index) for key in reads):
-            other = next(key for key in reads if id(rate) not in flow.back(key, index))
+    inside = [c for c in graph.inside(call) if c.fn is not None]
+    for index in graph.indices(call, "mul"):
+        reads = graph.ops[index].reads
+        if len(reads) == 2 and any(id(rate) in graph.back(key, index) for key in reads):
+            other = next(key for key in reads if id(rate) not in graph.back(key, index))
             made = [
                 spot
-                for key in flow.back(other, index)
-                if (spot := maker_spot(inside, key)) is not None
+                for key in graph.back(other, index)
+                if (spot := maker_candidate(inside, key)) is not None
             ]
-            finds.spots["betas"] = made[-1] if made else None
-            finds.spots["decays"] = maker_spot(inside, flow.ops[index].makes[0])
+            finds.candidates["betas"] = made[-1] if made else None
+            finds.candidates["decays"] = maker_candidate(inside, graph.ops[index].makes[0])
             return
 
 
-def _ungated(finds: Finds, flow: Flow, call: Call) -> None:
+def _ungated(finds: HostFindings, graph: TraceGraph, call: Call) -> None:
     """Where the kernel multiplies its result with a gate of its argument z: the result before that, and the gate."""
     gate = bound(call, "z") if _has(call, "z") else None
     if gate is None or gate.tensor is None:
         return
-    outputs = finds.spots["attention_head_outputs"]
-    inside = [c for c in flow.inside(call) if c.fn is not None]
-    index = flow.maker(flow.back(id(outputs.tensor))[-1])
-    if index is None or flow.ops[index].name != "mul":
+    outputs = finds.candidates["attention_head_outputs"]
+    inside = [c for c in graph.inside(call) if c.fn is not None]
+    index = graph.maker(graph.back(id(outputs.tensor))[-1])
+    if index is None or graph.ops[index].name != "mul":
         return
     made = {
-        name: maker_spot(inside, key)
-        for key in flow.ops[index].reads
+        name: maker_candidate(inside, key)
+        for key in graph.ops[index].reads
         for name in (
             "head_gate"
-            if _comes_of(flow, key, id(gate.tensor), index)
+            if _comes_of(graph, key, id(gate.tensor), index)
             else "attention_head_outputs",
         )
     }
     for name, spot in made.items():
-        finds.spots[name] = _with(spot, axes=outputs.axes)
+        finds.candidates[name] = _with(spot, axes=outputs.axes)
     finds.missing.pop("head_gate", None)
 
 
-def _comes_of(flow: Flow, key: int, source: int, before: int) -> bool:
+def _comes_of(graph: TraceGraph, key: int, source: int, before: int) -> bool:
     """Whether a tensor is made of another by operations on one tensor alone."""
     while key != source:
-        index = flow.maker(key, before)
-        if index is None or len(flow.ops[index].reads) != 1:
+        index = graph.maker(key, before)
+        if index is None or len(graph.ops[index].reads) != 1:
             return False
-        key, before = flow.ops[index].reads[0], index
+        key, before = graph.ops[index].reads[0], index
     return True
 
 
-def _repeats(flow: Flow, call: Call, spot: Spot, heads: int) -> bool:
+def _repeats(graph: TraceGraph, call: Call, spot: TensorCandidate, heads: int) -> bool:
     """Whether the kernel repeats this argument's key heads to the value heads itself.
 
     It then takes an argument that has been repeated already just as well, so the
@@ -274,7 +291,7 @@ def _repeats(flow: Flow, call: Call, spot: Spot, heads: int) -> bool:
             getattr(inner.fn, "__self__", None) is spot.tensor
             or any(a is spot.tensor for a in inner.args)
         )
-        for inner in flow.inside(call)
+        for inner in graph.inside(call)
     )
 
 
@@ -288,61 +305,61 @@ _FINDERS = {
 }
 
 
-def gates_a_convolution(flow: Flow, module: Call, part: Part) -> bool:
+def gates_a_convolution(graph: TraceGraph, module: Call, part: Part) -> bool:
     """Whether a part is a convolution between two projections, and products beside it: nothing that hands a state on."""
-    found = _convolutions(flow, module, part)
+    found = _convolutions(graph, module, part)
     usual = PASSING | frozenset(
         "mul silu cat constant_pad_nd split chunk convolution mm addmm bmm matmul linear add zeros copy_ roll".split()
     )
     return len(found) == 1 and all(
-        flow.ops[i].name in usual for i in part.ops if module.start <= i < module.stop
+        graph.ops[i].name in usual for i in part.ops if module.start <= i < module.stop
     )
 
 
-def _convolutions(flow: Flow, module: Call, part: Part) -> list[int]:
-    return [i for i in flow.indices(module, "convolution") if i in part.ops]
+def _convolutions(graph: TraceGraph, module: Call, part: Part) -> list[int]:
+    return [i for i in graph.indices(module, "convolution") if i in part.ops]
 
 
-def find_convolution(flow: Flow, module: Call, part: Part) -> Finds:
+def find_convolution(graph: TraceGraph, module: Call, part: Part) -> HostFindings:
     """Spots of a mixer that is a short convolution and nothing else."""
-    finds = Finds(module.module)
-    index = _convolutions(flow, module, part)[0]
-    _convolution(finds, flow, module)
-    onward = _trimmed(flow, flow.ops[index].makes[0])
+    finds = HostFindings(module.module)
+    index = _convolutions(graph, module, part)[0]
+    _convolution(finds, graph, module)
+    onward = _trimmed(graph, graph.ops[index].makes[0])
     gates = [
-        i for i in flow.indices(module, "mul") if i > index and onward & set(flow.ops[i].reads)
+        i for i in graph.indices(module, "mul") if i > index and onward & set(graph.ops[i].reads)
     ]
     inside = [
         c
-        for c in flow.inside(module)
+        for c in graph.inside(module)
         if c.fn is not None and c.module == module.module and len(c.labels) == 1
     ]
     if not gates:
-        finds.missing["conv_gate"] = absent("this mixer does not gate its convolution")
-        out = next((key for key in onward if maker_spot(inside, key) is not None), None)
+        finds.missing["conv_gate"] = not_present("this mixer does not gate its convolution")
+        out = next((key for key in onward if maker_candidate(inside, key) is not None), None)
     else:
-        out = next(key for key in flow.ops[gates[0]].reads if key in onward)
-        gate = next(key for key in flow.ops[gates[0]].reads if key not in onward)
+        out = next(key for key in graph.ops[gates[0]].reads if key in onward)
+        gate = next(key for key in graph.ops[gates[0]].reads if key not in onward)
         # As an operand first: a prompt and a decoding step make it by other calls, and multiply by the same.
-        spot = _operand(inside, gates[0], gate) or maker_spot(inside, gate)
-        finds.spots |= {"conv_gate": spot} if spot is not None else {}
+        spot = _operand(inside, gates[0], gate) or maker_candidate(inside, gate)
+        finds.candidates |= {"conv_gate": spot} if spot is not None else {}
         finds.missing |= (
-            {"conv_gate": unfollowed("the gate is no result of a call in the mixer's forward")}
+            {"conv_gate": not_traced("the gate is no result of a call in the mixer's forward")}
             if spot is None
             else {}
         )
-    spot = (_operand(inside, gates[0], out) if gates else None) or maker_spot(inside, out)
+    spot = (_operand(inside, gates[0], out) if gates else None) or maker_candidate(inside, out)
     if spot is not None:
-        finds.spots["conv_output"] = spot
+        finds.candidates["conv_output"] = spot
     else:
-        finds.missing["conv_output"] = unfollowed(
+        finds.missing["conv_output"] = not_traced(
             "what the convolution hands on is no result of a call in the mixer's forward"
         )
-    finds.traits["projection"] = flow.owners[weighted(flow, part)[-1]].module
+    finds.traits["projection"] = graph.owners[weighted(graph, part)[-1]].module
     return finds
 
 
-def _operand(inside: Iterable[Call], index: int, key: int) -> Spot | None:
+def _operand(inside: Iterable[Call], index: int, key: int) -> TensorCandidate | None:
     """A tensor as the operand of the call that runs an operation."""
     return next(
         (
@@ -354,72 +371,72 @@ def _operand(inside: Iterable[Call], index: int, key: int) -> Spot | None:
     )
 
 
-def _trimmed(flow: Flow, key: int) -> set[int]:
+def _trimmed(graph: TraceGraph, key: int) -> set[int]:
     """A convolution's result and what activation, views and cuts make of it."""
     found, todo = set(), [key]
     while todo:
-        for new in flow.onward(todo.pop()) - found:
+        for new in graph.onward(todo.pop()) - found:
             found.add(new)
             todo += [
                 made
-                for i in flow.readers.get(new, ())
-                if flow.ops[i].name in ("silu", "constant_pad_nd", "split", "narrow", "index")
-                for made in flow.ops[i].makes
+                for i in graph.readers.get(new, ())
+                if graph.ops[i].name in ("silu", "constant_pad_nd", "split", "narrow", "index")
+                for made in graph.ops[i].makes
             ]
     return found
 
 
-def _convolution(finds: Finds, flow: Flow, module: Call) -> None:
+def _convolution(finds: HostFindings, graph: TraceGraph, module: Call) -> None:
     """The convolution's input before any cached history is put in front of it.
 
     Walks back from the convolution; of the tensors with the right axes, the
     earliest is before the cache on a prompt and on a decoding step alike.
     """
-    found = flow.indices(module, "convolution")
+    found = graph.indices(module, "convolution")
     if not found:
         has = any(isinstance(inner, torch.nn.Conv1d) for inner in module.fn.modules())
         finds.missing["conv_input"] = (
-            unfollowed("its short convolution does not run as one operation")
+            not_traced("its short convolution does not run as one operation")
             if has
-            else absent("this mixer has no short convolution")
+            else not_present("this mixer has no short convolution")
         )
         return
     index = found[0]
-    weight = next(key for key in flow.back(flow.ops[index].reads[1], index))
-    kernel_weight = flow.tensors[weight]
+    weight = next(key for key in graph.back(graph.ops[index].reads[1], index))
+    kernel_weight = graph.tensors[weight]
     sizes = {"channels": kernel_weight.shape[0], "conv_width": kernel_weight.shape[-1]}
     if finds.sizes.get("channels", sizes["channels"]) != sizes["channels"]:
-        finds.missing["conv_input"] = unfollowed(
+        finds.missing["conv_input"] = not_traced(
             "its convolution is over other channels than its values"
         )
         return
     finds.sizes |= sizes
     batch, seq = next(tensors((module.args, module.kwargs))).shape[:2]
     wanted = {(batch, kernel_weight.shape[0], seq), (batch, seq, kernel_weight.shape[0])}
-    own = [c for c in flow.inside(module) if c.module == module.module and len(c.labels) == 1]
-    key, before = flow.ops[index].reads[0], index
+    own = [c for c in graph.inside(module) if c.module == module.module and len(c.labels) == 1]
+    key, before = graph.ops[index].reads[0], index
     while key is not None:
-        if tuple(flow.tensors[key].shape) in wanted:
+        if tuple(graph.tensors[key].shape) in wanted:
             made = [
                 spot
                 for call in own
                 if call.stop <= index and (spot := result(call, {key})) is not None
             ]
             if made:
-                finds.spots["conv_input"] = min(made, key=lambda spot: spot.when)
-        elif "conv_input" in finds.spots:
+                finds.candidates["conv_input"] = min(made, key=lambda spot: spot.when)
+        elif "conv_input" in finds.candidates:
             break
-        key, before = _joined(flow, key, before)
-    if "conv_input" not in finds.spots:
-        finds.missing["conv_input"] = unfollowed(
+        key, before = _joined(graph, key, before)
+    if "conv_input" not in finds.candidates:
+        finds.missing["conv_input"] = not_traced(
             "what the convolution reads is no result of a call in the mixer's forward"
         )
 
 
-def _joined(flow: Flow, key: int, before: int) -> tuple[int | None, int]:
+def _joined(graph: TraceGraph, key: int, before: int) -> tuple[int | None, int]:
     """One step back towards the input: through copies and views, padding, and joining with a history."""
-    index = flow.maker(key, before)
-    if index is None or flow.ops[index].name not in PASSING | {"cat", "constant_pad_nd"}:
+    index = graph.maker(key, before)
+    if index is None or graph.ops[index].name not in PASSING | {"cat", "constant_pad_nd"}:
         return None, before
     # Of a history and what follows it, the newcomer is joined last.
-    return flow.ops[index].reads[-1], index
+    return graph.ops[index].reads[-1], index

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.engine.nnsight_api import SourceNotAvailable, bind
 from explorer.engine.reference_kernels import reference, runs_kernels
-from explorer.engine.instrument import rewritten
+from explorer.engine.instrument import instrumented
 
 #: Operations that hand their one tensor on with the same numbers, perhaps laid out differently.
 PASSING = frozenset(
@@ -95,7 +95,7 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 @dataclass
-class Flow:
+class TraceGraph:
     """The recorded run. Tensors are kept, so that an id always names one tensor."""
 
     ops: list[Op] = field(default_factory=list)
@@ -187,14 +187,14 @@ def _below(call: Call, ancestor: Call) -> bool:
 
 
 class _Operations(TorchDispatchMode):
-    def __init__(self, flow: Flow) -> None:
+    def __init__(self, graph: TraceGraph) -> None:
         super().__init__()
-        self.flow = flow
+        self.graph = graph
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         numbers = [x for x in args if isinstance(x, (int, float)) and not isinstance(x, bool)]
-        self.flow.add(
+        self.graph.add(
             func._schema.name.split("::")[-1], tensors((args, kwargs or {})), tensors(out), numbers
         )
         return out
@@ -214,8 +214,8 @@ def _followed(fn: Any) -> bool:
 class _Calls:
     """Rewrites the forwards of the recorded modules so that each call reports itself."""
 
-    def __init__(self, flow: Flow) -> None:
-        self.flow = flow
+    def __init__(self, graph: TraceGraph) -> None:
+        self.graph = graph
         self.current: Call | None = None
         self.calling: tuple[torch.nn.Module | None, tuple[str, tuple[str, ...]] | None] = (
             None,
@@ -229,15 +229,15 @@ class _Calls:
 
     def run(self, call: Call, fn: Callable) -> Any:
         call.parent, self.current = self.current, call
-        self.flow.calls.append(call)
+        self.graph.calls.append(call)
         call.began = self.tick()
         try:
             call.output = fn(*call.args, **call.kwargs)
         finally:
             self.current = call.parent
-        call.stop, call.ended = len(self.flow.ops), self.tick()
+        call.stop, call.ended = len(self.graph.ops), self.tick()
         for tensor in tensors((call.args, call.kwargs, call.output)):
-            self.flow.tensors[id(tensor)] = tensor
+            self.graph.tensors[id(tensor)] = tensor
         return call.output
 
     def op(self, module: str, labels: tuple[str, ...]) -> Callable:
@@ -247,7 +247,7 @@ class _Calls:
         def operation(location: str, fn: Callable, *args: Any, **kwargs: Any) -> Any:
             own = (*labels, location.removeprefix("source."))
             fn = reference(fn)  # the run is of shapes alone
-            start = len(self.flow.ops)
+            start = len(self.graph.ops)
             if fn is bind:
                 return self.run(Call(module, own, None, args, {}, start), bind)
             if isinstance(fn, torch.nn.Module):  # reports itself, by its own path
@@ -271,7 +271,7 @@ class _Calls:
             called, made_in = self.calling
             self.calling, made_in = (None, None), made_in if called is module else None
             return self.run(
-                Call(path, (), module, args, kwargs, len(self.flow.ops), made_in=made_in), own
+                Call(path, (), module, args, kwargs, len(self.graph.ops), made_in=made_in), own
             )
 
         return forward
@@ -279,7 +279,7 @@ class _Calls:
 
 def _instrumented(fn: Callable, op: Callable) -> Callable:
     try:
-        return rewritten(fn, op)
+        return instrumented(fn, op)
     except SourceNotAvailable:
         return fn
 
@@ -290,15 +290,15 @@ def _in_torch(location: str, fn: Callable, *args: Any, **kwargs: Any) -> Any:
 
 
 @contextmanager
-def recorded(root: torch.nn.Module, paths: Iterable[str]) -> Iterator[Flow]:
+def record_graph(root: torch.nn.Module, paths: Iterable[str]) -> Iterator[TraceGraph]:
     """Record what happens inside the modules at ``paths`` (and all below them) of ``root``.
 
     The model, of shapes alone, must not be wrapped by the engine and is left as it was found.
     Where a package's kernel would run, in any of its blocks, the torch function does.
     """
-    flow = Flow()
-    calls = _Calls(flow)
-    operations = _Operations(flow)
+    graph = TraceGraph()
+    calls = _Calls(graph)
+    operations = _Operations(graph)
     chosen: dict[str, torch.nn.Module] = {}
     for path in paths:
         top = root.get_submodule(path)
@@ -321,7 +321,7 @@ def recorded(root: torch.nn.Module, paths: Iterable[str]) -> Iterator[Flow]:
             module.__dict__["forward"] = calls.forward(module, path)
         for module in others:
             module.__dict__["forward"] = _instrumented(module.forward, _in_torch)
-        yield flow
+        yield graph
     finally:
         for module in (*chosen.values(), *others):
             module.__dict__.pop("forward", None)

@@ -107,7 +107,7 @@ def _nested(code: CodeType, name: str) -> CodeType:
     return next(c for c in code.co_consts if isinstance(c, CodeType) and c.co_name == name)
 
 
-def rewritten(fn: Callable, op: Callable[..., Any]) -> Callable:
+def instrumented(fn: Callable, op: Callable[..., Any]) -> Callable:
     """A copy of ``fn`` that runs each of its calls, assignments and operators through ``op``.
 
     ``op(location, fn, *args, **kwargs)`` has to run ``fn`` and return what the forward goes on

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 
-class Busy(ValueError):
+class ModelBusy(ValueError):
     """The model is already running one trace or recording in this thread."""
 
 
-class Sink(Protocol):
+class Observer(Protocol):
     """Where a tap's values go."""
 
     def begin(self, step: int, locations: Iterable[str]) -> None:
@@ -26,7 +26,7 @@ class Sink(Protocol):
         """Hand over what ``make`` makes, if it is wanted; return what to go on with, or None for no change."""
 
 
-class TraceSink:
+class TraceObserver:
     """The engine's interleaver as a sink: serves the blocks of a trace."""
 
     def __init__(self, interleaver: Any) -> None:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from explorer.engine.nnsight_api import Backend, WithBlockNotFoundError, nnsight
-from explorer.engine.observers import Busy
+from explorer.engine.observers import ModelBusy
 
 #: Files whose frames are how a value is served, not where it was asked for.
 _ROOT = Path(__file__).parents[1]
@@ -20,7 +20,7 @@ _SERVING = tuple(
 _ENGINE = str(Path(nnsight.__file__).parent)
 
 
-class Turn(Backend):
+class SerializedBackend(Backend):
     """Runs a trace when no other trace or recording of its model is running.
 
     The engine gathers a trace's blocks on the model before it runs them, so the
@@ -31,7 +31,7 @@ class Turn(Backend):
         model = tracer.envoy
         with model.lock:
             if model.interleaver.interleaving:
-                raise Busy(
+                raise ModelBusy(
                     "This model is in the middle of a trace; run another one before that block or after it."
                 )
             try:
@@ -41,7 +41,7 @@ class Turn(Backend):
                 raise
 
 
-def in_turn(method: Callable) -> Callable:
+def serialized(method: Callable) -> Callable:
     """An engine method that a block may trace, for models used from several threads.
 
     The engine takes a run in progress, whoever's it is, for the one this call is made

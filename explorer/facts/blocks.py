@@ -9,10 +9,10 @@ from typing import Any
 
 from explorer import vocabulary
 from explorer.discovery.block import Sublayer
-from explorer.discovery.discover import Block, Host
+from explorer.discovery.discover import BlockAnatomy, HostAnatomy
 from explorer.discovery.residual import Tail
 from explorer.model.language_model import LanguageModel
-from explorer.vocabulary.availability import telling
+from explorer.vocabulary.availability import most_informative
 
 #: How each recurrence moves its state by one token, as diagrams write it.
 _RULES = {
@@ -62,7 +62,7 @@ def blocks(model: LanguageModel, windows: Mapping[int, int]) -> list[dict[str, A
     )
 
 
-def _by_window(block: Block, windows: Mapping[int, int]) -> list[Block]:
+def _by_window(block: BlockAnatomy, windows: Mapping[int, int]) -> list[BlockAnatomy]:
     """A kind of block for each window its attention has: what it runs is the same, what it sees is not."""
     found: dict[int | None, list[int]] = {}
     for layer in block.layers:
@@ -83,16 +83,16 @@ def _merged(blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return merged | {"identity": _identity(merged)}
 
 
-def class_of(block: Any, host: Host) -> str:
+def class_of(block: Any, host: HostAnatomy) -> str:
     """The class of a host's module; of the block itself where it has none."""
     return type(block._module.get_submodule(host.module)).__name__
 
 
-def _block(model: LanguageModel, block: Block, window: int | None) -> dict[str, Any]:
+def _block(model: LanguageModel, block: BlockAnatomy, window: int | None) -> dict[str, Any]:
     layer = model.layers[block.layers[0]]
     hosts = {}
     for host in block.hosts.values():
-        if host.places and host.name != "layers":
+        if host.hook_points and host.name != "layers":
             hosts[host.name] = {
                 "path": host.module,
                 "class": class_of(layer, host),
@@ -177,7 +177,7 @@ def summary(blocks: Sequence[Mapping[str, Any]], count: int) -> str:
     )
 
 
-def _sublayer(block: Block, sub: Sublayer, window: int | None) -> dict[str, Any]:
+def _sublayer(block: BlockAnatomy, sub: Sublayer, window: int | None) -> dict[str, Any]:
     host = block.hosts[sub.host]
     record: dict[str, Any] = {
         "role": sub.role,
@@ -219,7 +219,7 @@ def _sublayer(block: Block, sub: Sublayer, window: int | None) -> dict[str, Any]
     return record
 
 
-def _norm(block: Block, sub: Sublayer) -> dict[str, Any] | None:
+def _norm(block: BlockAnatomy, sub: Sublayer) -> dict[str, Any] | None:
     """The norm a sublayer reads, and the value that is what it hands on to this one."""
     if sub.norm is None:
         return (
@@ -247,26 +247,30 @@ def _norm(block: Block, sub: Sublayer) -> dict[str, Any] | None:
     }
 
 
-def _note(sub: Sublayer, host: Host) -> str | None:
+def _note(sub: Sublayer, host: HostAnatomy) -> str | None:
     """What is not known of a sublayer whose inside is not followed, or which does not read the stream at one point."""
     if sub.stage is None:
         return "reads the stream at several points"
     return (
-        telling(host.missing.values())
-        if set(host.places) <= {sub.output} and host.missing
+        most_informative(host.missing.values())
+        if set(host.hook_points) <= {sub.output} and host.missing
         else None
     )
 
 
-def _title(role: str, host: Host) -> str:
+def _title(role: str, host: HostAnatomy) -> str:
     if host.name in _MIXERS:
         return _MIXERS[host.name]
     if role == "attention":
-        return "Gated attention" if {"head_gate", "head_scale"} & set(host.places) else "Attention"
+        return (
+            "Gated attention"
+            if {"head_gate", "head_scale"} & set(host.hook_points)
+            else "Attention"
+        )
     return "Mixture of experts" if role == "experts" else "MLP"
 
 
-def _summary(role: str, host: Host) -> str:
+def _summary(role: str, host: HostAnatomy) -> str:
     sizes = host.sizes
     if "value_dim" in sizes:
         return f"{_counted(sizes['key_heads'], 'key head')} × {sizes['key_dim']} · {_counted(sizes['heads'], 'value head')} × {sizes['value_dim']}"
@@ -301,7 +305,7 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _steps(host: Host) -> list[str]:
+def _steps(host: HostAnatomy) -> list[str]:
     """What follows the sublayer's core until its result is added, by the names the model gives its modules."""
     after = list(host.traits.get("after", []))
     tail: Tail | None = host.traits.get("tail")
@@ -313,7 +317,7 @@ def _steps(host: Host) -> list[str]:
     return [" → ".join(after)] if after else []
 
 
-def _values(block: Block, host: Host) -> list[str]:
+def _values(block: BlockAnatomy, host: HostAnatomy) -> list[str]:
     """The host's values in the order the forward passes them, derived ones behind their sources."""
     order = [value for name, value in block.order if name == host.name]
     for value in reversed(vocabulary.BY_HOST[host.name].values()):

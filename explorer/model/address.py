@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from explorer.discovery.hook_point import Place
+from explorer.discovery.hook_point import HookPoint
 from explorer.recurrence.replay import Replay
 from explorer.vocabulary import REPLAYS
 
@@ -16,14 +16,14 @@ REPLAY = "@replay"
 
 
 @dataclass(frozen=True)
-class Whole:
+class BatchShared:
     """A value that all rows of a batch share, as the engine carries it: it hands each block of a trace its own rows of tensors."""
 
     tensor: torch.Tensor
 
 
 @dataclass(frozen=True)
-class Reach:
+class ValueAddress:
     """How one value is reached: the location that names the moment, and its place.
 
     ``native`` locations are the engine's own (a module's input or output) and
@@ -31,15 +31,15 @@ class Reach:
     """
 
     location: str
-    place: Place
+    place: HookPoint
     native: bool
 
 
-def plainly(value: Any) -> Any:
+def unwrap(value: Any) -> Any:
     """A value as it is, whether or not the engine carries it whole."""
-    return value.tensor if isinstance(value, Whole) else value
+    return value.tensor if isinstance(value, BatchShared) else value
 
 
 def replay_of(host: str, kept: dict[str, Any]) -> Replay:
     """The recurrence of a call from what its kernel was given."""
-    return Replay(host, {name: plainly(kept.get(name)) for name in REPLAYS[host]})
+    return Replay(host, {name: unwrap(kept.get(name)) for name in REPLAYS[host]})

@@ -20,7 +20,7 @@ class Edit:
     value: str
     layer: int | None
     change: Callable[[torch.Tensor], torch.Tensor]
-    says: str = ""
+    description: str = ""
     check: Callable[[dict[str, int]], None] = lambda sizes: None
 
 

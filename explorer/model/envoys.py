@@ -15,8 +15,8 @@ import torch
 from explorer import vocabulary
 from explorer.engine.nnsight_api import Envoy, Mediator, OutOfOrderError, WriteBack, eproperty
 from explorer.discovery.hook_point import put, take
-from explorer.model.address import REPLAY, Reach, Whole, plainly, replay_of
-from explorer.vocabulary.availability import NOTHING, Missing
+from explorer.model.address import REPLAY, ValueAddress, BatchShared, unwrap, replay_of
+from explorer.vocabulary.availability import NOT_FOUND, Unavailability
 from explorer.recurrence.replay import Replay
 from explorer.model.taps import HostTaps
 
@@ -39,12 +39,12 @@ class PassedBy(OutOfOrderError):
 class Visit:
     """One moment of the forward as a trace block holds it: what came, and the copies handed out."""
 
-    def __init__(self, raw: Any, reach: Reach, experts: int | None = None) -> None:
+    def __init__(self, raw: Any, reach: ValueAddress, experts: int | None = None) -> None:
         self.raw = raw
         self.experts = experts
         self.native = reach.native
         #: By what is handed out, not by its name: two names of one tensor share a copy, so an edit by either is the edit.
-        self.views: dict[Any, tuple[str, Any, int, Reach]] = {}
+        self.views: dict[Any, tuple[str, Any, int, ValueAddress]] = {}
         #: What was worked out from them and handed out, with what to call it: nothing written into that reaches the model.
         self.derived: list[tuple[str, torch.Tensor, int]] = []
 
@@ -54,7 +54,7 @@ class Visit:
             self.derived.append((expression, value, value._version))
         return value
 
-    def view(self, name: str, reach: Reach) -> Any:
+    def view(self, name: str, reach: ValueAddress) -> Any:
         """The copy of one value; the same object however often it is read at this moment."""
         key = self._key(name, reach)
         if key not in self.views:
@@ -62,15 +62,15 @@ class Visit:
                 raise Unavailable(
                     f"{name} is unavailable: a decoding step's kernel does not hold it as a tensor of its own; trace the whole sequence at once."
                 )
-            tensor = take(self.raw, reach.place) if self.native else plainly(self.raw[name])
+            tensor = take(self.raw, reach.place) if self.native else unwrap(self.raw[name])
             copied = tensor.clone() if isinstance(tensor, torch.Tensor) else tensor
             self.views[key] = (name, copied, getattr(copied, "_version", 0), reach)
         return self.views[key][1]
 
-    def assign(self, name: str, reach: Reach, value: Any) -> None:
+    def assign(self, name: str, reach: ValueAddress, value: Any) -> None:
         self.views[self._key(name, reach)] = (name, value, -1, reach)
 
-    def _key(self, name: str, reach: Reach) -> Any:
+    def _key(self, name: str, reach: ValueAddress) -> Any:
         # What a moment hands over once is one tensor, whatever it is called and however it is laid out.
         return (
             reach.place.element
@@ -95,7 +95,7 @@ class Visit:
                 changed = self._put(changed, name, reach, value.clone())
         return changed
 
-    def _put(self, raw: Any, name: str, reach: Reach, value: Any) -> Any:
+    def _put(self, raw: Any, name: str, reach: ValueAddress, value: Any) -> Any:
         if (
             name == "expert_indices"
             and self.experts is not None
@@ -106,7 +106,7 @@ class Visit:
             )
         if self.native:
             return put(raw, reach.place, value)
-        return {**raw, name: Whole(value) if isinstance(raw[name], Whole) else value}
+        return {**raw, name: BatchShared(value) if isinstance(raw[name], BatchShared) else value}
 
 
 class StandardValue(eproperty):
@@ -148,7 +148,7 @@ class Standard:
         name: str,
         layer: int | None,
         taps: HostTaps | None,
-        missing: dict[str, Missing],
+        missing: dict[str, Unavailability],
         sizes: dict[str, int],
     ) -> None:
         self.model = model
@@ -183,10 +183,10 @@ class Standard:
             f"; the nearest names are {', '.join(near)}." if near else "."
         )
 
-    def reach(self, value: vocabulary.Value) -> Reach:
+    def reach(self, value: vocabulary.Value) -> ValueAddress:
         """How to reach a value, or raise Unavailable with the reason."""
         if self.taps is None or value.name not in self.taps.reach:
-            reason = self.missing.get(value.name, NOTHING)
+            reason = self.missing.get(value.name, NOT_FOUND)
             raise Unavailable(f"{self.expression(value.name)} is unavailable: {reason}.")
         return self.taps.reach[value.name]
 
@@ -229,7 +229,7 @@ class Standard:
             )
         visit.assign(value.name, reach, new)
 
-    def _visit(self, value: vocabulary.Value, reach: Reach) -> Visit:
+    def _visit(self, value: vocabulary.Value, reach: ValueAddress) -> Visit:
         mediator = self._mediator(value)
         waiting = mediator.transform
         occurrence = mediator.wanted(reach.location)

@@ -14,7 +14,7 @@ import torch
 from explorer import vocabulary
 from explorer.model.edits import Edit
 from explorer.engine.nnsight_api import TransformersModel
-from explorer.discovery.discover import Anatomy, Host, unpadded
+from explorer.discovery.discover import Anatomy, HostAnatomy, unpadded
 from explorer.discovery.backbone import after_blocks
 from explorer.model.envoys import (
     HOST_CLASSES,
@@ -26,28 +26,28 @@ from explorer.model.envoys import (
     host_class,
     implied,
 )
-from explorer.discovery.hook_point import Place
+from explorer.discovery.hook_point import HookPoint
 from explorer.model.printout import printout
 from explorer.model.prompts import PromptError, checked, checked_text, pieces, prepared, token_ids
-from explorer.vocabulary.availability import Missing
+from explorer.vocabulary.availability import Unavailability
 from explorer.model.recording import Recording, choose, record, timed
-from explorer.engine.observers import TraceSink
+from explorer.engine.observers import TraceObserver
 from explorer.model.support import Row, Support, support
 from explorer.model.taps import HostTaps, Taps
-from explorer.engine.serialize import Turn, in_turn
+from explorer.engine.serialize import SerializedBackend, serialized
 
 
-def _top(anatomy: Anatomy, config: Any, embedding: int) -> Host:
+def _top(anatomy: Anatomy, config: Any, embedding: int) -> HostAnatomy:
     """The model's own host: its values are its modules' inputs and outputs."""
-    frame = anatomy.frame
+    frame = anatomy.backbone
 
     def place(
-        value: str, module: str, side: str, element: int | str | None, says: str
-    ) -> tuple[str, tuple[Place, ...]]:
+        value: str, module: str, side: str, element: int | str | None, description: str
+    ) -> tuple[str, tuple[HookPoint, ...]]:
         axes = vocabulary.BY_HOST["model"][value].axes
-        return value, (Place(module, side, element, tuple((a,) for a in axes), says),)
+        return value, (HookPoint(module, side, element, tuple((a,) for a in axes), description),)
 
-    places = dict(
+    hook_points = dict(
         (
             place("logits", "", "output", "logits", "the output of the model"),
             place(
@@ -74,24 +74,24 @@ def _top(anatomy: Anatomy, config: Any, embedding: int) -> Host:
             ),
         )
     )
-    missing: dict[str, Missing] = {}
+    missing: dict[str, Unavailability] = {}
     traits = {} if anatomy.embedding_fits else {"widths": {"token_embeddings": embedding}}
     if anatomy.norm is None:
         missing["final_norm_output"] = anatomy.no_norm
     else:
         turn = anatomy.norm_turn
-        says = f"the output of the module {anatomy.norm}" + (
+        description = f"the output of the module {anatomy.norm}" + (
             ""
             if turn is None
             else f", of its call {turn + 1} in a forward, the last before the head"
         )
-        name, (found,) = place("final_norm_output", anatomy.norm, "output", None, says)
-        places[name] = (replace(found, turn=turn),)
-    return Host(
+        name, (found,) = place("final_norm_output", anatomy.norm, "output", None, description)
+        hook_points[name] = (replace(found, turn=turn),)
+    return HostAnatomy(
         "model",
         "",
         {"hidden_size": anatomy.width, "vocab_size": config.vocab_size},
-        places,
+        hook_points,
         missing,
         traits,
     )
@@ -112,7 +112,7 @@ class LanguageModel(
     ) -> None:
         self.anatomy, self.label, self.weights = anatomy, label, weights
         self.lock = threading.RLock()
-        blocks = anatomy.frame.blocks
+        blocks = anatomy.backbone.blocks
         envoys = {
             blocks: BlocksEnvoy,
             **_host_envoys(module.get_submodule(blocks), blocks, anatomy),
@@ -142,15 +142,15 @@ class LanguageModel(
                         (
                             name
                             for name, host in anatomy.block(layer).hosts.items()
-                            if host.places and vocabulary.HOSTS[name].mixer
+                            if host.hook_points and vocabulary.HOSTS[name].mixer
                         ),
                         key=lambda name: name != "self_attn",
                     )
                 )
-                for layer in range(anatomy.frame.num_layers)
+                for layer in range(anatomy.backbone.num_layers)
             ],
         )
-        for layer in range(anatomy.frame.num_layers):
+        for layer in range(anatomy.backbone.num_layers):
             for host in anatomy.block(layer).hosts.values():
                 self._bind(layer, host)
 
@@ -162,9 +162,9 @@ class LanguageModel(
         memo[id(self)] = copied
         return copied
 
-    def _bind(self, layer: int, host: Host) -> None:
+    def _bind(self, layer: int, host: HostAnatomy) -> None:
         envoy = self.layers[layer]
-        if not host.places:
+        if not host.hook_points:
             return
         standard = Standard(
             self, host.name, layer, self.taps.hosts[host.name, layer], host.missing, host.sizes
@@ -197,7 +197,7 @@ class LanguageModel(
     def _sizes(self, config: Any) -> dict[str, int]:
         """Sizes of the whole model: of its first attention and MLP where blocks have them."""
         sizes = {
-            "num_layers": self.anatomy.frame.num_layers,
+            "num_layers": self.anatomy.backbone.num_layers,
             "hidden_size": self.anatomy.width,
             "vocab_size": config.vocab_size,
         }
@@ -208,9 +208,9 @@ class LanguageModel(
         widths = [
             block.hosts["mlp"].sizes["intermediate_size"]
             for block in self.anatomy.blocks
-            if "mlp_neurons" in block.hosts["mlp"].places
+            if "mlp_neurons" in block.hosts["mlp"].hook_points
         ]
-        mlps = any(block.hosts["mlp"].places for block in self.anatomy.blocks)
+        mlps = any(block.hosts["mlp"].hook_points for block in self.anatomy.blocks)
         dense = (
             widths[0] if widths else getattr(config, "intermediate_size", None) if mlps else None
         )
@@ -318,14 +318,14 @@ class LanguageModel(
 
     def trace(self, *inputs: Any, backend: Any = None, **kwargs: Any) -> Any:
         """The engine's trace; blocks in several threads take turns."""
-        return super().trace(*inputs, backend=backend or Turn(), **kwargs)
+        return super().trace(*inputs, backend=backend or SerializedBackend(), **kwargs)
 
     def scan(self, *inputs: Any, backend: Any = None, **kwargs: Any) -> Any:
         """The engine's scan, a trace of shapes alone; it takes turns like any trace."""
-        return super().scan(*inputs, backend=backend or Turn(), **kwargs)
+        return super().scan(*inputs, backend=backend or SerializedBackend(), **kwargs)
 
-    generate = in_turn(TransformersModel.generate)
-    pipe = in_turn(TransformersModel.pipe)
+    generate = serialized(TransformersModel.generate)
+    pipe = serialized(TransformersModel.pipe)
 
     def interleave(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """The engine's driver of every trace, with the taps open for its duration."""
@@ -334,7 +334,7 @@ class LanguageModel(
                 f"{self.label} was loaded without weights: it can be traced for its shapes, not generate."
             )
         shapes = unpadded(self.hf) if self.taps.shapes else nullcontext()
-        with self.lock, shapes, self.taps.armed(TraceSink(self.interleaver)):
+        with self.lock, shapes, self.taps.armed(TraceObserver(self.interleaver)):
             return super().interleave(fn, *args, **kwargs)
 
     def _batch(self, invokes: list, fn: Any) -> tuple:
@@ -412,7 +412,7 @@ class LanguageModel(
             found,
             missing,
             seconds,
-            tuple(edit.says or edit.value for edit in edits),
+            tuple(edit.description or edit.value for edit in edits),
         )
 
     def _replayed(self, key: tuple[str, int | None], replay: Any) -> torch.Tensor:
@@ -499,7 +499,7 @@ class LanguageModel(
             last = self.anatomy.block(self.num_layers - 1)
             return after_blocks(
                 self.hf,
-                self.anatomy.frame.blocks,
+                self.anatomy.backbone.blocks,
                 last.hosts["layers"].traits["returns"],
                 hidden,
                 use_cache=False,
@@ -535,7 +535,7 @@ def _host_envoys(
     parts: dict[type, dict[str, list[str]]] = {}
     for block in anatomy.blocks:
         for host in block.hosts.values():
-            if host.places and not host.part:
+            if host.hook_points and not host.part:
                 module = blocks[block.layers[0]].get_submodule(host.module)
                 where = [f"{path}.{layer}.{host.module}".rstrip(".") for layer in block.layers]
                 parts.setdefault(type(module), {}).setdefault(host.name, []).extend(where)

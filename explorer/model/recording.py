@@ -14,8 +14,8 @@ from explorer import vocabulary
 from explorer.model.edits import Edit, JointEdit
 from explorer.model.envoys import COMPUTED, Unavailable, implied
 from explorer.discovery.hook_point import put, take
-from explorer.model.address import REPLAY, Reach, Whole, plainly, replay_of
-from explorer.vocabulary.availability import Missing, telling
+from explorer.model.address import REPLAY, ValueAddress, BatchShared, unwrap, replay_of
+from explorer.vocabulary.availability import Unavailability, most_informative
 from explorer.recurrence.replay import Replay
 from explorer.model.taps import HostTaps
 from explorer.vocabulary.formatting import numbered
@@ -53,7 +53,7 @@ class Recording:
     tokens: list[str]
     mixers: list[tuple[str, ...]]
     values: dict[Key, Any] = field(default_factory=dict)
-    missing: dict[Key, Missing] = field(default_factory=dict)
+    missing: dict[Key, Unavailability] = field(default_factory=dict)
     seconds: float = 0.0
     edits: tuple[str, ...] = ()
 
@@ -258,14 +258,14 @@ def key_of(value: vocabulary.Value, mixers: tuple[str, ...]) -> str:
     return value.key
 
 
-class RecordSink:
+class RecordingObserver:
     """A sink that keeps copies of what was asked for and makes the edits."""
 
     def __init__(
         self,
-        wanted: dict[str, list[tuple[Key, str, Reach]]],
+        wanted: dict[str, list[tuple[Key, str, ValueAddress]]],
         derived: dict[str, list[tuple[Key, str]]],
-        edits: dict[str, list[tuple[Edit, str, Reach]]],
+        edits: dict[str, list[tuple[Edit, str, ValueAddress]]],
         model: "LanguageModel",
     ) -> None:
         self.wanted, self.derived, self.edits, self.model = wanted, derived, edits, model
@@ -286,7 +286,7 @@ class RecordSink:
         for key, host in derived:
             self.values[key] = kept(self.model._replayed(key, replay_of(host, raw[REPLAY])))
         for edit, name, reach in edits:
-            now = take(changed, reach.place) if reach.native else plainly(changed[name])
+            now = take(changed, reach.place) if reach.native else unwrap(changed[name])
             if now is None:
                 raise Unavailable(
                     f"{edit.value} is None in this call, so there is nothing to edit."
@@ -308,11 +308,14 @@ class RecordSink:
             changed = (
                 put(changed, reach.place, new)
                 if reach.native
-                else {**changed, name: Whole(new) if isinstance(changed[name], Whole) else new}
+                else {
+                    **changed,
+                    name: BatchShared(new) if isinstance(changed[name], BatchShared) else new,
+                }
             )
         for key, name, reach in keys:
             self.values[key] = kept(
-                take(changed, reach.place) if reach.native else plainly(changed[name])
+                take(changed, reach.place) if reach.native else unwrap(changed[name])
             )
         return None if changed is raw else changed
 
@@ -328,7 +331,7 @@ def kept(value: Any) -> Any:
 
 def choose(
     model: "LanguageModel", values: Iterable[str] | None, layers: Iterable[int] | None
-) -> tuple[list, dict[Key, Missing]]:
+) -> tuple[list, dict[Key, Unavailability]]:
     """The values to record as (value, layer, taps) rows, and why the others are not there.
 
     Raises UnknownValue for a name the vocabulary does not have, ValueError for what is no
@@ -362,7 +365,7 @@ def choose(
             meant = vocabulary.lookup(name)
             if not any(row[0] in meant for row in rows):
                 raise Unavailable(
-                    f"{name} is unavailable on the blocks asked for: {telling(r for value in meant for r in asked.get(value, ()))}."
+                    f"{name} is unavailable on the blocks asked for: {most_informative(r for value in meant for r in asked.get(value, ()))}."
                 )
     there = {(value.key, layer) for value, layer, _ in rows}
     return rows, {key: reason for key, reason in missing.items() if key not in there}
@@ -453,7 +456,7 @@ def record(
         edit.check(taps.host.sizes)
         reach = taps.reach[value.name]
         changes.setdefault(reach.location, []).append((edit, value.name, reach))
-    sink = RecordSink(wanted, derived, changes, model)
+    sink = RecordingObserver(wanted, derived, changes, model)
     with (
         model.lock,
         model.taps.armed(sink, {*wanted, *derived, *changes}, native=True),

@@ -24,7 +24,7 @@ def shapes(model: LanguageModel) -> dict[tuple[str, str, int | None], torch.Tens
         if row.available and not row.value.derived
     ]
     # Every kind of block is among the first so many; the others add nothing but time.
-    with model.lock, shortened(model.hf, model.anatomy.frame.blocks, layers[-1] + 1):
+    with model.lock, shortened(model.hf, model.anatomy.backbone.blocks, layers[-1] + 1):
         recording = model.record(ids, [name for _, name in rows], layers=layers)
     found = {}
     for row, name in rows:

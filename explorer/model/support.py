@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from explorer import vocabulary
-from explorer.discovery.discover import Anatomy, Host
-from explorer.vocabulary.availability import Missing, telling
+from explorer.discovery.discover import Anatomy, HostAnatomy
+from explorer.vocabulary.availability import Unavailability, most_informative
 from explorer.vocabulary.formatting import ranges
 
 #: What a value needs of the way the model is loaded. A recurrent kernel's values need nothing:
@@ -32,7 +32,7 @@ class Row:
     layers: tuple[int, ...]
     read_at: str
     condition: str | None
-    reasons: dict[int | None, Missing]
+    reasons: dict[int | None, Unavailability]
     available: bool
 
     @property
@@ -73,7 +73,7 @@ class Support:
                 scope = "" if row.host == "model" else f"  blocks {ranges(row.layers, dash='-')}"
                 lines.append(f"  yes  {where:<52} {row.value.typed}{scope}")
             else:
-                lines.append(f"  no   {where:<52} {telling(row.reasons.values())}")
+                lines.append(f"  no   {where:<52} {most_informative(row.reasons.values())}")
         for path in dict.fromkeys(
             vocabulary.HOSTS[row.host].path for row in self.rows if row.host not in there
         ):
@@ -85,36 +85,36 @@ class Support:
             if path not in ("model", "model.layers[i]"):
                 kinds = ", ".join(dict.fromkeys(row.host for row in rows))
                 lines.append(
-                    f"  no   {path + '.*':<52} {kinds}: {telling(reason for row in rows for reason in row.reasons.values())}"
+                    f"  no   {path + '.*':<52} {kinds}: {most_informative(reason for row in rows for reason in row.reasons.values())}"
                 )
         return "\n".join(lines)
 
 
-def support(anatomy: Anatomy, top: Host, layer: int | None = None) -> Support:
+def support(anatomy: Anatomy, top: HostAnatomy, layer: int | None = None) -> Support:
     """What is available, on every block or on one."""
-    layers = range(anatomy.frame.num_layers) if layer is None else (layer,)
+    layers = range(anatomy.backbone.num_layers) if layer is None else (layer,)
     rows = []
     for value in vocabulary.VALUES:
         if value.host == "model":
             there = value.name not in top.missing
-            says = read_at(top, value) if there else ""
+            description = read_at(top, value) if there else ""
             reasons = {} if there else {None: top.missing[value.name]}
-            rows.append(Row("model", value, (), says, None, reasons, there))
+            rows.append(Row("model", value, (), description, None, reasons, there))
             continue
-        having, reasons, says = [], {}, ""
+        having, reasons, description = [], {}, ""
         for index in layers:
             host = anatomy.block(index).hosts[value.host]
             if value.name in host.missing:
                 reasons[index] = host.missing[value.name]
             else:
                 having.append(index)
-                says = says or read_at(host, value)
+                description = description or read_at(host, value)
         rows.append(
             Row(
                 value.host,
                 value,
                 tuple(having),
-                says,
+                description,
                 CONDITIONS.get(value.name),
                 reasons,
                 bool(having),
@@ -123,9 +123,13 @@ def support(anatomy: Anatomy, top: Host, layer: int | None = None) -> Support:
     return Support(rows, layer)
 
 
-def read_at(host: Host, value: vocabulary.Value) -> str:
+def read_at(host: HostAnatomy, value: vocabulary.Value) -> str:
     """The place a value is read at, in words."""
     if value.derived:
-        return value.says
-    says = [place.says for place in host.places[value.name]]
-    return says[0] if len(says) == 1 else f"{says[0]} (on a decoding step: {says[1]})"
+        return value.description
+    description = [place.description for place in host.hook_points[value.name]]
+    return (
+        description[0]
+        if len(description) == 1
+        else f"{description[0]} (on a decoding step: {description[1]})"
+    )

@@ -21,56 +21,56 @@ import torch
 
 from explorer import vocabulary
 from explorer.engine.nnsight_api import NO_SKIP, STATE, SourceNotAvailable, State, bind, make_op
-from explorer.discovery.discover import Anatomy, Host
+from explorer.discovery.discover import Anatomy, HostAnatomy
 from explorer.engine.reference_kernels import reference
-from explorer.discovery.hook_point import Place, plain, put, restore, serve, take
-from explorer.model.address import REPLAY, Reach, Whole, plainly, replay_of
+from explorer.discovery.hook_point import HookPoint, plain, put, restore, serve, take
+from explorer.model.address import REPLAY, ValueAddress, BatchShared, unwrap, replay_of
 from explorer.recurrence.replay import Replay
-from explorer.engine.instrument import OPERATORS, rewritten
-from explorer.engine.observers import Busy, Sink
+from explorer.engine.instrument import OPERATORS, instrumented
+from explorer.engine.observers import ModelBusy, Observer
 from explorer.vocabulary import REPLAYS
 
 
 @dataclass
-class _Moment:
+class HookGroup:
     """One tap: the values handed over there."""
 
     location: str
     side: str
     host: "HostTaps"
-    members: dict[str, Place] = field(default_factory=dict)
+    members: dict[str, HookPoint] = field(default_factory=dict)
 
 
 @dataclass
 class _Node:
     """One call inside a forward: taps before and after it, and calls inside it."""
 
-    before: list[_Moment] = field(default_factory=list)
-    after: list[_Moment] = field(default_factory=list)
+    before: list[HookGroup] = field(default_factory=list)
+    after: list[HookGroup] = field(default_factory=list)
     calls: dict[str, "_Node"] = field(default_factory=dict)
 
 
 class HostTaps:
     """The taps of one host of one block: locations by value name, and what the last call's kernel got."""
 
-    def __init__(self, path: str, host: Host) -> None:
+    def __init__(self, path: str, host: HostAnatomy) -> None:
         self.path = path
         self.host = host
         self.values = vocabulary.BY_HOST[host.name]
-        self.reach: dict[str, Reach] = {}
-        self.moments: dict[tuple, _Moment] = {}
+        self.reach: dict[str, ValueAddress] = {}
+        self.hook_groups: dict[tuple, HookGroup] = {}
         self.kept: dict[str, torch.Tensor | None] = {}
         #: What the recurrence is run again from, where it can be.
-        self.replayed = REPLAYS.get(host.name, ()) if "state_output" in host.places else ()
-        for name, places in host.places.items():
-            self._add(name, places)
+        self.replayed = REPLAYS.get(host.name, ()) if "state_output" in host.hook_points else ()
+        for name, hook_points in host.hook_points.items():
+            self._add(name, hook_points)
         #: Values that are constants of the model.
         self._constants: dict[str, tuple[torch.nn.Module, str, float]] = {}
         #: What numbers the entries that other values have of what is found at their places, and where those are.
         numbered = {
             name: by
-            for name, places in host.places.items()
-            for place in places
+            for name, hook_points in host.hook_points.items()
+            for place in hook_points
             if place.chosen is not None and (by := place.chosen.by)
         }
         self.choosing = set(numbered.values())
@@ -83,25 +83,25 @@ class HostTaps:
             )  # whoever edits weights by their experts needs both at once
             self.chosen.add(self.reach["expert_weights"].location)
 
-    def _elsewhere(self, places: tuple[Place, ...]) -> tuple[Place, ...]:
+    def _elsewhere(self, hook_points: tuple[HookPoint, ...]) -> tuple[HookPoint, ...]:
         """Where another kind of call hands a value over: with the values it shares its first moment with, where it says nothing itself."""
-        if len(places) > 1:
-            return places
+        if len(hook_points) > 1:
+            return hook_points
         beside = [
             found
-            for found in self.host.places.values()
-            if found[0].point == places[0].point and found[0].operation
+            for found in self.host.hook_points.values()
+            if found[0].point == hook_points[0].point and found[0].operation
         ]
-        return max(beside, key=len, default=places)
+        return max(beside, key=len, default=hook_points)
 
-    def _add(self, name: str, places: tuple[Place, ...]) -> None:
+    def _add(self, name: str, hook_points: tuple[HookPoint, ...]) -> None:
         """The first place names the location; the others lead to the same one on other kinds of call.
 
         Values share a location where every kind of call hands them over at one moment.
         """
-        first = places[0]
+        first = hook_points[0]
         native = (
-            len(places) == 1
+            len(hook_points) == 1
             and not first.operation
             and first.repeat is None
             and first.turn is None
@@ -109,17 +109,19 @@ class HostTaps:
             and plain(first.arrangement, self.values[name].axes)
         )
         module = _joined(self.path, first.module)
-        moments = "+".join(
+        hook_groups = "+".join(
             f"{place.module.removeprefix(first.module)}{'/'.join(place.operation)}.{place.side}"
-            for place in self._elsewhere(places)
+            for place in self._elsewhere(hook_points)
         )
-        location = f"{module}.{first.side}" if native else f"{module}@{moments}:{self.host.name}"
-        self.reach[name] = Reach(location, first, native)
-        for place in places:
-            moment = self.moments.setdefault(
-                (*place.point, location), _Moment(location, place.side, self)
+        location = (
+            f"{module}.{first.side}" if native else f"{module}@{hook_groups}:{self.host.name}"
+        )
+        self.reach[name] = ValueAddress(location, first, native)
+        for place in hook_points:
+            hook_group = self.hook_groups.setdefault(
+                (*place.point, location), HookGroup(location, place.side, self)
             )
-            moment.members[name] = place
+            hook_group.members[name] = place
 
     @property
     def fixed(self) -> dict[str, torch.Tensor]:
@@ -138,11 +140,11 @@ class HostTaps:
         """What the last call's kernel got, constants of the model among it."""
         return self.kept | self.fixed
 
-    def numbers(self, place: Place) -> torch.Tensor | None:
+    def numbers(self, place: HookPoint) -> torch.Tensor | None:
         """The entries of what is found at a place that are the value, where it has some of them alone."""
         return None if place.chosen is None else self.kept.get(place.chosen.by)
 
-    def unnumbered(self, place: Place) -> bool:
+    def unnumbered(self, place: HookPoint) -> bool:
         """Whether a value is some entries of what is found at a place, and nothing in this call said which."""
         return place.chosen is not None and bool(place.chosen.by) and self.numbers(place) is None
 
@@ -167,7 +169,9 @@ class Taps:
     engine's name for the root, with which its own locations begin.
     """
 
-    def __init__(self, root: torch.nn.Module, anatomy: Anatomy, prefix: str, top: Host) -> None:
+    def __init__(
+        self, root: torch.nn.Module, anatomy: Anatomy, prefix: str, top: HostAnatomy
+    ) -> None:
         self.root = root
         self.prefix = prefix
         self.hosts: dict[tuple[str, int | None], HostTaps] = {}
@@ -177,20 +181,20 @@ class Taps:
         self._calls: Counter[str] = Counter()
         self.locations: set[str] = set()
         self._bodies: dict[str, tuple] = {}
-        self._sink: Sink | None = None
+        self._sink: Observer | None = None
         self._thread = 0
         self.modules = dict(root.named_modules(remove_duplicate=False))
         self.hosts["model", None] = HostTaps(prefix, top)
-        for layer in range(anatomy.frame.num_layers):
-            path = f"{prefix}.{anatomy.frame.blocks}.{layer}"
+        for layer in range(anatomy.backbone.num_layers):
+            path = f"{prefix}.{anatomy.backbone.blocks}.{layer}"
             for host in anatomy.block(layer).hosts.values():
-                if host.places:
+                if host.hook_points:
                     self.hosts[host.name, layer] = HostTaps(path, host)
                     self._fix(self.hosts[host.name, layer])
         for taps in self.hosts.values():
             self.locations |= {reach.location for reach in taps.reach.values()}
 
-    def module(self, taps: HostTaps, place: Place) -> torch.nn.Module:
+    def module(self, taps: HostTaps, place: HookPoint) -> torch.nn.Module:
         path = _joined(taps.path, place.module).removeprefix(self.prefix).lstrip(".")
         return self.modules[path]
 
@@ -220,7 +224,7 @@ class Taps:
 
     @contextmanager
     def armed(
-        self, sink: Sink, wanted: set[str] | None = None, native: bool = False
+        self, sink: Observer, wanted: set[str] | None = None, native: bool = False
     ) -> Iterator["Taps"]:
         """Open the taps towards ``sink``; ``native`` also taps what the engine serves itself.
 
@@ -229,7 +233,7 @@ class Taps:
         """
         wanted = None if self.shapes else wanted
         if self._sink is not None:
-            raise Busy(
+            raise ModelBusy(
                 "This model is in the middle of a trace; run another one before that block or after it."
             )
         self._sink, self._thread, self.step = sink, threading.get_ident(), -1
@@ -241,8 +245,8 @@ class Taps:
             )
             undo.callback(handle.remove)
             for taps in self.hosts.values():
-                for moment in taps.moments.values():
-                    own = taps.reach[next(iter(moment.members))]
+                for hook_group in taps.hook_groups.values():
+                    own = taps.reach[next(iter(hook_group.members))]
                     derived = (
                         taps.replayed
                         and wanted is not None
@@ -251,18 +255,18 @@ class Taps:
                     numbers = (
                         wanted is not None
                         and taps.chosen & wanted
-                        and taps.choosing & set(moment.members)
+                        and taps.choosing & set(hook_group.members)
                     )
                     if (
                         wanted is not None
-                        and moment.location not in wanted
+                        and hook_group.location not in wanted
                         and not derived
                         and not numbers
                     ):
                         continue
                     if own.native and not native:
                         continue
-                    self._open(taps, moment, trees, undo)
+                    self._open(taps, hook_group, trees, undo)
             for path, tree in trees.items():
                 self._divert(path, tree, undo)
             yield self
@@ -290,20 +294,20 @@ class Taps:
         self._calls.clear()
 
     def _open(
-        self, taps: HostTaps, moment: _Moment, trees: dict[str, _Node], undo: ExitStack
+        self, taps: HostTaps, hook_group: HookGroup, trees: dict[str, _Node], undo: ExitStack
     ) -> None:
-        place = next(iter(moment.members.values()))
+        place = next(iter(hook_group.members.values()))
         module = self.module(taps, place)
         if not place.operation:
-            if moment.side == "input":
+            if hook_group.side == "input":
                 hook = module.register_forward_pre_hook(
-                    lambda _, args, kwargs: self._turned(moment, place, (args, kwargs)),
+                    lambda _, args, kwargs: self._turned(hook_group, place, (args, kwargs)),
                     with_kwargs=True,
                 )
             else:
                 # Before anybody else's hooks, so that a recording sees what a trace sees.
                 hook = module.register_forward_hook(
-                    lambda _, args, out: self._turned(moment, place, out), prepend=True
+                    lambda _, args, out: self._turned(hook_group, place, out), prepend=True
                 )
             undo.callback(hook.remove)
             return
@@ -311,7 +315,7 @@ class Taps:
         node = trees.setdefault(path, _Node())
         for label in place.operation:
             node = node.calls.setdefault(label, _Node())
-        (node.before if moment.side == "input" else node.after).append(moment)
+        (node.before if hook_group.side == "input" else node.after).append(hook_group)
 
     def _divert(self, path: str, tree: _Node, undo: ExitStack) -> None:
         """Run the instrumented copy of a module's forward while the taps are open."""
@@ -322,7 +326,7 @@ class Taps:
             operation = self._op(
                 holder, lambda: state.active()[:2] if state.sourced else (None, None)
             )
-            self._bodies[path] = (_tapped(rewritten(state.original, operation)), holder)
+            self._bodies[path] = (_tapped(instrumented(state.original, operation)), holder)
         tapped, holder = self._bodies[path]
         holder["tree"] = tree
         undo.callback(setattr, state, "__class__", State)
@@ -341,14 +345,14 @@ class Taps:
             node = holder["tree"].calls.get(location.removeprefix("source."))
             if node is None or not self._listening:
                 return fn(*args) if fn in OPERATORS else passing(location, fn, *args, **kwargs)
-            for moment in node.before:
-                args, kwargs = self.fire(moment, (args, kwargs)) or (args, kwargs)
+            for hook_group in node.before:
+                args, kwargs = self.fire(hook_group, (args, kwargs)) or (args, kwargs)
             if node.calls and fn is not bind:
                 out = self._within(fn, location, node, locate, inner, args, kwargs)
             else:
                 out = fn(*args) if fn in OPERATORS else passing(location, fn, *args, **kwargs)
-            for moment in node.after:
-                changed = self.fire(moment, out)
+            for hook_group in node.after:
+                changed = self.fire(hook_group, out)
                 out = out if changed is None else changed
             return out
 
@@ -368,7 +372,7 @@ class Taps:
         if (location, fn) not in inner:
             holder: dict[str, _Node] = {}
             try:
-                built = rewritten(fn, self._op(holder, lambda: _drilled(locate, location)))
+                built = instrumented(fn, self._op(holder, lambda: _drilled(locate, location)))
             except SourceNotAvailable:
                 built = fn
             inner[location, fn] = (built, holder)
@@ -389,58 +393,58 @@ class Taps:
 
     # -- firing -------------------------------------------------------------
 
-    def _turned(self, moment: _Moment, place: Place, container: Any) -> Any:
+    def _turned(self, hook_group: HookGroup, place: HookPoint, container: Any) -> Any:
         """Fire at a module's boundary: at each of its calls, or at the one of a forward the place is of."""
         if place.turn is not None and self._listening:
-            turn = self._calls[moment.location]
-            self._calls[moment.location] += 1
+            turn = self._calls[hook_group.location]
+            self._calls[hook_group.location] += 1
             if turn != place.turn:
                 return None
-        return self.fire(moment, container)
+        return self.fire(hook_group, container)
 
-    def fire(self, moment: _Moment, container: Any) -> Any:
+    def fire(self, hook_group: HookGroup, container: Any) -> Any:
         """Offer what is at a tap to the sink; return the container to go on with, or None for the same."""
         if not self._listening:
             return None
-        taps = moment.host
-        own = taps.reach[next(iter(moment.members))]
-        if taps.replayed and set(moment.members) & set(taps.replayed):
+        taps = hook_group.host
+        own = taps.reach[next(iter(hook_group.members))]
+        if taps.replayed and set(hook_group.members) & set(taps.replayed):
             kept = {
                 name: value
-                for name, value in self._served(moment, container).items()
+                for name, value in self._served(hook_group, container).items()
                 if name in taps.replayed
             }
             if kept.get("state_input") is not None:  # some kernels write the new state over it
                 kept["state_input"] = kept["state_input"].clone()
             taps.kept.update(kept)
-        for name in taps.choosing & set(moment.members):
-            taps.kept[name] = self._served(moment, container)[name]
+        for name in taps.choosing & set(hook_group.members):
+            taps.kept[name] = self._served(hook_group, container)[name]
         if own.native:
             changed = self._sink.offer(own.location, lambda: container)
         else:
-            changed = self._edited(moment, container)
-        if taps.replayed and "state_output" in moment.members:
+            changed = self._edited(hook_group, container)
+        if taps.replayed and "state_output" in hook_group.members:
             self._states(taps)
         return changed
 
-    def _served(self, moment: _Moment, container: Any) -> dict[str, torch.Tensor | None]:
-        taps = moment.host
+    def _served(self, hook_group: HookGroup, container: Any) -> dict[str, torch.Tensor | None]:
+        taps = hook_group.host
         sizes = {**taps.host.sizes, **self.call}
-        found = {name: take(container, place) for name, place in moment.members.items()}
+        found = {name: take(container, place) for name, place in hook_group.members.items()}
         served = {
             name: None
             if tensor is None or taps.unnumbered(place)
             else serve(tensor, place, taps.values[name].axes, sizes, taps.numbers(place))
-            for (name, tensor), place in zip(found.items(), moment.members.values())
+            for (name, tensor), place in zip(found.items(), hook_group.members.values())
         }
         if (
-            moment.location in taps.chosen
+            hook_group.location in taps.chosen
         ):  # with what numbers them, for whoever edits the two together
             served = {name: taps.kept.get(name) for name in taps.choosing} | served
         for name, value in served.items():
             if isinstance(value, torch.Tensor) and "batch" not in taps.values[name].axes:
-                served[name] = Whole(value)
-        if taps.replayed and "state_output" in moment.members:
+                served[name] = BatchShared(value)
+        if taps.replayed and "state_output" in hook_group.members:
             served[REPLAY] = {name: taps.given.get(name) for name in taps.replayed}
         return served
 
@@ -448,40 +452,40 @@ class Taps:
         """The recurrence of the call whose kernel has just run, from what it was given."""
         return replay_of(taps.host.name, taps.given)
 
-    def _edited(self, moment: _Moment, container: Any) -> Any:
+    def _edited(self, hook_group: HookGroup, container: Any) -> Any:
         """Serve a tap's values by name and put back those that come back changed."""
         served: dict[str, torch.Tensor | None] = {}
 
         def make() -> dict[str, torch.Tensor | None]:
-            served.update(self._served(moment, container))
+            served.update(self._served(hook_group, container))
             return served
 
-        changed = self._sink.offer(moment.location, make)
+        changed = self._sink.offer(hook_group.location, make)
         if changed is None:
             return None
         edited = {
-            name for name in moment.members if plainly(changed[name]) is not plainly(served[name])
+            name for name in hook_group.members if unwrap(changed[name]) is not unwrap(served[name])
         }
-        if any(moment.members[name].repeat for name in edited):
+        if any(hook_group.members[name].repeat for name in edited):
             # The kernel repeats all of its narrow arguments or none: hand on all of them repeated.
-            edited |= {name for name, place in moment.members.items() if place.repeat}
+            edited |= {name for name, place in hook_group.members.items() if place.repeat}
         for name in edited:
-            place = moment.members[name]
-            value = plainly(changed[name])
-            axes = moment.host.values[name].axes
-            found, sizes = take(container, place), {**moment.host.host.sizes, **self.call}
+            place = hook_group.members[name]
+            value = unwrap(changed[name])
+            axes = hook_group.host.values[name].axes
+            found, sizes = take(container, place), {**hook_group.host.host.sizes, **self.call}
             native = (
                 value
                 if value is None
-                else restore(value, place, axes, sizes, found, moment.host.numbers(place))
+                else restore(value, place, axes, sizes, found, hook_group.host.numbers(place))
             )
             if place.written_over and native is not None:
                 with torch.no_grad():
                     found.copy_(native)
             else:
                 container = put(container, place, native)
-            if name in moment.host.kept:
-                moment.host.kept[name] = changed[name]
+            if name in hook_group.host.kept:
+                hook_group.host.kept[name] = changed[name]
         return container
 
     def _states(self, taps: HostTaps) -> None:

@@ -222,15 +222,17 @@ def _implied_attention(
 def _faded(q: Tensor, k: Tensor, decays: Tensor, dtype: torch.dtype) -> Tensor:
     """Products of queries and keys ``[batch heads query key]``, each faded by the decays between the two."""
     if decays.dim() == 3:
-        return (q @ k.transpose(-1, -2)) * fading(decays, dtype)
+        return (q @ k.transpose(-1, -2)) * decay_products(decays, dtype)
     parts = []
     for head in range(q.shape[1]):
-        between = fading(decays[:, head].transpose(1, 2), dtype)  # [batch key_dim query key]
+        between = decay_products(
+            decays[:, head].transpose(1, 2), dtype
+        )  # [batch key_dim query key]
         parts.append(torch.einsum("bid,bjd,bdij->bij", q[:, head], k[:, head], between))
     return torch.stack(parts, dim=1)
 
 
-def fading(decays: Tensor, dtype: torch.dtype) -> Tensor:
+def decay_products(decays: Tensor, dtype: torch.dtype) -> Tensor:
     """``L [batch heads query key]``: what is left at ``query`` of a write at ``key``; 0 above the diagonal."""
     total = decays.to(torch.float64).clamp(min=_LOWEST_DECAY).cumsum(-1)
     between = total.unsqueeze(-1) - total.unsqueeze(-2)

@@ -100,7 +100,7 @@ def _delta_attention(replay: Replay) -> torch.Tensor:
 _STEPS = {
     "linear_attn": recurrence.delta_rule_steps,
     "kda": recurrence.delta_rule_steps,
-    "retention": state_space.retention_steps,
+    "retention": state_space.fixed_decay_steps,
     "ssd": state_space.ssd_steps,
     "selective_scan": state_space.scan_steps,
     "gated_recurrence": state_space.gated_steps,
@@ -108,7 +108,7 @@ _STEPS = {
 _ATTENTION = {
     "linear_attn": _delta_attention,
     "kda": _delta_attention,
-    "retention": lambda replay: state_space.retention_attention(
+    "retention": lambda replay: state_space.fixed_decay_attention(
         *replay._arguments("attention_values")
     ),
     "ssd": lambda replay: state_space.ssd_attention(*replay._arguments("attention_values")),

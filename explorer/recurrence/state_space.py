@@ -31,7 +31,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from explorer.recurrence.delta_rule import Heads, chosen_heads, fading, pick, working_dtype
+from explorer.recurrence.delta_rule import Heads, chosen_heads, decay_products, pick, working_dtype
 
 
 def ssd_steps(
@@ -67,7 +67,7 @@ def ssd_steps(
         yield (output if past is None else output + past * v_t), current
 
 
-def retention_steps(
+def fixed_decay_steps(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -80,7 +80,7 @@ def retention_steps(
     return ssd_steps(queries, keys, values, fixed, torch.ones_like(fixed), state=state, heads=heads)
 
 
-def retention_attention(
+def fixed_decay_attention(
     queries: Tensor, keys: Tensor, decays: Tensor, heads: Heads = None
 ) -> Tensor:
     """``M [batch heads query key]`` with head outputs = M · values on a fresh prompt: tril(Q Kᵀ ∘ L), decays [heads]."""
@@ -104,7 +104,7 @@ def ssd_attention(
     dtype = working_dtype(queries)
     q, k = (pick(x, some).transpose(1, 2).to(dtype) for x in (queries, keys))
     g, b = (pick(x, some).transpose(1, 2) for x in (decays, betas))
-    found = (q @ k.mT) * fading(g, dtype) * b.to(dtype).unsqueeze(-2)
+    found = (q @ k.mT) * decay_products(g, dtype) * b.to(dtype).unsqueeze(-2)
     return (
         found
         if skip is None
@@ -162,7 +162,9 @@ def scan_attention(
     pairs = torch.einsum("bin,bjn->bijn", queries.to(dtype), keys.to(dtype))
     parts = []
     for channel in range(decays.shape[2]) if some is None else some:
-        faded = fading(decays[:, :, channel].transpose(1, 2), dtype)  # [batch key_dim query key]
+        faded = decay_products(
+            decays[:, :, channel].transpose(1, 2), dtype
+        )  # [batch key_dim query key]
         found = torch.einsum("bijn,bnij->bij", pairs, faded) * betas[:, None, :, channel].to(dtype)
         parts.append(
             found
@@ -194,7 +196,7 @@ def gated_attention(gates: Tensor, heads: Heads = None) -> Tensor:
     some = chosen_heads(heads, gates.shape[2])
     # The first token's gate, which may be nought, is in no product.
     logs = pick(gates, some).transpose(1, 2).to(torch.float64).log().clamp(min=-1e4)
-    return fading(logs, working_dtype(gates))
+    return decay_products(logs, working_dtype(gates))
 
 
 def _picked(x: Tensor, some: list[int] | None, dim: int) -> Tensor:

@@ -63,7 +63,7 @@ def signature(model: LanguageModel | Any, known: Known | None = None) -> Json:
     """
     module = getattr(model, "_module", model)
     try:
-        blocks = block_list(module) if module is model else model.anatomy.frame.blocks
+        blocks = block_list(module) if module is model else model.anatomy.backbone.blocks
         probes, typed, layers = _inferred(module, blocks, [] if known is None else known)
     except Exception as error:  # noqa: BLE001  whatever a foreign forward raises
         if ours(error):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from explorer.accounting.counts import build_meta
-from explorer.discovery.backbone import frame, signature
+from explorer.discovery.backbone import find_backbone, signature
 from explorer.signature.sizes import Key, at, changed, figures, per_block, with_blocks
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def counterparts(small: PreTrainedModel, model: PreTrainedModel, path: str) -> l
 
 def block_list(model: PreTrainedModel) -> str:
     """The path of the block list; raises NotADecoder where there is none."""
-    return frame(model).blocks
+    return find_backbone(model).blocks
 
 
 def _kinds(

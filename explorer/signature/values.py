@@ -97,7 +97,7 @@ def _module(anatomy: Anatomy, host: str, blocks: Sequence[int]) -> str:
     if host == "model":
         return ""
     inner = anatomy.block(blocks[0]).hosts[host].module
-    return f"{anatomy.frame.blocks}.{blocks[0]}.{inner}".rstrip(".")
+    return f"{anatomy.backbone.blocks}.{blocks[0]}.{inner}".rstrip(".")
 
 
 def _fits(

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from explorer.traits.attention import attention
 from explorer.traits.catalogue import ENTRIES
 from explorer.traits.norms_and_scales import norms, scales
-from explorer.traits.attention_core import hearts
+from explorer.traits.attention_core import attention_cores
 from explorer.traits.mixers import block, mixers
 from explorer.traits.mlp import mixture, mlp
 from explorer.traits.position import position
-from explorer.traits.probe import Witness
+from explorer.traits.probe import ModelProbe
 
 if TYPE_CHECKING:
     from explorer.model.language_model import LanguageModel
@@ -39,7 +39,7 @@ def traits(model: LanguageModel) -> list[dict[str, str]]:
 
     Each is a mapping with ``name``, ``label``, ``meaning`` and ``evidence``.
     """
-    found = dict(_asked(Witness(model)))
+    found = dict(_asked(ModelProbe(model)))
     return [
         asdict(Trait(entry.name, entry.label, entry.meaning, found[entry.name]))
         for entry in ENTRIES
@@ -47,9 +47,9 @@ def traits(model: LanguageModel) -> list[dict[str, str]]:
     ]
 
 
-def _asked(witness: Witness) -> Iterator[tuple[str, str]]:
+def _asked(witness: ModelProbe) -> Iterator[tuple[str, str]]:
     """Every trait's name with its evidence."""
-    attending = hearts(witness)
+    attending = attention_cores(witness)
     yield from attention(witness, attending)
     yield from position(witness, attending)
     for rule in (mixers, norms, block, mlp, mixture, scales):

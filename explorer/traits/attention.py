@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from explorer.discovery.trace_graph import tensors
-from explorer.traits.attention_core import Heart
-from explorer.traits.replayable_graph import NoNumbers, Trail
-from explorer.traits.probe import FAR, Witness
+from explorer.traits.attention_core import AttentionCore
+from explorer.traits.replayable_graph import NoNumbers, ReplayableGraph
+from explorer.traits.probe import FAR, ModelProbe
 from explorer.traits.evidence import blocks, listed, name, number
 
 Found = Iterator[tuple[str, str]]
 
 
-def attention(witness: Witness, found: Sequence[Heart]) -> Found:
+def attention(witness: ModelProbe, found: Sequence[AttentionCore]) -> Found:
     """Traits of the attention in the blocks that have one, each decided on the first kind of block that shows it."""
     yield from _heads(witness)
     for rule in (_latent, _fused, _qk_norm, _biases, _sinks, _cap, _multiplier):
@@ -26,13 +26,13 @@ def attention(witness: Witness, found: Sequence[Heart]) -> Found:
                     once.add(trait)
                     yield trait, evidence
     for _, host in witness.hosts("self_attn"):
-        if gates := [value for value in ("head_gate", "head_scale") if value in host.places]:
-            yield "head_gate", f"read at {host.places[gates[0]][0].says}"
+        if gates := [value for value in ("head_gate", "head_scale") if value in host.hook_points]:
+            yield "head_gate", f"read at {host.hook_points[gates[0]][0].description}"
             break
     yield from _windows(witness)
 
 
-def _heads(witness: Witness) -> Found:
+def _heads(witness: ModelProbe) -> Found:
     for _, host in witness.hosts("self_attn"):
         heads, shared = host.sizes.get("num_heads"), host.sizes.get("num_kv_heads")
         if heads and shared and shared < heads:
@@ -43,7 +43,7 @@ def _heads(witness: Witness) -> Found:
             return
 
 
-def _latent(heart: Heart) -> Found:
+def _latent(heart: AttentionCore) -> Found:
     values, keys, queries = (
         _narrow(heart, cuts) for cuts in (heart.value_cuts, heart.key_cuts, heart.query_cuts)
     )
@@ -62,7 +62,7 @@ def _latent(heart: Heart) -> Found:
         yield "latent_queries", _made(heart, queries, "queries")
 
 
-def _narrow(heart: Heart, cuts: Sequence[int]) -> dict[int, list[int]]:
+def _narrow(heart: AttentionCore, cuts: Sequence[int]) -> dict[int, list[int]]:
     """The projections that read something narrower, which other projections of the same attention made, with those."""
     trail, found = heart.trail, {}
     for cut in cuts:
@@ -75,18 +75,18 @@ def _narrow(heart: Heart, cuts: Sequence[int]) -> dict[int, list[int]]:
     return found
 
 
-def _made(heart: Heart, narrow: dict[int, list[int]], what: str) -> str:
+def _made(heart: AttentionCore, narrow: dict[int, list[int]], what: str) -> str:
     cut, before = next(iter(narrow.items()))
     width = heart.trail.tensors[heart.trail.taken(cut)].shape[-1]
     return f"{heart.owner(cut)} makes {what} of the {width} numbers a token that {listed(map(heart.owner, before))} made"
 
 
-def _fused(heart: Heart) -> Found:
+def _fused(heart: AttentionCore) -> Found:
     if len(heart.query_cuts) == 1 and heart.query_cuts == heart.key_cuts == heart.value_cuts:
         yield "fused_qkv", f"{heart.owner(heart.query_cuts[0])} makes all three"
 
 
-def _qk_norm(heart: Heart) -> Found:
+def _qk_norm(heart: AttentionCore) -> Found:
     found = {
         "queries": heart.norms(heart.queries, heart.query_cuts),
         "keys": heart.norms(heart.keys, heart.key_cuts),
@@ -103,7 +103,7 @@ def _qk_norm(heart: Heart) -> Found:
         yield "qk_norm", f"{what} are normed {where} on their way to the scores, {wide} wide"
 
 
-def _biases(heart: Heart) -> Found:
+def _biases(heart: AttentionCore) -> Found:
     trail = heart.trail
     cuts = sorted({*heart.query_cuts, *heart.key_cuts, *heart.value_cuts})
     having = [cut for cut in cuts if _has_bias(trail.owners[cut].fn)]
@@ -122,13 +122,13 @@ def _has_bias(module: torch.nn.Module) -> bool:
     return getattr(module, "bias", None) is not None and isinstance(module.bias, torch.nn.Parameter)
 
 
-def _sinks(heart: Heart) -> Found:
+def _sinks(heart: AttentionCore) -> Found:
     columns, keys = heart.columns
     if columns == keys + 1:
         yield "attention_sinks", "the softmax has one column more than there are keys"
 
 
-def _cap(heart: Heart) -> Found:
+def _cap(heart: AttentionCore) -> Found:
     if (cap := heart.host.traits.get("cap")) is not None:
         yield (
             "attention_cap",
@@ -136,7 +136,7 @@ def _cap(heart: Heart) -> Found:
         )
 
 
-def _multiplier(heart: Heart) -> Found:
+def _multiplier(heart: AttentionCore) -> Found:
     """What the product of what the projections made is multiplied with by plain numbers on its way into the softmax."""
     width = heart.trail.tensors[heart.queries].shape[-1]
     factor, usual = heart.scale(), width**-0.5
@@ -149,11 +149,13 @@ def _multiplier(heart: Heart) -> Found:
         )
 
 
-def _windows(witness: Witness) -> Found:
+def _windows(witness: ModelProbe) -> Found:
     """What the mask lets a token see that stands behind many others, block by block."""
     count = witness.model.num_layers
     attending = [
-        layer for layer in range(count) if witness.anatomy.block(layer).hosts["self_attn"].places
+        layer
+        for layer in range(count)
+        if witness.anatomy.block(layer).hosts["self_attn"].hook_points
     ]
     if not attending or witness.far is None:
         return
@@ -180,7 +182,7 @@ def _windows(witness: Witness) -> Found:
         yield "mixed_window", f"the mask of {blocks(rest, count)} leaves everything before a token"
 
 
-def _views(witness: Witness, layers: Sequence[int]) -> dict[int, tuple[int, int]]:
+def _views(witness: ModelProbe, layers: Sequence[int]) -> dict[int, tuple[int, int]]:
     """By block, how many tokens the two at FAR see, each itself included: as the masks say that blocks are handed."""
     trail, handed = witness.far
     windows = {
@@ -209,7 +211,7 @@ def _views(witness: Witness, layers: Sequence[int]) -> dict[int, tuple[int, int]
     return found
 
 
-def _own_window(witness: Witness, layer: int) -> int | None:
+def _own_window(witness: ModelProbe, layer: int) -> int | None:
     """The window of a square mask that an attention keeps as a buffer of its own; None where there is no such."""
     host = witness.anatomy.block(layer).hosts["self_attn"]
     prefix = f"{witness.path}.{layer}.{host.module}".rstrip(".")
@@ -225,7 +227,9 @@ def _own_window(witness: Witness, layer: int) -> int | None:
     return None
 
 
-def _seen(witness: Witness, trail: Trail, mask: torch.Tensor) -> tuple[int, int] | None:
+def _seen(
+    witness: ModelProbe, trail: ReplayableGraph, mask: torch.Tensor
+) -> tuple[int, int] | None:
     try:
         rows = trail.replay(id(mask), {}, witness.numbers)[0, 0]
     except NoNumbers:

@@ -8,10 +8,10 @@ from functools import cached_property
 
 import torch
 
-from explorer.discovery.discover import Host
+from explorer.discovery.discover import HostAnatomy
 from explorer.discovery.trace_graph import Call, tensors
-from explorer.traits.replayable_graph import PASSING, NoNumbers, Trail
-from explorer.traits.probe import Witness
+from explorer.traits.replayable_graph import PASSING, NoNumbers, ReplayableGraph
+from explorer.traits.probe import ModelProbe
 
 _SOFTMAX = ("_softmax", "softmax")
 _MIXING = ("bmm", "matmul", "mm", "baddbmm")
@@ -28,12 +28,12 @@ _LEAVING = PASSING | frozenset(
 
 
 @dataclass(frozen=True)
-class Heart:
+class AttentionCore:
     """One attention's heart, by the operations of a run: softmax, product of queries and keys, product with the values."""
 
-    witness: Witness
+    witness: ModelProbe
     layer: int
-    host: Host
+    host: HostAnatomy
     call: Call
     softmax: int
     product: int
@@ -41,7 +41,7 @@ class Heart:
     between: tuple[int, ...]
 
     @property
-    def trail(self) -> Trail:
+    def trail(self) -> ReplayableGraph:
         return self.witness.trail
 
     @property
@@ -134,7 +134,7 @@ class Heart:
         return self.trail.owners[index].module.rpartition(".")[2]
 
 
-def hearts(witness: Witness) -> list[Heart]:
+def attention_cores(witness: ModelProbe) -> list[AttentionCore]:
     """The heart of the attention in one block of each kind that has one whose scores go through a softmax."""
     found = (
         _heart(witness, layer, host, witness.host_call(layer, host))
@@ -143,17 +143,17 @@ def hearts(witness: Witness) -> list[Heart]:
     return [heart for heart in found if heart is not None]
 
 
-def hidden(witness: Witness) -> list[int]:
+def hidden(witness: ModelProbe) -> list[int]:
     """The first block of each kind that has an attention somewhere, and no host for it."""
     return [
         layer
         for layer in witness.firsts
-        if not (host := witness.anatomy.block(layer).hosts["self_attn"]).places
+        if not (host := witness.anatomy.block(layer).hosts["self_attn"]).hook_points
         and _heart(witness, layer, host, witness.call(layer, "")) is not None
     ]
 
 
-def _heart(witness: Witness, layer: int, host: Host, call: Call) -> Heart | None:
+def _heart(witness: ModelProbe, layer: int, host: HostAnatomy, call: Call) -> AttentionCore | None:
     trail = witness.trail
     for softmax in (i for name in _SOFTMAX for i in trail.indices(call, name)):
         between = _to_product(trail, softmax, call.start)
@@ -163,11 +163,13 @@ def _heart(witness: Witness, layer: int, host: Host, call: Call) -> Heart | None
         leaving = _onward(trail, trail.ops[softmax].makes[0], call.stop)
         for mixing in range(softmax + 1, call.stop):
             if trail.ops[mixing].name in _MIXING and leaving & set(trail.ops[mixing].reads):
-                return Heart(witness, layer, host, call, softmax, product, mixing, tuple(rest))
+                return AttentionCore(
+                    witness, layer, host, call, softmax, product, mixing, tuple(rest)
+                )
     return None
 
 
-def _to_product(trail: Trail, softmax: int, start: int) -> list[int] | None:
+def _to_product(trail: ReplayableGraph, softmax: int, start: int) -> list[int] | None:
     """The product a softmax is taken of, and behind it what stands between the two; None where it is of none."""
     todo, seen, product = [(trail.ops[softmax].reads[0], softmax)], set(), None
     while todo:
@@ -184,7 +186,7 @@ def _to_product(trail: Trail, softmax: int, start: int) -> list[int] | None:
     return None if product is None else [product, *sorted(seen)]
 
 
-def _onward(trail: Trail, key: int, stop: int) -> set[int]:
+def _onward(trail: ReplayableGraph, key: int, stop: int) -> set[int]:
     """A pattern and what is left of it on its way to the values."""
     found, todo = {key}, [key]
     while todo:

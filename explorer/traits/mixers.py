@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from explorer import vocabulary
 from explorer.discovery.trace_graph import tensors
 from explorer.traits.attention_core import hidden
-from explorer.traits.probe import Witness
+from explorer.traits.probe import ModelProbe
 from explorer.traits.evidence import blocks, listed
 
 Found = Iterator[tuple[str, str]]
@@ -29,7 +29,7 @@ _KINDS = {
 _INSIDE = "an attention that is not followed"
 
 
-def mixers(witness: Witness) -> Found:
+def mixers(witness: ModelProbe) -> Found:
     """Traits of the mixers, as finding told them apart by what they are called with and hand on."""
     count = witness.model.num_layers
     having: dict[str, list[int]] = {}
@@ -69,7 +69,7 @@ def mixers(witness: Witness) -> Found:
     yield from _parts(witness)
 
 
-def _mixes(witness: Witness, layer: int) -> bool:
+def _mixes(witness: ModelProbe, layer: int) -> bool:
     """Whether a part that nobody followed reads other tokens: an operation works along their axis, as long as no other."""
     trail, seq = witness.trail, witness.lengths[1]
     call = witness.host_call(layer, witness.anatomy.block(layer).hosts["mixer"])
@@ -94,7 +94,7 @@ def _mixes(witness: Witness, layer: int) -> bool:
     return False
 
 
-def _parts(witness: Witness) -> Found:
+def _parts(witness: ModelProbe) -> Found:
     hosts = [host for kind in vocabulary.RECURRENT for _, host in witness.hosts(kind)]
     for sizes in (host.sizes for host in hosts if "conv_width" in host.sizes):
         yield "short_convolution", f"width {sizes['conv_width']} over {sizes['channels']} channels"
@@ -109,7 +109,7 @@ def _parts(witness: Witness) -> Found:
         break
 
 
-def block(witness: Witness) -> Found:
+def block(witness: ModelProbe) -> Found:
     """Traits of how a block is put together."""
     count = witness.model.num_layers
     parallel: list[int] = []
@@ -135,7 +135,7 @@ def block(witness: Witness) -> Found:
     yield from _again(witness)
 
 
-def _alone(witness: Witness, layer: int) -> bool:
+def _alone(witness: ModelProbe, layer: int) -> bool:
     """Whether the one sublayer of a block, where it was followed, does all the block's work with weights."""
     trail, block = witness.trail, witness.anatomy.block(layer)
     if block.sublayers[0].host == "mixer":
@@ -149,7 +149,7 @@ def _alone(witness: Witness, layer: int) -> bool:
     )
 
 
-def _again(witness: Witness) -> Found:
+def _again(witness: ModelProbe) -> Found:
     """Modules with parameters of their own that run on every token more than once."""
     batch, seq = witness.lengths
     within = f"{witness.path}."
@@ -172,7 +172,7 @@ def _again(witness: Witness) -> Found:
         )
 
 
-def _shared(witness: Witness) -> Found:
+def _shared(witness: ModelProbe) -> Found:
     """Parameters that several blocks hold."""
     holders: dict[int, list[tuple[int, str]]] = {}
     for layer, module in enumerate(witness.blocks):

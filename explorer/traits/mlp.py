@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from explorer.discovery.discover import Host
+from explorer.discovery.discover import HostAnatomy
 from explorer.discovery.trace_graph import Call, tensors
-from explorer.traits.replayable_graph import NoNumbers, Trail
-from explorer.traits.probe import Witness
+from explorer.traits.replayable_graph import NoNumbers, ReplayableGraph
+from explorer.traits.probe import ModelProbe
 from explorer.traits.evidence import blocks, listed, name, number
 
 Found = Iterator[tuple[str, str]]
@@ -31,7 +31,7 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 class Neurons:
     """One MLP's inside in a run: the product back to the stream, what it takes, and the products that made that."""
 
-    witness: Witness
+    witness: ModelProbe
     where: str
     call: Call
     down: int
@@ -40,7 +40,7 @@ class Neurons:
     cuts: list[int]
 
     @property
-    def trail(self) -> Trail:
+    def trail(self) -> ReplayableGraph:
         return self.witness.trail
 
     @property
@@ -54,7 +54,7 @@ class Neurons:
         return {self.width: False, 2 * self.width: True}.get(made)
 
 
-def mlp(witness: Witness) -> Found:
+def mlp(witness: ModelProbe) -> Found:
     """Traits of the MLPs, dense or in a mixture."""
     once: set[str] = set()
     for neurons in _neurons(witness):
@@ -64,11 +64,11 @@ def mlp(witness: Witness) -> Found:
                 yield trait, evidence
 
 
-def _neurons(witness: Witness) -> Iterator[Neurons]:
+def _neurons(witness: ModelProbe) -> Iterator[Neurons]:
     """The inside of each kind of MLP: the dense ones, and the experts of mixtures."""
     for layer, host in witness.hosts("mlp"):
-        if "mlp_neurons" in host.places:
-            path, call = host.places["mlp_neurons"][0].module, witness.host_call(layer, host)
+        if "mlp_neurons" in host.hook_points:
+            path, call = host.hook_points["mlp_neurons"][0].module, witness.host_call(layer, host)
         elif path := host.traits.get("experts"):
             call = witness.call(layer, path)
         else:
@@ -202,7 +202,7 @@ def _biases(neurons: Neurons) -> Found:
             )
 
 
-def mixture(witness: Witness) -> Found:
+def mixture(witness: ModelProbe) -> Found:
     """Traits of mixtures of experts."""
     kinds = [(kind.layers, {sub.role for sub in kind.sublayers}) for kind in witness.anatomy.blocks]
     mixed, dense = (
@@ -223,7 +223,7 @@ def mixture(witness: Witness) -> Found:
         yield trait, f"a dense MLP in {blocks(dense, count)}, a mixture in {blocks(mixed, count)}"
 
 
-def _routing(witness: Witness, layer: int, host: Host, where: str) -> Found:
+def _routing(witness: ModelProbe, layer: int, host: HostAnatomy, where: str) -> Found:
     scoring, sizes = host.traits["scoring"], host.sizes
     yield "mixture", f"{sizes['top_k']} of {sizes['num_experts']} in {where}"
     router = name(host.traits.get("router", "")) or "the router"
@@ -275,7 +275,7 @@ def _routing(witness: Witness, layer: int, host: Host, where: str) -> Found:
             )
 
 
-def _gate(witness: Witness, layer: int, shared: str) -> str | None:
+def _gate(witness: ModelProbe, layer: int, shared: str) -> str | None:
     """What multiplies the shared expert's output, where that is a number for each token."""
     trail, call = witness.trail, witness.call(layer, shared)
     onward = trail.onward(id(call.output))
@@ -301,7 +301,7 @@ class Choice:
     logits: list[int]
 
 
-def _choice(witness: Witness, layer: int, host: Host) -> Choice | None:
+def _choice(witness: ModelProbe, layer: int, host: HostAnatomy) -> Choice | None:
     """The last top-k over all experts."""
     trail, call, experts = witness.trail, witness.host_call(layer, host), host.sizes["num_experts"]
     for topk in reversed(trail.indices(call, "topk")):
@@ -316,7 +316,7 @@ def _choice(witness: Witness, layer: int, host: Host) -> Choice | None:
     return None
 
 
-def _selection_bias(witness: Witness, choice: Choice, experts: int) -> str | None:
+def _selection_bias(witness: ModelProbe, choice: Choice, experts: int) -> str | None:
     """The name of a parameter or buffer with a number for each expert that is added to the scores the choice is made by."""
     trail = witness.trail
     for index in trail.between(choice.scores, choice.topk, choice.logits, 0):
@@ -331,7 +331,7 @@ def _selection_bias(witness: Witness, choice: Choice, experts: int) -> str | Non
     return None
 
 
-def _struck(witness: Witness, choice: Choice, experts: int) -> int:
+def _struck(witness: ModelProbe, choice: Choice, experts: int) -> int:
     """How many experts a token cannot choose, asked with logits of which no two are equal."""
     trail = witness.trail
     drawn = {

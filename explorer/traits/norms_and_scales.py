@@ -12,7 +12,7 @@ from explorer.discovery.block import Sublayer
 from explorer.discovery.trace_graph import Call, tensors
 from explorer.traits.position import of_ids
 from explorer.traits.replayable_graph import PASSING, NoNumbers
-from explorer.traits.probe import Witness
+from explorer.traits.probe import ModelProbe
 from explorer.traits.evidence import blocks, listed, name, number
 
 Found = Iterator[tuple[str, str]]
@@ -38,7 +38,7 @@ class Around:
         return "post_norm" if self.after else None
 
 
-def norms(witness: Witness) -> Found:
+def norms(witness: ModelProbe) -> Found:
     """Traits of the norms of the stream: where they stand, and what they do."""
     count = witness.model.num_layers
     carried = {
@@ -85,7 +85,7 @@ _SAID = {
 }
 
 
-def _carrying(witness: Witness, layer: int) -> str | None:
+def _carrying(witness: ModelProbe, layer: int) -> str | None:
     """The norm whose result is the stream that leaves a block, where there is one."""
     trail, block = witness.trail, witness.call(layer, "")
     leaving = set(trail.back(id(next(tensors(block.output)))))
@@ -96,7 +96,7 @@ def _carrying(witness: Witness, layer: int) -> str | None:
     )
 
 
-def _around(witness: Witness, layer: int) -> Iterator[Around]:
+def _around(witness: ModelProbe, layer: int) -> Iterator[Around]:
     block = witness.anatomy.block(layer)
     prefix = f"{witness.path}.{block.layers[0]}."
     for sub in block.sublayers:
@@ -110,7 +110,7 @@ def _around(witness: Witness, layer: int) -> Iterator[Around]:
         yield Around(layer, sub, before, tail.modules if tail is not None else ())
 
 
-def _bare_norm(witness: Witness, layer: int, sub: Sublayer, module: str) -> str | None:
+def _bare_norm(witness: ModelProbe, layer: int, sub: Sublayer, module: str) -> str | None:
     """A module without parameters that norms what a sublayer is called with."""
     if not module:
         return None
@@ -159,7 +159,7 @@ def _kind(norm: torch.nn.Module) -> list[str]:
         return [*traits, "one_plus_gain"] if run(x).any() else traits
 
 
-def _embedding_norm(witness: Witness) -> Found:
+def _embedding_norm(witness: ModelProbe) -> Found:
     trail, call = witness.trail, witness.call(0, "")
     stream = id(next(tensors((call.args, call.kwargs))))
     found = [i for i in trail.sources(stream, call.start) if trail.norming(i)]
@@ -170,7 +170,7 @@ def _embedding_norm(witness: Witness) -> Found:
         )
 
 
-def scales(witness: Witness) -> Found:
+def scales(witness: ModelProbe) -> Found:
     """Traits of what is multiplied and capped on the way in, along the stream and on the way out; and the head."""
     yield from _embedding(witness)
     yield from _residual(witness)
@@ -179,10 +179,10 @@ def scales(witness: Witness) -> Found:
     if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
         yield "tied_head", "one parameter is the embedding's and the head's"
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
-        yield "head_bias", f"{name(witness.anatomy.frame.head)} has one"
+        yield "head_bias", f"{name(witness.anatomy.backbone.head)} has one"
 
 
-def _embedding(witness: Witness) -> Found:
+def _embedding(witness: ModelProbe) -> Found:
     trail, call = witness.trail, witness.call(0, "")
     ids = of_ids(trail, call.start)
     stream = id(next(tensors((call.args, call.kwargs))))
@@ -198,7 +198,7 @@ def _embedding(witness: Witness) -> Found:
         )
 
 
-def _residual(witness: Witness) -> Found:
+def _residual(witness: ModelProbe) -> Found:
     """What a sublayer made is multiplied with once its work with weights is done."""
     for layer in witness.firsts:
         block = witness.anatomy.block(layer)
@@ -219,7 +219,7 @@ def _residual(witness: Witness) -> Found:
 _SCALING = frozenset(("mul", "mul_", "div", "div_"))
 
 
-def _tail_factor(witness: Witness, layer: int, sub: Sublayer) -> float | None:
+def _tail_factor(witness: ModelProbe, layer: int, sub: Sublayer) -> float | None:
     """The number an addend is multiplied with at last, None where that is no single number."""
     trail, call = (
         witness.trail,
@@ -246,9 +246,9 @@ def _tail_factor(witness: Witness, layer: int, sub: Sublayer) -> float | None:
         return None
 
 
-def _logits(witness: Witness) -> Found:
+def _logits(witness: ModelProbe) -> Found:
     """What is done to the head's output, and to what it reads behind the last norm."""
-    trail, frame = witness.trail, witness.anatomy.frame
+    trail, frame = witness.trail, witness.anatomy.backbone
     head = next(call for call in reversed(trail.calls) if call.module == frame.head)
     factor = 1.0
     norm = next(
@@ -276,7 +276,7 @@ def _logits(witness: Witness) -> Found:
         )
 
 
-def _after_head(witness: Witness, head: Call, size: float) -> float | None:
+def _after_head(witness: ModelProbe, head: Call, size: float) -> float | None:
     """A logit of one size as it leaves the model."""
     trail = witness.trail
     given = {

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from explorer.discovery.trace_graph import tensors
-from explorer.traits.attention_core import Heart, hidden
-from explorer.traits.replayable_graph import NoNumbers, Trail
-from explorer.traits.probe import Witness
+from explorer.traits.attention_core import AttentionCore, hidden
+from explorer.traits.replayable_graph import NoNumbers, ReplayableGraph
+from explorer.traits.probe import ModelProbe
 from explorer.traits.evidence import blocks, name, number
 
 Found = Iterator[tuple[str, str]]
@@ -33,7 +33,7 @@ class Turned:
     queries: torch.Tensor
 
 
-def position(witness: Witness, found: Sequence[Heart]) -> Found:
+def position(witness: ModelProbe, found: Sequence[AttentionCore]) -> Found:
     """Traits of position; that there is none is said where every attention could be asked."""
     turned = {heart.layer: turn for heart in found if (turn := _turned(heart)) is not None}
     count = witness.model.num_layers
@@ -71,7 +71,7 @@ def position(witness: Witness, found: Sequence[Heart]) -> Found:
         yield "no_position", f"{what}and nothing but the embedding enters the first block"
 
 
-def _turned(heart: Heart) -> Turned | None:
+def _turned(heart: AttentionCore) -> Turned | None:
     """The queries as the scores use them when every token's projection gave the same; None where they cannot be worked out."""
     try:
         queries = heart.trail.replay(
@@ -110,7 +110,7 @@ def _frequencies(turning: dict[int, Turned]) -> list[list[int]]:
     return groups
 
 
-def _mrope(witness: Witness) -> Found:
+def _mrope(witness: ModelProbe) -> Found:
     rope = getattr(witness.config, "rope_parameters", None) or {}
     for one in (rope, *(part for part in rope.values() if isinstance(part, dict))):
         if sections := one.get("mrope_section"):
@@ -121,7 +121,7 @@ def _mrope(witness: Witness) -> Found:
             return
 
 
-def _bias(heart: Heart) -> Found:
+def _bias(heart: AttentionCore) -> Found:
     """What is added to the scores of equal tokens, different from key to key."""
     trail = heart.trail
     made = {
@@ -151,7 +151,7 @@ def _bias(heart: Heart) -> Found:
                 )
 
 
-def _last_rows(heart: Heart, key: int, index: int) -> torch.Tensor | None:
+def _last_rows(heart: AttentionCore, key: int, index: int) -> torch.Tensor | None:
     """Of what is added to the scores when all tokens are equal, the last token's row for each head: [heads keys].
 
     What the mask hides is left out. None where it has no axis of heads, or its numbers are not known.
@@ -171,7 +171,7 @@ def _last_rows(heart: Heart, key: int, index: int) -> torch.Tensor | None:
     return heads[:, seen] if seen.any() else None
 
 
-def _added(witness: Witness) -> Found:
+def _added(witness: ModelProbe) -> Found:
     """What is added to the embedding of the ids: a vector for each position."""
     trail = witness.trail
     call = witness.call(0, "")
@@ -213,7 +213,7 @@ def _added(witness: Witness) -> Found:
                 )
 
 
-def of_ids(trail: Trail, stop: int) -> set[int]:
+def of_ids(trail: ReplayableGraph, stop: int) -> set[int]:
     """The tensors that the token ids went into, before the first block."""
     first = trail.calls[0]
     made = {id(t) for t in tensors((first.args, first.kwargs)) if t.dtype == torch.long}

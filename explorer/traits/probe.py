@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from explorer.accounting.counts import build_meta
-from explorer.discovery.discover import Anatomy, Host, discover, mask, probe_lengths, unpadded
+from explorer.discovery.discover import (
+    Anatomy,
+    HostAnatomy,
+    discover,
+    mask,
+    probe_lengths,
+    unpadded,
+)
 from explorer.discovery.trace_graph import Call, tensors
 from explorer.traits.buffers import Buffers
-from explorer.traits.replayable_graph import NoNumbers, Trail, recorded
+from explorer.traits.replayable_graph import NoNumbers, ReplayableGraph, recorded
 
 if TYPE_CHECKING:
     from explorer.model.language_model import LanguageModel
@@ -28,7 +35,7 @@ _DEEPEST = 16
 _SMALL = 1 << 20
 
 
-class Witness:
+class ModelProbe:
     """What a loaded model is asked through. ``twin`` is the model, or one of shapes alone built like it."""
 
     def __init__(self, model: LanguageModel) -> None:
@@ -56,7 +63,7 @@ class Witness:
         # Another attention than the eager one hides its scores from finding too.
         self.anatomy: Anatomy = model.anatomy if eager else discover(self.twin)
         self.config = text
-        self.path = self.anatomy.frame.blocks
+        self.path = self.anatomy.backbone.blocks
         self.blocks = list(self.twin.get_submodule(self.path))
 
     # -- blocks --------------------------------------------------------------
@@ -92,15 +99,15 @@ class Witness:
         """The blocks that are like the first of their kind."""
         return next(group for group in self.alike if group[0] == layer)
 
-    def hosts(self, name: str) -> list[tuple[int, Host]]:
+    def hosts(self, name: str) -> list[tuple[int, HostAnatomy]]:
         """The first block of each kind that has a host, with the host."""
         return [
             (layer, host)
             for layer in self.firsts
-            if (host := self.anatomy.block(layer).hosts[name]).places
+            if (host := self.anatomy.block(layer).hosts[name]).hook_points
         ]
 
-    def host_call(self, layer: int, host: Host) -> Call:
+    def host_call(self, layer: int, host: HostAnatomy) -> Call:
         """The call of a host's module, or of its block where it is a part without one."""
         return self.call(layer, host.module)
 
@@ -121,7 +128,7 @@ class Witness:
         return probe_lengths(self.twin)
 
     @cached_property
-    def trail(self) -> Trail:
+    def trail(self) -> ReplayableGraph:
         """A prompt through one block of each kind, and through all around the blocks."""
         try:
             return self._prompted()
@@ -132,7 +139,7 @@ class Witness:
             self.blocks = list(self.twin.get_submodule(self.path))
             return self._prompted()
 
-    def _prompted(self) -> Trail:
+    def _prompted(self) -> ReplayableGraph:
         ids = torch.zeros(*self.lengths, dtype=torch.long, device=self.twin.device)
         with (
             self.model.lock,
@@ -144,7 +151,7 @@ class Witness:
             )
 
     @cached_property
-    def far(self) -> tuple[Trail, dict[int, Any]] | None:
+    def far(self) -> tuple[ReplayableGraph, dict[int, Any]] | None:
         """Two tokens behind FAR others: what happens around the blocks, and what each block is called with.
 
         None where the model takes no cache that is filled from outside.

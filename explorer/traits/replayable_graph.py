@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from explorer.discovery.trace_graph import PASSING, Call, Flow, tensors
+from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, tensors
 
 #: Operations that multiply with weights, where one of what they read is a parameter.
 PRODUCTS = frozenset(
@@ -38,7 +38,7 @@ class NoNumbers(ValueError):
 
 
 @dataclass
-class Trail(Flow):
+class ReplayableGraph(TraceGraph):
     """A recorded run with the operations themselves. ``steps`` holds function, arguments and keywords of each."""
 
     steps: list[tuple[Callable, tuple, dict]] = field(default_factory=list)
@@ -203,7 +203,7 @@ class Trail(Flow):
 class _Steps(TorchDispatchMode):
     """Records every operation; what writes into a tensor counts as a maker of all its views."""
 
-    def __init__(self, trail: Trail) -> None:
+    def __init__(self, trail: ReplayableGraph) -> None:
         super().__init__()
         self.trail = trail
         self.views: dict[int, list[int]] = {}
@@ -232,9 +232,9 @@ class _Steps(TorchDispatchMode):
         return out
 
 
-def recorded(root: torch.nn.Module, run: Callable[[], Any]) -> Trail:
+def recorded(root: torch.nn.Module, run: Callable[[], Any]) -> ReplayableGraph:
     """What happens in ``root``, a model of shapes alone, when ``run`` is called: operations, and calls of modules."""
-    trail = Trail()
+    trail = ReplayableGraph()
     stack: list[Call] = []
     clock = 0
 
@@ -284,4 +284,4 @@ def _removed(handle: Any) -> Iterator[None]:
         handle.remove()
 
 
-__all__ = ["PASSING", "PRODUCTS", "NoNumbers", "Trail", "recorded"]
+__all__ = ["PASSING", "PRODUCTS", "NoNumbers", "ReplayableGraph", "recorded"]

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Kind(Enum):
+class ReasonKind(Enum):
     """What a reason says of the model; in order, the one that tells most of several blocks first."""
 
-    UNFOLLOWED = "the model has it or may have it, and where is not followed"
-    SETTING = "the model has it when it is loaded another way"
-    ABSENT = "this part of the model has no such thing"
-    ELSEWHERE = "this block has no such part, as another may"
+    NOT_TRACED = "the model has it or may have it, and where is not followed"
+    NEEDS_SETTING = "the model has it when it is loaded another way"
+    NOT_PRESENT = "this part of the model has no such thing"
+    NOT_IN_BLOCK = "this block has no such part, as another may"
 
 
 @dataclass(frozen=True)
-class Missing:
+class Unavailability:
     """One value's absence: its kind, and ``text``, a sentence without its full stop. As a string it is the sentence."""
 
-    kind: Kind
+    kind: ReasonKind
     text: str
 
     def __str__(self) -> str:
@@ -32,35 +32,35 @@ class Missing:
     @property
     def by_nature(self) -> bool:
         """Whether there is nothing to serve, rather than something that is not served."""
-        return self.kind in (Kind.ABSENT, Kind.ELSEWHERE)
+        return self.kind in (ReasonKind.NOT_PRESENT, ReasonKind.NOT_IN_BLOCK)
 
 
-def unfollowed(text: str) -> Missing:
+def not_traced(text: str) -> Unavailability:
     """The model has the value, or may have it, and where it is handed over was not found."""
-    return Missing(Kind.UNFOLLOWED, text)
+    return Unavailability(ReasonKind.NOT_TRACED, text)
 
 
-def setting(text: str) -> Missing:
+def needs_setting(text: str) -> Unavailability:
     """The way the model is loaded keeps the value from being made as a tensor."""
-    return Missing(Kind.SETTING, text)
+    return Unavailability(ReasonKind.NEEDS_SETTING, text)
 
 
-def absent(text: str) -> Missing:
+def not_present(text: str) -> Unavailability:
     """The part is there, and has no such value."""
-    return Missing(Kind.ABSENT, text)
+    return Unavailability(ReasonKind.NOT_PRESENT, text)
 
 
-def elsewhere(text: str) -> Missing:
+def not_in_block(text: str) -> Unavailability:
     """The block has no such part."""
-    return Missing(Kind.ELSEWHERE, text)
+    return Unavailability(ReasonKind.NOT_IN_BLOCK, text)
 
 
 #: What is said of a value of which nothing else is known.
-NOTHING = unfollowed("nothing was found that plays this part")
+NOT_FOUND = not_traced("nothing was found that plays this part")
 
 
-def telling(reasons: Iterable[Missing]) -> str:
+def most_informative(reasons: Iterable[Unavailability]) -> str:
     """Of the blocks' reasons the one that says most: not merely that a block is of another kind."""
-    order = list(Kind)
+    order = list(ReasonKind)
     found = min(reasons, key=lambda reason: order.index(reason.kind), default=None)
     return "it is not on the blocks asked for" if found is None else found.text

@@ -32,7 +32,7 @@ class Value:
 
     ``written`` is True where an assignment and an in-place edit reach the model.
     ``source`` names the value of the same host that a derived value is computed from, or with
-    which what it is computed from arrives, and ``says`` how, in words; a derived value is read-only. ``fixed`` marks one that is a
+    which what it is computed from arrives, and ``description`` how, in words; a derived value is read-only. ``fixed`` marks one that is a
     constant of the model, the same in every call.
     ``optional`` marks a tensor that may be None.
     """
@@ -44,7 +44,7 @@ class Value:
     written: bool = True
     optional: bool = False
     source: str | None = None
-    says: str = ""
+    description: str = ""
     fixed: bool = False
 
     @property
@@ -248,8 +248,8 @@ def _values(host: str, *rows: tuple) -> tuple[Value, ...]:
     )
 
 
-def _from(source: str, says: str) -> dict[str, object]:
-    return {"written": False, "source": source, "says": says}
+def _from(source: str, description: str) -> dict[str, object]:
+    return {"written": False, "source": source, "description": description}
 
 
 _STATES = (

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from explorer.accounting import counts as accounting
 from explorer.checkpoints import cards
-from explorer.accounting.cache_probe import kept
+from explorer.accounting.cache_probe import probe_cache
 from explorer.specimens.small import small_config
 from tests.support.configs import FAMILIES, TWENTY, built, small
 
@@ -412,7 +412,7 @@ def test_a_run_leaves_the_model_as_it_was():
         for block in model.model.layers
         if hasattr(block.temporal_block, "rg_lru")
     ]
-    seen = kept(model)
+    seen = probe_cache(model)
     assert [held.shape for held in seen.keepers[0].held] == [
         (2, 64, 3),
         (2, 64),
@@ -442,7 +442,7 @@ def test_blocks_built_alike_are_run_once_and_come_to_the_same(family):
     model = accounting.build_meta(
         small_config(family, **({"num_hidden_layers": deep[family]} if family in deep else {}))
     )
-    run, whole = kept(model), kept(model, whole=True)
+    run, whole = probe_cache(model), probe_cache(model, whole=True)
     assert (run.keepers, run.slots) == (whole.keepers, whole.slots)
     assert len(run.keepers) >= len({keeper.layer for keeper in run.keepers}) > 1
 
@@ -452,9 +452,11 @@ def test_a_block_left_out_is_not_run():
     ran = []
     for layer, block in enumerate(model.model.layers):
         block.mlp.register_forward_hook(lambda *_, layer=layer: ran.append(layer))
-    assert [keeper.layer for keeper in kept(model).keepers] == list(range(6)) and len(ran) < 6
+    assert [keeper.layer for keeper in probe_cache(model).keepers] == list(range(6)) and len(
+        ran
+    ) < 6
     ran.clear()
-    kept(model, whole=True)
+    probe_cache(model, whole=True)
     assert ran == list(range(6)) and all(
         "forward" not in vars(block) for block in model.model.layers
     )

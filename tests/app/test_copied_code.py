@@ -164,9 +164,9 @@ def test_every_card_of_a_heatmap_is_one_matrix(runs):
 
 def test_a_figure_makes_room_before_it_shows_more():
     """A browser cuts a range's ends off at the bounds it has, so new bounds must reach it first."""
-    from explorer.app.figures import CellFigure, Ink
+    from explorer.app.figures import CellFigure, FigureTheme
 
-    figure = CellFigure(Ink(), "cells")
+    figure = CellFigure(FigureTheme(), "cells")
     arrived: list[str] = []
     for name in ("bounds", "start", "end"):
         figure.figure.x_range.on_change(name, lambda attr, old, new: arrived.append(attr))

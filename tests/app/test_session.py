@@ -14,7 +14,7 @@ import pytest
 
 from explorer import load
 from explorer.__main__ import main
-from explorer.app.server import MOST_SESSIONS, BusyPort, Desk, free_port, origins
+from explorer.app.server import MOST_SESSIONS, BusyPort, SessionLimiter, free_port, origins
 from explorer.app.worker import Job, Worker
 from explorer.widgets import palette
 from tests.support.app_page import HYBRID, PATIENCE, Page
@@ -239,7 +239,7 @@ def test_the_state_is_shown_after_the_chosen_token(opened):
 def test_figures_are_made_when_there_is_first_something_to_draw_on_them():
     page = Page()
     board = page.session.board
-    assert not board.figures and not any(place.children for place in board.places.values())
+    assert not board.figures and not any(place.children for place in board.hook_points.values())
     page.start(tab="router", block=3)
     made = dict(board.figures)
     assert set(made) == {"router_grid", "router_load", "router_margin"}
@@ -256,7 +256,7 @@ def test_figures_are_made_when_there_is_first_something_to_draw_on_them():
         and made.items() <= board.figures.items()
     )
     for name, figure in board.figures.items():
-        assert board.places[name].children == [figure.figure]
+        assert board.hook_points[name].children == [figure.figure]
         assert figure.figure.outline_line_color == (
             None if name == "attention_all" else palette.ROLES["muted"].dark
         )
@@ -341,7 +341,7 @@ def test_a_closed_session_hears_nothing_more():
 
 
 def test_pages_are_counted():
-    desk = Desk(2)
+    desk = SessionLimiter(2)
     assert (
         desk.enter("a") and not desk.full and desk.enter("b") and desk.full and not desk.enter("c")
     )
@@ -350,7 +350,7 @@ def test_pages_are_counted():
 
 
 def test_a_page_nobody_looks_at_any_more_keeps_nobody_out():
-    desk, left = Desk(1), threading.Event()
+    desk, left = SessionLimiter(1), threading.Event()
     assert desk.enter("a", left.is_set) and not desk.enter("b")
     left.set()
     assert desk.enter("b", left.is_set)

@@ -45,7 +45,7 @@ def test_facts_prints_one_record(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "description"),
     [
         (["facts", "lama"], "llama"),
         (["facts", "qwen3_moe", "--checkpoint", "Qwen/Qwen3-30B-A3"], "Qwen/Qwen3-30B-A3B"),
@@ -56,10 +56,10 @@ def test_facts_prints_one_record(capsys):
         (["build", "llama", "--all"], "name none beside it"),
     ],
 )
-def test_bad_words_get_one_sentence_and_exit_2(words, says, capsys):
+def test_bad_words_get_one_sentence_and_exit_2(words, description, capsys):
     assert main(words) == 2
     err = capsys.readouterr().err
-    assert says in err and err.count("\n") == 1 and "Traceback" not in err
+    assert description in err and err.count("\n") == 1 and "Traceback" not in err
 
 
 def test_a_page_folder_that_cannot_be_written_is_said(tmp_path, capsys):
@@ -241,7 +241,7 @@ def test_a_proof_does_not_go_by_what_only_shows(monkeypatch):
 
 def test_results_of_other_checkouts_are_kept_for_a_while(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kept = reuse.Kept()
+    kept = reuse.ResultCache()
     for number in range(9):
         assert kept.get("records", "llama", f"{number:x}", lambda: [number]) == [number]
     kept.get("records", "llama4", "a", lambda: 1)
@@ -255,7 +255,7 @@ def test_results_of_other_checkouts_are_kept_for_a_while(tmp_path, monkeypatch):
 def test_a_cache_folder_that_cannot_be_written_costs_the_reuse_alone(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert reuse.Kept().get("records", "llama", "a", lambda: 1) == 1
+    assert reuse.ResultCache().get("records", "llama", "a", lambda: 1) == 1
 
 
 def test_every_family_that_is_proven_gets_a_page(site, tmp_path, monkeypatch, counted):

@@ -21,7 +21,7 @@ from builder.records import coverage
 from builder.pages import write
 from builder.__main__ import main
 from builder.records.process_limits import Limits, OutOfTime, Stopped, each, within
-from explorer.vocabulary.availability import absent, elsewhere, setting, unfollowed
+from explorer.vocabulary.availability import not_present, not_in_block, needs_setting, not_traced
 from explorer.specimens import small
 from tests.support.tasks import do
 
@@ -183,17 +183,17 @@ def test_what_takes_too_long_is_stopped_though_it_goes_on_after_any_error():
 
 def test_an_absence_by_nature_is_no_lack():
     reasons = {
-        0: elsewhere("no MLP is in this block"),
-        1: unfollowed("this was not found"),
-        2: unfollowed("this was not found"),
-        3: setting("this kernel makes none"),
-        4: absent("it has none"),
+        0: not_in_block("no MLP is in this block"),
+        1: not_traced("this was not found"),
+        2: not_traced("this was not found"),
+        3: needs_setting("this kernel makes none"),
+        4: not_present("it has none"),
     }
     assert coverage.lacks("mlp.mlp_output", reasons) == [
         {"value": "mlp.mlp_output", "blocks": "blocks 1-2", "reason": "this was not found"},
         {"value": "mlp.mlp_output", "blocks": "block 3", "reason": "this kernel makes none"},
     ]
-    assert coverage.lacks("model.logits", {None: unfollowed("it is not there")}) == [
+    assert coverage.lacks("model.logits", {None: not_traced("it is not there")}) == [
         {"value": "model.logits", "blocks": "", "reason": "it is not there"}
     ]
 
@@ -342,7 +342,7 @@ def test_own_lines_are_those_of_the_family_s_file():
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "description"),
     [
         (["check", "--all", "llama"], "name none beside it"),
         (["check", "--jobs", "2"], "go with --all"),
@@ -351,10 +351,10 @@ def test_own_lines_are_those_of_the_family_s_file():
         (["check", "--all", "--jobs", "0"], "1 or 2"),
     ],
 )
-def test_bad_words_get_one_sentence_and_exit_2(words, says, capsys):
+def test_bad_words_get_one_sentence_and_exit_2(words, description, capsys):
     assert main(words) == 2
     err = capsys.readouterr().err
-    assert says in err and err.count("\n") == 1
+    assert description in err and err.count("\n") == 1
 
 
 def test_data_is_not_written_where_there_is_no_site(tmp_path, monkeypatch, capsys):

@@ -56,9 +56,9 @@ def broken(saved, tmp_path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "broken"))
 
 
-def refused(source, says: str, error: type = LoadError, **options) -> str:
+def refused(source, description: str, error: type = LoadError, **options) -> str:
     """Load and be refused in one sentence, which is not a library's."""
-    with pytest.raises(error, match=says) as caught:
+    with pytest.raises(error, match=description) as caught:
         load(source, **options)
     message = str(caught.value)
     assert isinstance(caught.value, ValueError)
@@ -172,7 +172,7 @@ def test_a_folder_called_like_a_family_is_a_folder(saved, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("source", "says", "error"),
+    ("source", "description", "error"),
     [
         ("specimen:nothing", "no specimen of the family 'nothing'; ", UnknownFamily),
         ("specimen:qwen3next", "did you mean 'qwen3_next'?", UnknownFamily),
@@ -194,9 +194,9 @@ def test_a_folder_called_like_a_family_is_a_folder(saved, tmp_path, monkeypatch)
         ("x" * 300 + ".gguf", "There is no file xxx", LoadError),
     ],
 )
-def test_a_name_that_is_none_is_answered_with_the_nearest(source, says, error, no_network):
-    refused(source, re.escape(says), error)
-    refused(source, re.escape(says), error, weights=False)
+def test_a_name_that_is_none_is_answered_with_the_nearest(source, description, error, no_network):
+    refused(source, re.escape(description), error)
+    refused(source, re.escape(description), error, weights=False)
     assert not no_network
 
 
@@ -254,7 +254,7 @@ def hub_that_answers(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("answer", "description"),
     [
         (
             RepositoryNotFoundError,
@@ -264,9 +264,11 @@ def hub_that_answers(monkeypatch):
         (TimeoutError(), "the hub cannot be reached"),
     ],
 )
-def test_what_the_hub_answers_is_said_in_a_sentence(answer, says, hub_that_answers, no_network):
+def test_what_the_hub_answers_is_said_in_a_sentence(
+    answer, description, hub_that_answers, no_network
+):
     asked = hub_that_answers(answer)
-    refused("Qwen/Qwen3-30B-A3Bx", re.escape(says))
+    refused("Qwen/Qwen3-30B-A3Bx", re.escape(description))
     assert [source for source, _ in asked] == ["Qwen/Qwen3-30B-A3Bx"] and asked[0][1][
         "timeout"
     ] <= 10
@@ -318,7 +320,7 @@ def test_a_mistake_of_our_own_is_not_taken_for_one_of_the_model(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "description"),
     [
         ("/nowhere/at/all", "There is nothing at /nowhere/at/all"),
         ("./nowhere", "There is nothing at nowhere"),
@@ -328,8 +330,8 @@ def test_a_mistake_of_our_own_is_not_taken_for_one_of_the_model(monkeypatch):
         ("nothing.safetensors", "There is nothing at"),
     ],
 )
-def test_a_path_with_nothing_at_it(source, says, no_network):
-    refused(source, says)
+def test_a_path_with_nothing_at_it(source, description, no_network):
+    refused(source, description)
     assert not no_network
 
 
@@ -344,15 +346,15 @@ def test_a_configuration_that_is_none(broken, text):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "says"),
+    ("model_type", "description"),
     [
         ("unheard_of", "unheard_of"),
         ("vit", "is a vit, of which transformers has no causal language model"),
     ],
 )
-def test_a_configuration_of_no_language_model(broken, model_type, says):
+def test_a_configuration_of_no_language_model(broken, model_type, description):
     changed(broken, model_type=model_type, architectures=None)
-    refused(broken, says)
+    refused(broken, description)
 
 
 def test_weights_that_do_not_fit_the_configuration(broken):
@@ -541,15 +543,15 @@ def test_code_that_comes_with_a_checkpoint_runs_only_when_trusted(
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "description"),
     [
         ({"attn_implementation": "nonsense"}, "nonsense"),
         ({"experts_implementation": "nonsense"}, "nonsense"),
         ({"attn_implementation": "flash_attention_2"}, "FlashAttention2|flash"),
     ],
 )
-def test_an_implementation_that_is_not_there(options, says):
-    refused("specimen:qwen3_moe", says, **options)
+def test_an_implementation_that_is_not_there(options, description):
+    refused("specimen:qwen3_moe", description, **options)
 
 
 @pytest.mark.parametrize("named", ['{"weight_map": {"a": 1}}', '{"weight_map": {"a": "."}}'])

@@ -16,10 +16,10 @@ from explorer.checkpoints import load as loading
 from explorer.model import printout as printing
 from explorer.contract import check, verified
 from explorer.contract.checks import order
-from explorer.contract.registry import laws
+from explorer.contract.registry import invariants
 from explorer.contract.report import Check, Report
-from explorer.contract.model_under_test import Subject
-from explorer.contract.comparisons import Tally, difference
+from explorer.contract.model_under_test import ModelUnderTest
+from explorer.contract.comparisons import Comparisons, difference
 from explorer.engine.nnsight_api import STATE
 from explorer.specimens import FAMILIES
 
@@ -40,11 +40,11 @@ def failing(report: Report) -> set[tuple[str, str]]:
     return {(each.name, each.host.rpartition(".")[2]) for each in report.failures}
 
 
-def held(model, name: str, host: str) -> Tally:
+def held(model, name: str, host: str) -> Comparisons:
     """What one law finds on one host of a model."""
-    law, tally = next(law for law in laws() if law.name == name), Tally()
-    law.run(Subject(model), host, tally)
-    return tally
+    law, comparisons = next(law for law in invariants() if law.name == name), Comparisons()
+    law.run(ModelUnderTest(model), host, comparisons)
+    return comparisons
 
 
 def names(report: Report) -> set[str]:
@@ -89,8 +89,8 @@ def test_laws_are_listed_where_they_apply(reports):
 
 def test_every_law_is_met_by_some_specimen(reports):
     met = set().union(*(names(report) for report in reports.values()))
-    assert {law.name for law in laws()} <= met
-    assert {f"{law.name} (bfloat16)" for law in laws() if law.bfloat16 is not None} <= met
+    assert {law.name for law in invariants()} <= met
+    assert {f"{law.name} (bfloat16)" for law in invariants() if law.bfloat16 is not None} <= met
 
 
 def test_a_report_is_plain_data(reports):
@@ -182,10 +182,10 @@ def test_a_place_at_another_argument(monkeypatch):
     def swapped(twin):
         anatomy = discover(twin)
         for block in anatomy.blocks:
-            places = block.hosts["self_attn"].places
-            (keys,), (values,) = places["attention_keys"], places["attention_values"]
-            places["attention_keys"] = (replace(keys, element=values.element),)
-            places["attention_values"] = (replace(values, element=keys.element),)
+            hook_points = block.hosts["self_attn"].hook_points
+            (keys,), (values,) = hook_points["attention_keys"], hook_points["attention_values"]
+            hook_points["attention_keys"] = (replace(keys, element=values.element),)
+            hook_points["attention_values"] = (replace(values, element=keys.element),)
         return anatomy
 
     discover = loading.discover
@@ -204,8 +204,8 @@ def test_a_place_in_another_module(monkeypatch):
         anatomy = discover(twin)
         for block in anatomy.blocks:
             # The norm of the whole block stands in for that of its MLP.
-            places = block.hosts["layers"].places
-            places["mlp_input"] = places["layer_mid"]
+            hook_points = block.hosts["layers"].hook_points
+            hook_points["mlp_input"] = hook_points["layer_mid"]
         return anatomy
 
     discover = loading.discover
@@ -218,7 +218,7 @@ def test_a_place_in_another_module(monkeypatch):
 def test_a_tap_whose_writes_do_not_land():
     model = load("specimen:llama")
     serve = model.taps._edited
-    model.taps._edited = lambda moment, container: serve(moment, container) and None
+    model.taps._edited = lambda hook_group, container: serve(hook_group, container) and None
     assert failing(check(model)) >= {
         *(
             (law, "self_attn")
@@ -245,9 +245,12 @@ def test_decays_and_write_strengths_mistaken_for_each_other(monkeypatch):
     def swapped(twin):
         anatomy = discover(twin)
         for block in anatomy.blocks:
-            places = block.hosts["linear_attn"].places
-            if places:
-                places["decays"], places["betas"] = places["betas"], places["decays"]
+            hook_points = block.hosts["linear_attn"].hook_points
+            if hook_points:
+                hook_points["decays"], hook_points["betas"] = (
+                    hook_points["betas"],
+                    hook_points["decays"],
+                )
         return anatomy
 
     discover = loading.discover
@@ -266,7 +269,7 @@ def test_a_read_that_waits_for_the_next_step(monkeypatch):
     assert failing(check(model)) == {
         ("out of order", host) for host in ("model", "layers[i]", "self_attn", "mlp")
     }
-    assert "a tensor of another step" in order._late(Subject(model)).values()
+    assert "a tensor of another step" in order._late(ModelUnderTest(model)).values()
 
 
 def test_values_that_are_not_snapshots(monkeypatch):
@@ -296,10 +299,10 @@ def test_a_final_norm_that_is_another_module():
     model = load("specimen:llama")
     assert held(model, "names", "model").passed
     model.__dict__["norm"] = model.layers[2].input_layernorm
-    tally = held(model, "names", "model")
+    comparisons = held(model, "names", "model")
     assert (
-        not tally.passed
-        and "norm: it is not called with what the last block returns" in tally.detail
+        not comparisons.passed
+        and "norm: it is not called with what the last block returns" in comparisons.detail
     )
 
 
@@ -316,8 +319,8 @@ def test_a_part_of_a_mixture_that_is_another_module(alias, other, words):
     assert held(model, "a mixture's parts", "mlp").passed
     mlp = model.layers[1].mlp
     mlp.__dict__[alias] = mlp.experts.act_fn if other == "act_fn" else getattr(mlp, other)
-    tally = held(model, "a mixture's parts", "mlp")
-    assert not tally.passed and words in tally.detail
+    comparisons = held(model, "a mixture's parts", "mlp")
+    assert not comparisons.passed and words in comparisons.detail
 
 
 def test_a_printout_that_shows_a_value_under_the_wrong_host(monkeypatch):
@@ -330,8 +333,8 @@ def test_a_printout_that_shows_a_value_under_the_wrong_host(monkeypatch):
         "explorer.model.language_model.printout",
         lambda model: shown.replace(line + "\n", "").replace(other, f"{other}\n{line}"),
     )
-    tally = held(model, "printout", "model")
-    assert {failure.partition(":")[0] for failure in tally.failures} == {
+    comparisons = held(model, "printout", "model")
+    assert {failure.partition(":")[0] for failure in comparisons.failures} == {
         "block 3, self_attn",
         *(f"block {layer}, linear_attn" for layer in range(3)),
     }
@@ -339,7 +342,7 @@ def test_a_printout_that_shows_a_value_under_the_wrong_host(monkeypatch):
 
 def test_nothing_to_compare_is_not_listed():
     model = load("specimen:llama")
-    applying = {law.name: law.applies(Subject(model), law.hosts[0]) for law in laws()}
+    applying = {law.name: law.applies(ModelUnderTest(model), law.hosts[0]) for law in invariants()}
     assert applying["the stream is handed on"] and not applying["a mixture's parts"]
 
 
@@ -355,20 +358,26 @@ def test_differences_are_relative_and_see_through_masks():
 
 
 def test_a_tally_says_what_failed_first():
-    tally = Tally(allowed=0.1)
-    tally.near(0, torch.ones(2), torch.ones(2))
-    assert tally.passed and tally.detail == "1 comparison on block 0; equal to the bit, 0.1 allowed"
-    tally.near((2, "betas"), torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0]))
-    tally.near(3, torch.ones(2), torch.ones(3))
-    tally.same(None, torch.tensor([torch.nan]), torch.tensor([torch.nan]))
-    assert not tally.passed and tally.worst == 1.0
-    assert tally.detail == "2 of 4 failed; first block 2, betas: an error of 1 where 0.1 is allowed"
-    assert not Tally().passed  # nothing compared proves nothing
+    comparisons = Comparisons(allowed=0.1)
+    comparisons.near(0, torch.ones(2), torch.ones(2))
+    assert (
+        comparisons.passed
+        and comparisons.detail == "1 comparison on block 0; equal to the bit, 0.1 allowed"
+    )
+    comparisons.near((2, "betas"), torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0]))
+    comparisons.near(3, torch.ones(2), torch.ones(3))
+    comparisons.same(None, torch.tensor([torch.nan]), torch.tensor([torch.nan]))
+    assert not comparisons.passed and comparisons.worst == 1.0
+    assert (
+        comparisons.detail
+        == "2 of 4 failed; first block 2, betas: an error of 1 where 0.1 is allowed"
+    )
+    assert not Comparisons().passed  # nothing compared proves nothing
 
 
 def test_lengths_are_unlike_every_size():
     for family in FAMILIES:
-        subject = Subject(load(f"specimen:{family}"))
+        subject = ModelUnderTest(load(f"specimen:{family}"))
         sizes = {
             size
             for block in subject.blocks

@@ -18,12 +18,12 @@ from explorer import load, vocabulary
 from explorer.checkpoints import cards
 from explorer.accounting.counts import build_meta
 from explorer.discovery.discover import discover, probe_lengths
-from explorer.discovery.trace_graph import recorded
-from explorer.discovery.backbone import NotADecoder, frame
+from explorer.discovery.trace_graph import record_graph
+from explorer.discovery.backbone import NotADecoder, find_backbone
 from explorer.model.envoys import Unavailable
 from explorer.checkpoints.hub import LoadError
 from explorer.model.language_model import LanguageModel
-from explorer.vocabulary.availability import Kind
+from explorer.vocabulary.availability import ReasonKind
 from explorer.specimens import bpe, config_of
 from tests.support.models import FAMILIES, HYBRIDS, MIXTURES, PROMPT, shapes, specimen
 
@@ -88,12 +88,12 @@ def test_places_do_not_depend_on_the_size_of_the_model(family):
         for name, host in large.anatomy.block(layer).hosts.items():
             found = small.anatomy.block(layer).hosts[name]
             assert found.module == host.module and set(found.missing) == set(host.missing)
-            for value, places in host.places.items():
+            for value, hook_points in host.hook_points.items():
                 assert [
-                    (p.module, p.operation, p.side, p.element, p.arrangement) for p in places
+                    (p.module, p.operation, p.side, p.element, p.arrangement) for p in hook_points
                 ] == [
                     (p.module, p.operation, p.side, p.element, p.arrangement)
-                    for p in found.places[value]
+                    for p in found.hook_points[value]
                 ], value
 
 
@@ -120,7 +120,7 @@ def test_a_fused_attention_takes_away_the_pattern_and_nothing_else(family):
         assert row.available == (same.available and row.name not in taken)
     row = fused.support()["attention_scores"]
     assert "eager" in row.condition and all(
-        "eager" in r.text and r.kind is Kind.SETTING
+        "eager" in r.text and r.kind is ReasonKind.NEEDS_SETTING
         for l, r in row.reasons.items()
         if fused.kinds[l] == "self_attn"
     )
@@ -168,7 +168,7 @@ def test_other_experts_implementations_read_the_same_or_say_what_they_lack(imple
         assert_close(tensor, b[key], rtol=1e-4, atol=1e-5)
     if implementation == "eager":
         reason = other.support()["expert_outputs"].reasons[0]
-        assert "experts_implementation" in reason.text and reason.kind is Kind.SETTING
+        assert "experts_implementation" in reason.text and reason.kind is ReasonKind.NEEDS_SETTING
         with pytest.raises(Unavailable, match="grouped_mm"):
             other.record(PROMPT, ["expert_outputs"])
 
@@ -281,7 +281,7 @@ def test_a_pattern_made_in_parts_is_unavailable_and_never_a_part(monkeypatch):
         assert (
             not row.available
             and "no call of its own" in row.reasons[0].text
-            and row.reasons[0].kind is Kind.UNFOLLOWED
+            and row.reasons[0].kind is ReasonKind.NOT_TRACED
         )
         with pytest.raises(Unavailable):
             model.record(PROMPT, [name])
@@ -501,7 +501,7 @@ def test_a_model_without_blocks_between_embedding_and_head_is_refused():
     module.get_input_embeddings = lambda: None
     module.get_output_embeddings = lambda: None
     with pytest.raises(NotADecoder, match="no list of blocks"):
-        frame(module)
+        find_backbone(module)
 
 
 # -- the recording of a run ----------------------------------------------------
@@ -519,10 +519,10 @@ def test_following_a_forward_leaves_the_model_as_it_was():
         )
         for name, module in twin.named_modules()
     ]
-    with torch.no_grad(), recorded(twin, ["model.layers.0"]) as flow:
+    with torch.no_grad(), record_graph(twin, ["model.layers.0"]) as flow:
         twin(torch.zeros(3, 5, dtype=torch.long, device="meta"))
     assert flow.ops and flow.calls
-    with pytest.raises(ZeroDivisionError), recorded(twin, ["model.layers.0", "model.layers.3"]):
+    with pytest.raises(ZeroDivisionError), record_graph(twin, ["model.layers.0", "model.layers.3"]):
         1 / 0
     after = [
         (
@@ -539,7 +539,7 @@ def test_following_a_forward_leaves_the_model_as_it_was():
 
 def test_an_operation_is_kept_with_what_it_read_and_made():
     twin = build_meta(config_of("llama"))
-    with torch.no_grad(), recorded(twin, ["model.layers.0.mlp"]) as flow:
+    with torch.no_grad(), record_graph(twin, ["model.layers.0.mlp"]) as flow:
         twin(torch.zeros(3, 5, dtype=torch.long, device="meta"))
     call = flow.module("model.layers.0.mlp")
     down = flow.module("model.layers.0.mlp.down_proj")

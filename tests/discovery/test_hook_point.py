@@ -13,8 +13,8 @@ import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from explorer.discovery.hook_point import (
-    Chosen,
-    Place,
+    ExpertSelection,
+    HookPoint,
     arrange,
     from_layout,
     plain,
@@ -29,7 +29,7 @@ AXES = ("batch", "seq", "heads", "key_dim", "value_dim")
 
 
 def place(side="output", element=None, arrangement=(("batch",), ("seq",)), repeat=None):
-    return Place("", side, element, arrangement, "somewhere", (), repeat)
+    return HookPoint("", side, element, arrangement, "somewhere", (), repeat)
 
 
 def cases(distinct: bool, count: int = 60):
@@ -154,7 +154,7 @@ def test_entries_that_were_chosen_are_served_and_put_back_alone():
         ("batch", "seq", "top_k", "width"),
         {"batch": 1, "seq": 2, "num": 4, "width": 3, "top_k": 2},
     )
-    chosen = Chosen("top_k", "num", "numbers")
+    chosen = ExpertSelection("top_k", "num", "numbers")
     whole = torch.arange(24.0).view(4, 2, 3)  # an entry for each of four, two tokens
     where = replace(place("output", None, (("num",), ("batch", "seq"), ("width",))), chosen=chosen)
     numbers = torch.tensor([[[2, 0], [3, 1]]])
@@ -175,7 +175,7 @@ def test_the_first_entries_are_served_and_put_back_alone():
         torch.arange(8.0).view(2, 4),
         place("output", None, (("batch", "seq"), ("many",))),
     )
-    where = replace(where, chosen=Chosen("few", "many", ""))
+    where = replace(where, chosen=ExpertSelection("few", "many", ""))
     served = serve(whole, where, axes, sizes)
     assert torch.equal(served, whole[None, :, :3])
     changed = restore(-served, where, axes, sizes, whole)

@@ -200,7 +200,7 @@ def test_an_activation_in_a_module_that_blocks_share_is_each_block_s_own():
 def test_an_activation_that_is_written_out_is_its_last_product():
     model = load("specimen:minimax_m3_vl_text")
     rec = model.record(PROMPT, ["mlp_input", "mlp_activation", "mlp_neurons"])
-    mlp = model.hf.get_submodule(f"{model.anatomy.frame.blocks}.0.mlp")
+    mlp = model.hf.get_submodule(f"{model.anatomy.backbone.blocks}.0.mlp")
     gate, up = mlp.gate_up_proj(rec["mlp_input", 0]).detach().chunk(2, dim=-1)
     gate = gate.clamp(max=mlp.swiglu_limit)
     assert_close(rec["mlp_activation", 0], gate * torch.sigmoid(gate * mlp.swiglu_alpha))

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from explorer.engine.nnsight_api import STATE, State, nnsight
 from explorer.model.envoys import PassedBy
-from explorer.engine.observers import Busy
+from explorer.engine.observers import ModelBusy
 from tests.support.models import PROMPT, attention_of, ids, shapes, specimen
 
 SHORT = "In the beginning"
@@ -265,7 +265,7 @@ def specimen_state(model) -> list:
 
 def test_a_second_run_in_the_middle_of_a_trace_is_refused(model):
     for inner in (lambda: model.record(SHORT, ["logits"]), lambda: traced(model)):
-        with pytest.raises(Busy, match="in the middle of a trace"):
+        with pytest.raises(ModelBusy, match="in the middle of a trace"):
             with model.trace(PROMPT):
                 model.layers[1].layer_output.save()
                 inner()

@@ -28,15 +28,15 @@ def rec(model):
     return model.record(PROMPT)
 
 
-def answered(error: type, says: str, ask) -> None:
+def answered(error: type, description: str, ask) -> None:
     with pytest.raises(error) as caught:
         ask()
     message = str(caught.value)
-    assert says in message and "\n" not in message and len(message) < 300, message
+    assert description in message and "\n" not in message and len(message) < 300, message
 
 
 @pytest.mark.parametrize(
-    "prompt, says",
+    "prompt, description",
     [
         (None, "A prompt is a text"),
         ([1.5], "A prompt is a text"),
@@ -51,8 +51,8 @@ def answered(error: type, says: str, ask) -> None:
         ({"input_ids": [1]}, 'give its ["input_ids"]'),
     ],
 )
-def test_a_prompt_that_is_none(model, prompt, says):
-    answered(PromptError, says, lambda: model.record(prompt, values=["logits"]))
+def test_a_prompt_that_is_none(model, prompt, description):
+    answered(PromptError, description, lambda: model.record(prompt, values=["logits"]))
 
 
 def test_what_a_tokenizer_returns_is_not_yet_a_prompt(model):
@@ -126,7 +126,7 @@ def test_names_from_a_generator_are_checked_like_any(model):
 
 
 @pytest.mark.parametrize(
-    "edits, says",
+    "edits, description",
     [
         (zero_head(0, 1), "edits is a list of edits"),
         (None, "edits is a list of edits"),
@@ -137,8 +137,8 @@ def test_names_from_a_generator_are_checked_like_any(model):
         ([Edit("layer_input", "0", lambda x: x)], "on a block given by its number"),
     ],
 )
-def test_edits_that_are_none(model, edits, says):
-    answered(ValueError, says, lambda: model.record(PROMPT, values=["logits"], edits=edits))
+def test_edits_that_are_none(model, edits, description):
+    answered(ValueError, description, lambda: model.record(PROMPT, values=["logits"], edits=edits))
 
 
 @pytest.mark.parametrize("make", [zero_head, ablate_expert])
@@ -192,7 +192,7 @@ def test_blocks_counted_from_the_end(rec):
 
 
 @pytest.mark.parametrize(
-    "head, token, says",
+    "head, token, description",
     [
         ("a", 0, "A head is given by its number"),
         (0, "a", "A token is given by its number"),
@@ -201,8 +201,8 @@ def test_blocks_counted_from_the_end(rec):
         (0, 99, "token 99"),
     ],
 )
-def test_a_state_of_no_head_or_token(rec, head, token, says):
-    answered(ValueError, says, lambda: rec.state(0, head, token))
+def test_a_state_of_no_head_or_token(rec, head, token, description):
+    answered(ValueError, description, lambda: rec.state(0, head, token))
 
 
 def test_a_long_wrong_thing_is_cut_in_the_sentence(model):

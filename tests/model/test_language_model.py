@@ -227,8 +227,12 @@ def test_skipping_several_blocks_leaves_them_out(any_model):
 
 
 def test_skipping_is_refused_for_blocks_that_are_not_or_run_backwards(model):
-    for start, end, says in ((2, 1, "skips upwards"), (0, 9, "no block 9"), (-9, 0, "no block -9")):
-        with pytest.raises(ValueError, match=says):
+    for start, end, description in (
+        (2, 1, "skips upwards"),
+        (0, 9, "no block 9"),
+        (-9, 0, "no block -9"),
+    ):
+        with pytest.raises(ValueError, match=description):
             with model.trace(PROMPT):
                 model.skip_layers(start, end)
 
@@ -283,12 +287,12 @@ def test_steering_is_refused_with_a_sentence(model):
     with pytest.raises(ValueError, match="no block 99"):
         with model.trace(PROMPT):
             model.steer(99, vector)
-    for wrong, says in (
+    for wrong, description in (
         ({"positions": 1000}, "There is no position 1000: this call has positions 0 to"),
         ({"positions": [0, -1000]}, "There is no position -1000"),
         ({"batch_index": 3}, "There is no row 3: this call has rows 0 to 0."),
     ):
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=description):
             with model.trace(PROMPT):
                 model.steer(1, vector, **wrong)
     with pytest.raises(OutsideTrace):
@@ -438,16 +442,16 @@ def test_a_copy_of_the_native_model_is_plain():
 
 
 @pytest.mark.parametrize(
-    ("host", "name", "says"),
+    ("host", "name", "description"),
     [
         ("mlp", "expert_weihgts", "the nearest names are expert_weights"),
         ("", "mlp_output", "it is a value of model.layers"),
         ("linear_attn", "attention_probabilities", "it is a value of model.layers"),
     ],
 )
-def test_a_value_that_is_not_there_cannot_be_written(model, host, name, says):
+def test_a_value_that_is_not_there_cannot_be_written(model, host, name, description):
     envoy = model.layers[0].get(host) if host else model.layers[0]
-    with pytest.raises(AttributeError, match=says):
+    with pytest.raises(AttributeError, match=description):
         setattr(envoy, name, torch.zeros(1))
     assert name not in envoy.__dict__
 

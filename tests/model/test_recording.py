@@ -157,7 +157,7 @@ def test_any_text_is_a_prompt_and_its_tokens_say_it(model, text):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "says"),
+    ("prompt", "description"),
     [
         ("", "empty"),
         ("  \n\t", "empty"),
@@ -178,13 +178,13 @@ def test_any_text_is_a_prompt_and_its_tokens_say_it(model, text):
         ([-1], "0 to 2047"),
     ],
 )
-def test_what_is_no_prompt_is_refused_in_words(model, prompt, says):
-    with pytest.raises(PromptError, match=says):
+def test_what_is_no_prompt_is_refused_in_words(model, prompt, description):
+    with pytest.raises(PromptError, match=description):
         model.record(prompt, ["logits"])
 
 
 @pytest.mark.parametrize(
-    ("values", "layers", "error", "says"),
+    ("values", "layers", "error", "description"),
     [
         (["router_logit"], None, UnknownValue, "router_logits"),
         (["moe.router_logits"], None, UnknownValue, "hosts are model"),
@@ -197,8 +197,10 @@ def test_what_is_no_prompt_is_refused_in_words(model, prompt, says):
         (["state"], None, Unavailable, r"Recording\.state"),
     ],
 )
-def test_what_cannot_be_recorded_is_refused_before_the_run(model, values, layers, error, says):
-    with pytest.raises(error, match=says):
+def test_what_cannot_be_recorded_is_refused_before_the_run(
+    model, values, layers, error, description
+):
+    with pytest.raises(error, match=description):
         model.record(PROMPT, values, layers)
     assert not model.taps.open
 
@@ -232,7 +234,7 @@ def test_keys_are_names_blocks_and_hosts(rec):
 
 
 @pytest.mark.parametrize(
-    ("key", "says"),
+    ("key", "description"),
     [
         ("router_logits", "value of a block: say which, of blocks 0 to 3"),
         (("logits", 1), "value of the whole model"),
@@ -246,8 +248,8 @@ def test_keys_are_names_blocks_and_hosts(rec):
         (("mlp_activation", 1), "every expert has neurons"),
     ],
 )
-def test_what_a_recording_has_not_is_said_why(rec, key, says):
-    with pytest.raises(NotRecorded, match=says) as error:
+def test_what_a_recording_has_not_is_said_why(rec, key, description):
+    with pytest.raises(NotRecorded, match=description) as error:
         rec[key]
     assert str(error.value) == rec.why(*(key if isinstance(key, tuple) else (key,)))
 
@@ -347,7 +349,7 @@ def test_edits_reach_the_models_own_values_and_the_shared_expert(model):
 
 
 @pytest.mark.parametrize(
-    ("edit", "error", "says"),
+    ("edit", "error", "description"),
     [
         (ablate_expert(99, 0), ValueError, "no block 99"),
         (ablate_expert(1, 12), ValueError, "experts 0 to 11, not 12"),
@@ -368,10 +370,10 @@ def test_edits_reach_the_models_own_values_and_the_shared_expert(model):
     ],
 )
 def test_an_edit_that_cannot_be_made_is_refused_and_leaves_the_model_usable(
-    model, edit, error, says
+    model, edit, error, description
 ):
     before = model.record(PROMPT, ["logits"])["logits"]
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=description):
         model.record(PROMPT, ["logits"], edits=[edit])
     assert not model.taps.open
     assert torch.equal(model.record(PROMPT, ["logits"])["logits"], before)

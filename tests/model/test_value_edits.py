@@ -216,12 +216,12 @@ def test_the_models_own_values_are_written_where_they_stand(model):
 
 
 @pytest.mark.parametrize(
-    ("new", "says"), [(torch.zeros(3), r"\[3\]"), (0, "int"), (None, "NoneType")]
+    ("new", "description"), [(torch.zeros(3), r"\[3\]"), (0, "int"), (None, "NoneType")]
 )
-def test_a_value_of_another_shape_is_refused_where_it_is_written(model, new, says):
+def test_a_value_of_another_shape_is_refused_where_it_is_written(model, new, description):
     with pytest.raises(
         ValueError,
-        match=rf"layers\[1\]\.mlp\.router_logits is a tensor \[1, \d+, 12\]; it was given {says}",
+        match=rf"layers\[1\]\.mlp\.router_logits is a tensor \[1, \d+, 12\]; it was given {description}",
     ) as caught:
         with model.trace(PROMPT):
             model.layers[1].mlp.router_logits = new

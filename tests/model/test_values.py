@@ -86,7 +86,7 @@ def last_line(error: BaseException) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("late", "reached", "says"),
+    ("late", "reached", "description"),
     [
         ("mlp.router_logits", "mlp.mlp_output", "mlp.router_logits → mlp.mlp_output"),
         (
@@ -102,7 +102,7 @@ def last_line(error: BaseException) -> tuple[str, str]:
         ("linear_attn.attention_queries", "linear_attn.states", "linear_attn.attention_queries"),
     ],
 )
-def test_a_read_that_comes_too_late_says_so_at_the_users_line(model, late, reached, says):
+def test_a_read_that_comes_too_late_says_so_at_the_users_line(model, late, reached, description):
     block = model.layers[1]
 
     def value(name):
@@ -118,7 +118,7 @@ def test_a_read_that_comes_too_late_says_so_at_the_users_line(model, late, reach
         f"model.layers[1].{late} was asked for after" in message
         and f"had reached model.layers[1].{reached}" in message
     )
-    assert says in message and "model.record" in message and message.count("→") <= 1
+    assert description in message and "model.record" in message and message.count("→") <= 1
     file, line = last_line(caught.value)
     assert file == __file__ and "getattr" in line
     assert caught.value.__cause__ is None
@@ -450,7 +450,7 @@ def test_every_value_has_a_docstring_on_its_envoy():
 
 
 @pytest.mark.parametrize(
-    "wrong, says",
+    "wrong, description",
     [
         ("the " * 5000, "takes at most"),
         ([""], "empty"),
@@ -459,7 +459,7 @@ def test_every_value_has_a_docstring_on_its_envoy():
         (torch.tensor([[-1, 3]]), "from 0 to 2047"),
     ],
 )
-def test_a_trace_keeps_the_rules_of_prompts(model, wrong, says):
-    with pytest.raises(PromptError, match=says):
+def test_a_trace_keeps_the_rules_of_prompts(model, wrong, description):
+    with pytest.raises(PromptError, match=description):
         with model.trace(wrong):
             model.logits.save()

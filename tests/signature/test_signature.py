@@ -317,15 +317,15 @@ def test_the_whole_text_names_what_is_unresolved():
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "description"),
     [
         (["inspect", "lama"], "lama"),
         (["inspect", "/nowhere"], "nothing at /nowhere"),
         (["inspect", "llama", "--block", "LlamaMlp"], "it has LlamaForCausalLM, LlamaModel"),
     ],
 )
-def test_bad_words_get_one_sentence_and_exit_2(words, says, capsys, monkeypatch):
+def test_bad_words_get_one_sentence_and_exit_2(words, description, capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(words) == 2
     err = capsys.readouterr().err
-    assert says in err and err.count("\n") == 1 and "Traceback" not in err
+    assert description in err and err.count("\n") == 1 and "Traceback" not in err

@@ -8,8 +8,8 @@ import time
 from contextlib import nullcontext
 
 from explorer import load
-from explorer.app.figures import Ink
-from explorer.app.loop_monitor import Lateness
+from explorer.app.figures import FigureTheme
+from explorer.app.loop_monitor import LoopLagMonitor
 from explorer.app.cards import Board
 from explorer.app.session import Services, Session
 from explorer.app.store import Store
@@ -30,11 +30,11 @@ class Page:
             Worker(),
             Store(loads),
             lambda model: {"key": model.label, "html": ""},
-            Lateness(),
+            LoopLagMonitor(),
             source,
             prompt,
         )
-        self.session = Session(services, Board(Ink()), self._sent, self._post, nullcontext)
+        self.session = Session(services, Board(FigureTheme()), self._sent, self._post, nullcontext)
 
     def _sent(self, message: dict) -> None:
         json.dumps(message)  # everything a page is sent is plain data

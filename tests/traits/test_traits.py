@@ -17,7 +17,7 @@ from explorer.specimens import bpe, config_of
 from explorer.specimens.small import small_config, types
 from explorer.traits import catalogue, traits
 from explorer.traits.replayable_graph import NoNumbers, recorded
-from explorer.traits.probe import Witness
+from explorer.traits.probe import ModelProbe
 from tests.support.models import shapes
 
 #: What most decoders since Llama have.
@@ -372,7 +372,7 @@ def test_a_piece_run_again_gives_what_the_model_gives():
 
 
 def test_what_nobody_knows_the_numbers_of_is_not_made_up():
-    witness = Witness(load("specimen:llama", weights=False))
+    witness = ModelProbe(load("specimen:llama", weights=False))
     large = torch.nn.Parameter(torch.empty(2048, 2048, device="meta"))
     for tensor in (large, torch.empty(3, device="meta")):
         with pytest.raises(NoNumbers):
@@ -382,7 +382,7 @@ def test_what_nobody_knows_the_numbers_of_is_not_made_up():
 def test_buffers_made_anew_are_the_ones_a_loaded_model_has():
     for family in ("llama", "gptj", "gemma3_text", "recurrent_gemma", "mpt", "gpt_neo"):
         real = load(f"specimen:{family}")
-        buffers, own = Witness(real).buffers, dict(real.hf.named_buffers())
+        buffers, own = ModelProbe(real).buffers, dict(real.hf.named_buffers())
         for name in own:
             if not any(
                 f".{layer}." in name for layer in range(buffers.depth, 9)

@@ -5,47 +5,51 @@ from __future__ import annotations
 import pytest
 
 from explorer.vocabulary.availability import (
-    Kind,
-    Missing,
-    absent,
-    elsewhere,
-    setting,
-    telling,
-    unfollowed,
+    ReasonKind,
+    Unavailability,
+    not_present,
+    not_in_block,
+    needs_setting,
+    most_informative,
+    not_traced,
 )
 from tests.support.models import specimen
 
 
 def test_the_reason_that_says_most_is_told():
     by_rank = [
-        unfollowed("it is not followed"),
-        setting("another kernel runs"),
-        absent("it has none"),
-        elsewhere("no such part"),
+        not_traced("it is not followed"),
+        needs_setting("another kernel runs"),
+        not_present("it has none"),
+        not_in_block("no such part"),
     ]
     for rank, reason in enumerate(by_rank):
-        assert telling(reversed(by_rank[rank:])) == reason.text
-    assert telling([]) == "it is not on the blocks asked for"
+        assert most_informative(reversed(by_rank[rank:])) == reason.text
+    assert most_informative([]) == "it is not on the blocks asked for"
 
 
 def test_a_reason_reads_as_its_sentence():
-    reason = absent("this block has one sublayer")
+    reason = not_present("this block has one sublayer")
     assert (
         f"unavailable: {reason}." == "unavailable: this block has one sublayer."
         and str(reason) == reason.text
     )
-    assert reason == Missing(Kind.ABSENT, "this block has one sublayer") != unfollowed(reason.text)
+    assert (
+        reason
+        == Unavailability(ReasonKind.NOT_PRESENT, "this block has one sublayer")
+        != not_traced(reason.text)
+    )
 
 
 @pytest.mark.parametrize(
     "family, value, layer, kind",
     [
-        ("llama", "router_logits", 0, Kind.ABSENT),
-        ("llama", "self_attn.attention_sinks", 0, Kind.ABSENT),
-        ("llama", "decays", 0, Kind.ELSEWHERE),
-        ("nemotron_h", "mlp_output", 0, Kind.ELSEWHERE),
-        ("olmo2", "attention_norm_output", 0, Kind.ABSENT),
-        ("gptj", "layer_mid", 0, Kind.ABSENT),
+        ("llama", "router_logits", 0, ReasonKind.NOT_PRESENT),
+        ("llama", "self_attn.attention_sinks", 0, ReasonKind.NOT_PRESENT),
+        ("llama", "decays", 0, ReasonKind.NOT_IN_BLOCK),
+        ("nemotron_h", "mlp_output", 0, ReasonKind.NOT_IN_BLOCK),
+        ("olmo2", "attention_norm_output", 0, ReasonKind.NOT_PRESENT),
+        ("gptj", "layer_mid", 0, ReasonKind.NOT_PRESENT),
     ],
 )
 def test_the_kind_of_a_reason_comes_from_finding(family, value, layer, kind):
@@ -57,5 +61,5 @@ def test_another_experts_implementation_is_advised_only_where_there_is_one():
     assert (
         "one after another" in reason.text
         and "load" not in reason.text
-        and reason.kind is Kind.UNFOLLOWED
+        and reason.kind is ReasonKind.NOT_TRACED
     )

@@ -111,9 +111,9 @@ def test_a_derived_value_says_what_it_comes_from():
     for value in vocabulary.VALUES:
         if value.derived:
             source = vocabulary.BY_HOST[value.host][value.source]
-            assert not source.derived and not value.written and value.says
+            assert not source.derived and not value.written and value.description
         else:
-            assert not value.says and (
+            assert not value.description and (
                 value.written or value.optional
             )  # what a kernel only hands over is read alone
     for host, names in vocabulary.REPLAYS.items():

@@ -148,10 +148,10 @@ def test_the_text_form_goes_down_the_stream() -> None:
         "layer_output",
         "logits",
     ]
-    places = []
+    hook_points = []
     for word in order:
-        places.append(html.index(word, places[-1] + 1 if places else 0))
-    assert places == sorted(places)
+        hook_points.append(html.index(word, hook_points[-1] + 1 if hook_points else 0))
+    assert hook_points == sorted(hook_points)
 
 
 def test_the_script_is_given_each_type_once_and_by_shape() -> None:

@@ -7,19 +7,19 @@ from contextlib import contextmanager
 
 import torch
 
-from explorer.contract.registry import law
-from explorer.contract.model_under_test import Subject
-from explorer.contract.comparisons import Tally
+from explorer.contract.registry import invariant
+from explorer.contract.model_under_test import ModelUnderTest
+from explorer.contract.comparisons import Comparisons
 
 
-@law(
+@invariant(
     "lens",
     "On the last block's layer_output, project_on_vocab gives the model's logits and top_tokens its likeliest next tokens.",
     "model",
     float32=1e-5,
     bfloat16=2e-2,
 )
-def lens(s: Subject, host: str, t: Tally) -> None:
+def lens(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     last = s.get("layers", "layer_output", s.model.num_layers - 1)
     with torch.no_grad():
         t.near("project_on_vocab", s.model.project_on_vocab(last), s.get("model", "logits"))
@@ -35,7 +35,9 @@ def lens(s: Subject, host: str, t: Tally) -> None:
 
 
 @contextmanager
-def _passed_over(s: Subject, start: int, end: int, stream: torch.Tensor | None) -> Iterator[None]:
+def _passed_over(
+    s: ModelUnderTest, start: int, end: int, stream: torch.Tensor | None
+) -> Iterator[None]:
     """The model with the output of blocks ``start`` to ``end`` put aside by hooks of torch's own."""
     entering: list[torch.Tensor] = []
 
@@ -58,13 +60,13 @@ def _passed_over(s: Subject, start: int, end: int, stream: torch.Tensor | None) 
             handle.remove()
 
 
-@law(
+@invariant(
     "skip",
     "skip_layers hands the stream entering the first block left out, or the one given, to the block after the last, as leaving them out by hand does.",
     "layers",
     when=lambda s: s.model.anatomy.passable,
 )
-def skip(s: Subject, host: str, t: Tally) -> None:
+def skip(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     last = s.model.num_layers - 1
     given = torch.flip(s.get("layers", "layer_input", 0), dims=[-1])
     ranges = [(layer, layer, None) for layer in range(last + 1)] + [
@@ -86,13 +88,13 @@ def skip(s: Subject, host: str, t: Tally) -> None:
         t.same(start, logits, want)
 
 
-@law(
+@invariant(
     "steer",
     "steer adds factor times the vector to the stream leaving the blocks named, at the rows and positions named and nowhere else.",
     "layers",
     float32=1e-6,
 )
-def steer(s: Subject, host: str, t: Tally) -> None:
+def steer(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     vector = torch.linspace(-1, 1, s.model.hidden_size, dtype=s.dtype, device=s.ids.device)
     position = s.seq // 2
     for layer in s.first("layers"):
@@ -119,7 +121,7 @@ def steer(s: Subject, host: str, t: Tally) -> None:
 
 
 @contextmanager
-def _added(s: Subject, vector: torch.Tensor) -> Iterator[None]:
+def _added(s: ModelUnderTest, vector: torch.Tensor) -> Iterator[None]:
     """The model with ``vector`` added to what each block returns, by hooks of torch's own."""
 
     def leaves(module, args, output):

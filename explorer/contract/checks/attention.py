@@ -5,25 +5,25 @@ from __future__ import annotations
 import torch
 
 from explorer import vocabulary
-from explorer.contract.registry import law
-from explorer.contract.model_under_test import Subject
+from explorer.contract.registry import invariant
+from explorer.contract.model_under_test import ModelUnderTest
 from explorer.contract.residual_steps import added, followed
-from explorer.contract.comparisons import Tally
+from explorer.contract.comparisons import Comparisons
 
 HOST = "self_attn"
 
 
-def _repeated(s: Subject, name: str, layer: int) -> torch.Tensor:
+def _repeated(s: ModelUnderTest, name: str, layer: int) -> torch.Tensor:
     """Keys or values [batch num_heads seq width], each repeated for the heads that share it."""
     tensor = s.get(HOST, name, layer)
     return tensor.repeat_interleave(s.envoy(HOST, layer).num_heads // tensor.shape[1], dim=1)
 
 
-def _sunk(s: Subject, layer: int) -> bool:
+def _sunk(s: ModelUnderTest, layer: int) -> bool:
     return layer in s.layers(HOST, "attention_sinks")
 
 
-@law(
+@invariant(
     "pattern rows",
     "Each row of attention_probabilities sums to one (to less where the family has sinks), has no negative entry and reads no later token.",
     HOST,
@@ -31,7 +31,7 @@ def _sunk(s: Subject, layer: int) -> bool:
     float32=1e-5,
     bfloat16=2e-2,
 )
-def rows(s: Subject, host: str, t: Tally) -> None:
+def rows(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in s.layers(HOST, "attention_probabilities"):
         pattern = s.get(HOST, "attention_probabilities", layer)
         total = pattern.float().sum(-1)
@@ -45,7 +45,7 @@ def rows(s: Subject, host: str, t: Tally) -> None:
         t.same(layer, pattern, pattern.tril())
 
 
-def _products(s: Subject) -> list[int]:
+def _products(s: ModelUnderTest) -> list[int]:
     """The blocks whose scores are one product of queries and keys, not the sum of several."""
     return [
         layer
@@ -54,7 +54,7 @@ def _products(s: Subject) -> list[int]:
     ]
 
 
-@law(
+@invariant(
     "scores are scaled products",
     "Where a token may look, attention_scores is the product of its query and the key, times one number for the whole block (capped where the family "
     "caps it), plus what depends on the positions alone where the family adds a bias.",
@@ -64,7 +64,7 @@ def _products(s: Subject) -> list[int]:
     bfloat16=3e-2,
     when=lambda s: bool(_products(s)),
 )
-def scores(s: Subject, host: str, t: Tally) -> None:
+def scores(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in _products(s):
         products = (
             s.get(HOST, "attention_queries", layer).double()
@@ -85,7 +85,7 @@ def scores(s: Subject, host: str, t: Tally) -> None:
         t.near(layer, scale * x, y)
 
 
-@law(
+@invariant(
     "scores to probabilities",
     "attention_probabilities is the softmax of attention_scores over the keys (and the sink, where there is one).",
     HOST,
@@ -93,7 +93,7 @@ def scores(s: Subject, host: str, t: Tally) -> None:
     float32=1e-5,
     bfloat16=2e-2,
 )
-def probabilities(s: Subject, host: str, t: Tally) -> None:
+def probabilities(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in s.layers(HOST, "attention_scores", "attention_probabilities"):
         found = s.get(HOST, "attention_scores", layer).float()
         if _sunk(s, layer):
@@ -108,7 +108,7 @@ def probabilities(s: Subject, host: str, t: Tally) -> None:
         t.near(layer, s.get(HOST, "attention_probabilities", layer), want)
 
 
-@law(
+@invariant(
     "probabilities mix values",
     "attention_head_outputs is attention_probabilities times attention_values, each repeated for the heads that share it.",
     HOST,
@@ -116,7 +116,7 @@ def probabilities(s: Subject, host: str, t: Tally) -> None:
     float32=1e-5,
     bfloat16=2e-2,
 )
-def mixes(s: Subject, host: str, t: Tally) -> None:
+def mixes(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in s.layers(
         HOST, "attention_probabilities", "attention_values", "attention_head_outputs"
     ):
@@ -125,7 +125,7 @@ def mixes(s: Subject, host: str, t: Tally) -> None:
         t.near(layer, s.get(HOST, "attention_head_outputs", layer), mixed)
 
 
-@law(
+@invariant(
     "heads to premix",
     "attention_premix is attention_head_outputs, times head_gate or head_scale where the family has one and normed where it "
     "norms them, and the projection, with the norm and scale after it where the family has them, makes attention_output of "
@@ -135,7 +135,7 @@ def mixes(s: Subject, host: str, t: Tally) -> None:
     float32=1e-5,
     bfloat16=2e-2,
 )
-def premix(s: Subject, host: str, t: Tally) -> None:
+def premix(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in s.layers(HOST, "attention_head_outputs", "attention_premix"):
         heads = s.get(HOST, "attention_head_outputs", layer)
         if layer in s.layers(HOST, "head_gate"):
@@ -155,7 +155,7 @@ def premix(s: Subject, host: str, t: Tally) -> None:
                 t.near(layer, added(s, HOST, layer, made), s.get(HOST, "attention_output", layer))
 
 
-@law(
+@invariant(
     "zero a head",
     "zero_head makes exactly that head's attention_head_outputs zero, and the logits are those of the same edit in a trace.",
     *(
@@ -167,7 +167,7 @@ def premix(s: Subject, host: str, t: Tally) -> None:
     ),
     needs=("attention_head_outputs",),
 )
-def zeroed(s: Subject, host: str, t: Tally) -> None:
+def zeroed(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     from explorer.model.edits import zero_head
 
     for layer in s.first(host, "attention_head_outputs"):

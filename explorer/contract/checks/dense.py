@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import torch
 
-from explorer.contract.registry import law
-from explorer.contract.model_under_test import Subject
+from explorer.contract.registry import invariant
+from explorer.contract.model_under_test import ModelUnderTest
 from explorer.contract.residual_steps import added, constant, followed
-from explorer.contract.comparisons import Tally
+from explorer.contract.comparisons import Comparisons
 
 
-def _down(s: Subject, host: str, layer: int, neurons: torch.Tensor) -> torch.Tensor:
+def _down(s: ModelUnderTest, host: str, layer: int, neurons: torch.Tensor) -> torch.Tensor:
     """What the down projection makes of neurons: a module, or a matrix of the MLP's own."""
     if "down" in s.traits(host, layer):
         return neurons @ _matrix(s, host, layer)
-    place = s.model.anatomy.block(layer).hosts[host].places["mlp_neurons"][0]
+    place = s.model.anatomy.block(layer).hosts[host].hook_points["mlp_neurons"][0]
     with torch.no_grad():
         return s.module(layer, place.module)(neurons)
 
 
-def _matrix(s: Subject, host: str, layer: int) -> torch.Tensor:
+def _matrix(s: ModelUnderTest, host: str, layer: int) -> torch.Tensor:
     """The down projection [intermediate_size hidden_size] that is a parameter of the MLP's own, the only one of its stack."""
     weight = constant(s, layer, s.traits(host, layer)["down"])
     weight = weight[0] if weight.dim() > 2 else weight
     return weight.mT if weight.shape[0] == s.envoy(host, layer).hidden_size else weight
 
 
-def _followed(s: Subject, host: str) -> list[int]:
+def _followed(s: ModelUnderTest, host: str) -> list[int]:
     """The blocks whose neurons are followed to what the block adds."""
     return [
         layer
@@ -35,7 +35,7 @@ def _followed(s: Subject, host: str) -> list[int]:
     ]
 
 
-@law(
+@invariant(
     "neurons",
     "The down projection, and the norm and scale after it where the family has them, make mlp_output of mlp_neurons, and "
     "where mlp_activation is doubled mlp_neurons double with it.",
@@ -45,7 +45,7 @@ def _followed(s: Subject, host: str) -> list[int]:
     float32=1e-5,
     bfloat16=2e-2,
 )
-def neurons(s: Subject, host: str, t: Tally) -> None:
+def neurons(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in s.layers(host, "mlp_neurons"):
         found = s.get(host, "mlp_neurons", layer)
         made = _down(s, host, layer, found)
@@ -65,7 +65,7 @@ def neurons(s: Subject, host: str, t: Tally) -> None:
         t.same(layer, doubled, 2 * s.get(host, "mlp_neurons", layer))
 
 
-@law(
+@invariant(
     "silencing a neuron",
     "With one neuron at zero, mlp_output changes; where what follows the neurons is followed too, by that neuron's column of the down "
     "projection (or what a norm after it makes of that) and nothing else.",
@@ -74,7 +74,7 @@ def neurons(s: Subject, host: str, t: Tally) -> None:
     needs=("mlp_neurons",),
     float32=1e-5,
 )
-def silenced(s: Subject, host: str, t: Tally) -> None:
+def silenced(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in s.layers(host, "mlp_neurons"):
         clean = s.get(host, "mlp_neurons", layer)
         neuron = int(clean[0, -1].abs().argmax())
@@ -89,7 +89,7 @@ def silenced(s: Subject, host: str, t: Tally) -> None:
         if layer not in _followed(s, host):
             continue
         made = _down(s, host, layer, clean)
-        place = s.model.anatomy.block(layer).hosts[host].places["mlp_neurons"][0]
+        place = s.model.anatomy.block(layer).hosts[host].hook_points["mlp_neurons"][0]
         weight = (
             _matrix(s, host, layer)
             if "down" in s.traits(host, layer)
@@ -108,7 +108,7 @@ def silenced(s: Subject, host: str, t: Tally) -> None:
         )
 
 
-def _per_token(s: Subject) -> list[int]:
+def _per_token(s: ModelUnderTest) -> list[int]:
     """One block of each kind whose MLP is followed: one whose choice of what it runs is not may choose for all tokens at once."""
     known = {*s.layers("mlp", "mlp_neurons"), *s.layers("mlp", "expert_indices")}
     return [
@@ -118,7 +118,7 @@ def _per_token(s: Subject) -> list[int]:
     ]
 
 
-@law(
+@invariant(
     "one token at a time",
     "mlp_output of one token depends on mlp_input of that token alone, where the MLP's inside is followed, no convolution is "
     "behind it, and the model itself reads no later token.",
@@ -126,7 +126,7 @@ def _per_token(s: Subject) -> list[int]:
     float32=1e-5,
     when=lambda s: s.causal and bool(_per_token(s)),
 )
-def per_token(s: Subject, host: str, t: Tally) -> None:
+def per_token(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     s.looks("mlp", "mlp_output")
     for layer in _per_token(s):
         position = s.seq // 2

@@ -5,21 +5,21 @@ from __future__ import annotations
 import torch
 
 from explorer import vocabulary
-from explorer.contract.registry import law
-from explorer.contract.model_under_test import Key, Subject
-from explorer.contract.comparisons import Tally
+from explorer.contract.registry import invariant
+from explorer.contract.model_under_test import Key, ModelUnderTest
+from explorer.contract.comparisons import Comparisons
 
 HOSTS = tuple(vocabulary.HOSTS)
 
 
-@law(
+@invariant(
     "gradients flow",
     "A loss on the logits (and, for a state leaving the call, on that state) has a gradient with respect to every floating-point value served, "
     "and derived values are not cut off from what they come from.",
     *HOSTS,
     when=lambda s: s.differentiable,
 )
-def flow(s: Subject, host: str, t: Tally) -> None:
+def flow(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     served, grads = _grads(s)
     for key, value in served.items():
         if (
@@ -54,7 +54,7 @@ def flow(s: Subject, host: str, t: Tally) -> None:
         )
 
 
-def _grads(s: Subject) -> tuple[dict[Key, object], dict[Key, torch.Tensor]]:
+def _grads(s: ModelUnderTest) -> tuple[dict[Key, object], dict[Key, torch.Tensor]]:
     if "grads" not in s.memo:
         served: dict[Key, object] = {}
         keys = s.order(derived=True)
@@ -85,14 +85,14 @@ def _weighed(value: torch.Tensor) -> torch.Tensor:
     return (value.float() * weights.view_as(value)).sum()
 
 
-@law(
+@invariant(
     "backward in a trace",
     "Inside `with loss.backward():` the .grad of the stream leaving each block is what autograd gives for it.",
     "layers",
     float32=1e-6,
     when=lambda s: s.differentiable,
 )
-def backward(s: Subject, host: str, t: Tally) -> None:
+def backward(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     last = s.model.num_layers - 1
     streams: dict[int, torch.Tensor] = {}
     told: dict[int, torch.Tensor] = {}

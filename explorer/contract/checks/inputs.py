@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 
 from explorer import vocabulary
-from explorer.contract.registry import law
-from explorer.contract.model_under_test import Subject
-from explorer.contract.comparisons import Tally
+from explorer.contract.registry import invariant
+from explorer.contract.model_under_test import ModelUnderTest
+from explorer.contract.comparisons import Comparisons
 
 
-@law(
+@invariant(
     "inputs are the tokenizer's",
     "input_ids, attention_mask and input_size are what the tokenizer makes of a text, and of two texts of different lengths traced together.",
     "model",
 )
-def tokenizer(s: Subject, host: str, t: Tally) -> None:
+def tokenizer(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     short = s.model.tokenizer.decode(s.ids[0, :4].tolist())
     with torch.no_grad(), s.model.trace(s.text):
         found = [s.model.input_ids, s.model.attention_mask, s.model.input_size].save()
@@ -48,12 +48,12 @@ def tokenizer(s: Subject, host: str, t: Tally) -> None:
         )
 
 
-@law(
+@invariant(
     "inputs can be written",
     "The model runs on the ids and the mask written in a trace, as it does when it is called with them.",
     "model",
 )
-def written(s: Subject, host: str, t: Tally) -> None:
+def written(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     ids = torch.flip(s.ids, dims=[1])
     mask = torch.ones_like(s.ids)
     mask[0, :2] = 0

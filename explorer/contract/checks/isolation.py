@@ -5,19 +5,19 @@ from __future__ import annotations
 import torch
 
 from explorer import vocabulary
-from explorer.contract.registry import law
-from explorer.contract.model_under_test import Key, Subject
-from explorer.contract.comparisons import Tally
+from explorer.contract.registry import invariant
+from explorer.contract.model_under_test import Key, ModelUnderTest
+from explorer.contract.comparisons import Comparisons
 
 
-@law(
+@invariant(
     "two models apart",
     "Two models in one process do not disturb each other: one records its states and is edited while the other runs, each gives what it gives alone.",
     "model",
     pair=True,
     form=True,
 )
-def apart(s: Subject, host: str, t: Tally) -> None:
+def apart(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     other = s.other
     alone = other.record(s.ids)
     during: list = []
@@ -59,7 +59,7 @@ def apart(s: Subject, host: str, t: Tally) -> None:
     t.same("the other during that trace", during[0][1], alone_plain)
 
 
-@law(
+@invariant(
     "invokes apart",
     "Two texts traced together each see their own rows of every value, and an edit made for one leaves the other as it is.",
     "model",
@@ -67,7 +67,7 @@ def apart(s: Subject, host: str, t: Tally) -> None:
     when=lambda s: s.rows_apart,
     form=True,
 )
-def invokes(s: Subject, host: str, t: Tally) -> None:
+def invokes(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     keys = s.order(derived=True)
     first: dict[Key, object] = {}
     second: dict[Key, object] = {}
@@ -101,14 +101,14 @@ def invokes(s: Subject, host: str, t: Tally) -> None:
     )
 
 
-@law(
+@invariant(
     "left as it was",
     "After all of this the transformers model called on its own gives the logits it gave before, to the bit, and no hook is left on it.",
     "model",
     last=True,
     bfloat16=0.0,
 )
-def left(s: Subject, host: str, t: Tally) -> None:
+def left(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     t.same("logits", s.forward(s.ids).logits, s.plain)
     hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in s.hf.modules())
     t.same("hooks", hooks, s.hooks)

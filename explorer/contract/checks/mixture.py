@@ -5,24 +5,24 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from explorer.contract.registry import law
-from explorer.contract.model_under_test import Subject
+from explorer.contract.registry import invariant
+from explorer.contract.model_under_test import ModelUnderTest
 from explorer.contract.residual_steps import added, constant, followed
-from explorer.contract.comparisons import Tally
+from explorer.contract.comparisons import Comparisons
 from explorer.model.edits import Edit, ablate_expert
 from explorer.discovery.trace_graph import tensors
 
 HOST = "mlp"
 
 
-@law(
+@invariant(
     "choice",
     "expert_indices are the top-k of router_scores, each expert once per token.",
     HOST,
     needs=("router_scores", "expert_indices"),
     bfloat16=0.0,
 )
-def choice(s: Subject, host: str, t: Tally) -> None:
+def choice(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in s.layers(HOST, "router_scores", "expert_indices"):
         scores, chosen = s.get(HOST, "router_scores", layer), s.get(HOST, "expert_indices", layer)
         best = scores.topk(chosen.shape[-1], dim=-1).values
@@ -34,14 +34,14 @@ def choice(s: Subject, host: str, t: Tally) -> None:
         )
 
 
-@law(
+@invariant(
     "margin",
     "router_margin is the last chosen expert's score minus the best score not chosen, and never negative.",
     HOST,
     needs=("router_margin", "router_scores", "expert_indices"),
     bfloat16=0.0,
 )
-def margin(s: Subject, host: str, t: Tally) -> None:
+def margin(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in s.layers(HOST, "router_margin", "router_scores", "expert_indices"):
         scores, chosen = s.get(HOST, "router_scores", layer), s.get(HOST, "expert_indices", layer)
         found = s.get(HOST, "router_margin", layer)
@@ -50,7 +50,7 @@ def margin(s: Subject, host: str, t: Tally) -> None:
         t.holds(layer, (found >= 0).all(), "a margin is negative")
 
 
-@law(
+@invariant(
     "weights as scored",
     "router_scores are the family's own function of router_logits, plus one number per expert where it has a selection bias, struck out outside the best "
     "groups; expert_weights are the function's values for the chosen, renormalised where the family does, times the factor "
@@ -61,7 +61,7 @@ def margin(s: Subject, host: str, t: Tally) -> None:
     float32=1e-6,
     bfloat16=1e-2,
 )
-def weights(s: Subject, host: str, t: Tally) -> None:
+def weights(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in s.layers(
         HOST, "router_logits", "router_scores", "expert_indices", "expert_weights"
     ):
@@ -108,7 +108,7 @@ def weights(s: Subject, host: str, t: Tally) -> None:
             t.near(layer, found, factor * want)
 
 
-def _shared(s: Subject) -> list[int]:
+def _shared(s: ModelUnderTest) -> list[int]:
     """The blocks whose shared expert is a module."""
     return [
         layer
@@ -120,7 +120,7 @@ def _shared(s: Subject) -> list[int]:
 _FUNCTIONS = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid, "none": lambda x: x}
 
 
-@law(
+@invariant(
     "slots sum",
     "expert_outputs summed over the slots is routed_output.",
     HOST,
@@ -128,13 +128,13 @@ _FUNCTIONS = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid, "non
     float32=1e-6,
     bfloat16=1e-2,
 )
-def slots(s: Subject, host: str, t: Tally) -> None:
+def slots(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in s.layers(HOST, "expert_outputs", "routed_output"):
         total = s.get(HOST, "expert_outputs", layer).sum(2)
         t.near(layer, total, s.get(HOST, "routed_output", layer))
 
 
-@law(
+@invariant(
     "routed plus shared",
     "routed_output, plus shared_expert_output where there is a shared expert, is mlp_output, through the norm and scale after it where the family has them.",
     HOST,
@@ -143,7 +143,7 @@ def slots(s: Subject, host: str, t: Tally) -> None:
     bfloat16=1e-2,
     when=lambda s: any(followed(s, HOST, layer) for layer in s.layers(HOST, "routed_output")),
 )
-def parts(s: Subject, host: str, t: Tally) -> None:
+def parts(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in s.layers(HOST, "routed_output"):
         total = s.get(HOST, "routed_output", layer)
         if layer in s.layers(HOST, "shared_expert_output"):
@@ -153,7 +153,7 @@ def parts(s: Subject, host: str, t: Tally) -> None:
             t.near(layer, added(s, HOST, layer, total), s.get(HOST, "mlp_output", layer))
 
 
-@law(
+@invariant(
     "shared expert's gate",
     "shared_expert_output is the shared expert's own output times one number per token, between nought and one where it is gated and one where not.",
     HOST,
@@ -162,7 +162,7 @@ def parts(s: Subject, host: str, t: Tally) -> None:
     bfloat16=2e-2,
     when=lambda s: bool(_shared(s)),
 )
-def shared(s: Subject, host: str, t: Tally) -> None:
+def shared(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in _shared(s):
         whole = s.get("shared_experts", "mlp_output", layer).double()
         found = s.get(HOST, "shared_expert_output", layer).double()
@@ -176,7 +176,7 @@ def shared(s: Subject, host: str, t: Tally) -> None:
             t.near(layer, gate, torch.ones_like(gate))
 
 
-def _runnable(s: Subject) -> list[int]:
+def _runnable(s: ModelUnderTest) -> list[int]:
     """The blocks whose experts' matrices are had by the names transformers gives them, so that one can be run by hand."""
 
     def named(layer: int) -> bool:
@@ -190,7 +190,7 @@ def _runnable(s: Subject) -> list[int]:
     ]
 
 
-def _alone(s: Subject, layer: int, expert: int, x: torch.Tensor) -> torch.Tensor:
+def _alone(s: ModelUnderTest, layer: int, expert: int, x: torch.Tensor) -> torch.Tensor:
     """One expert of a block run by hand on x [tokens hidden_size], however the block has its experts."""
     traits = s.traits(HOST, layer)
     if "experts" in traits:
@@ -235,7 +235,7 @@ def _linear(
     return F.linear(x, weight, getattr(experts, bias)[expert] if experts.has_bias else None)
 
 
-def _entering(s: Subject, layer: int) -> torch.Tensor:
+def _entering(s: ModelUnderTest, layer: int) -> torch.Tensor:
     """What every expert is to run on [tokens hidden_size], by a hook of torch's own: on the MLP where its experts are called with copies."""
     seen: list[torch.Tensor] = []
     traits = s.traits(HOST, layer)
@@ -253,7 +253,7 @@ def _entering(s: Subject, layer: int) -> torch.Tensor:
 
 
 def _by_hand(
-    s: Subject, layer: int, x: torch.Tensor, chosen: torch.Tensor, weight: torch.Tensor
+    s: ModelUnderTest, layer: int, x: torch.Tensor, chosen: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
     """Each slot's weighted output [tokens top_k hidden_size] for tokens x [tokens hidden_size]; of a weighted token where copies are weighted."""
     spread = s.traits(HOST, layer).get("spread")
@@ -270,7 +270,7 @@ def _by_hand(
     return out
 
 
-@law(
+@invariant(
     "experts by hand",
     "Each slot of expert_outputs is its expert, run alone with its own weights, times the slot's weight (run on the token "
     "times that weight, where the family weights what it runs experts on); routed_output is their sum, and rerouting slots "
@@ -281,7 +281,7 @@ def _by_hand(
     bfloat16=2e-2,
     when=lambda s: bool(_runnable(s)),
 )
-def rerouted(s: Subject, host: str, t: Tally) -> None:
+def rerouted(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in _runnable(s):
         x = _entering(s, layer)
         chosen, weight = (
@@ -311,7 +311,7 @@ def rerouted(s: Subject, host: str, t: Tally) -> None:
         t.near(layer, again["routed_output", layer].flatten(0, 1), want.sum(1))
 
 
-@law(
+@invariant(
     "ablating an expert",
     "Zeroing an expert's slots changes mlp_output for exactly the tokens that chose it (where no convolution is behind it), "
     "by exactly those slots; each expert in turn.",
@@ -319,7 +319,7 @@ def rerouted(s: Subject, host: str, t: Tally) -> None:
     needs=("expert_indices", "expert_weights", "expert_outputs", "routed_output"),
     float32=1e-5,
 )
-def ablated(s: Subject, host: str, t: Tally) -> None:
+def ablated(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     s.looks(
         HOST, "expert_indices", "expert_weights", "expert_outputs", "routed_output", "mlp_output"
     )
@@ -342,7 +342,7 @@ def ablated(s: Subject, host: str, t: Tally) -> None:
     t.holds(layer, not torch.equal(logits, s.plain), "ablating an expert does not move the logits")
 
 
-def _each_expert(s: Subject, t: Tally, layer: int) -> None:
+def _each_expert(s: ModelUnderTest, t: Comparisons, layer: int) -> None:
     """One forward over a copy of the first row per expert, each copy without its own expert."""
     count = s.envoy(HOST, layer).num_experts
     ids = s.ids[:1].expand(count, -1).contiguous()

@@ -10,9 +10,9 @@ from types import MappingProxyType
 import torch
 
 from explorer import vocabulary
-from explorer.contract.registry import law
-from explorer.contract.model_under_test import Subject, attempt
-from explorer.contract.comparisons import Tally
+from explorer.contract.registry import invariant
+from explorer.contract.model_under_test import ModelUnderTest, attempt
+from explorer.contract.comparisons import Comparisons
 from explorer.discovery.trace_graph import tensors
 
 #: Which part of a mixture an alias stands for.
@@ -29,14 +29,14 @@ _MIXERS = {
 }
 
 
-@law(
+@invariant(
     "names",
     "Each standard name leads to one module of the transformers model: the embedding and the head it names itself, its blocks in order, "
     "the norm run between the last block and the head, and in a block the modules discovery found, mixers of the kind the configuration lists.",
     *vocabulary.HOSTS,
     shapes=True,
 )
-def names_resolve(s: Subject, host: str, t: Tally) -> None:
+def names_resolve(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     if host == "model":
         _frame(s, t)
         return
@@ -75,14 +75,14 @@ def names_resolve(s: Subject, host: str, t: Tally) -> None:
             )
 
 
-def _parts(s: Subject, layer: int) -> dict[str, str]:
+def _parts(s: ModelUnderTest, layer: int) -> dict[str, str]:
     """The aliases of a mixture's parts and the modules they stand for, where they are modules of their own."""
     traits = s.traits("mlp", layer)
     return {name: traits[trait] for name, trait in _PARTS.items() if traits.get(trait)}
 
 
-def _frame(s: Subject, t: Tally) -> None:
-    blocks = s.hf.get_submodule(s.model.anatomy.frame.blocks)
+def _frame(s: ModelUnderTest, t: Comparisons) -> None:
+    blocks = s.hf.get_submodule(s.model.anatomy.backbone.blocks)
     t.holds(
         "embed_tokens",
         s.model.embed_tokens._module is s.hf.get_input_embeddings(),
@@ -162,13 +162,13 @@ def _handed(given: list[torch.Tensor], got: list[torch.Tensor]) -> bool:
     return whole[0] is whole[1]
 
 
-@law(
+@invariant(
     "a block adds what its parts return",
     "By torch's own hooks: a block returns the stream it is called with plus what the modules return that discovery says make its addends.",
     "layers",
     when=lambda s: any(_adders(s, layer) for layer in range(s.model.num_layers)),
 )
-def adds(s: Subject, host: str, t: Tally) -> None:
+def adds(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     parts = {
         layer: [s.module(layer, ""), *found]
         for layer in range(s.model.num_layers)
@@ -192,23 +192,23 @@ def adds(s: Subject, host: str, t: Tally) -> None:
         )
 
 
-def _adders(s: Subject, layer: int) -> list[torch.nn.Module]:
+def _adders(s: ModelUnderTest, layer: int) -> list[torch.nn.Module]:
     """The modules that return what a block adds; empty where an addend is made by no module."""
-    places = [
-        s.model.anatomy.block(layer).hosts[sub.host].places.get(sub.output, [None])[0]
+    hook_points = [
+        s.model.anatomy.block(layer).hosts[sub.host].hook_points.get(sub.output, [None])[0]
         for sub in s.model.anatomy.block(layer).sublayers
     ]
     if any(step.kind != "add" for step in s.model.anatomy.block(layer).steps):
         return []
     if any(
         place is None or place.operation or place.side == "input" or place.element not in (None, 0)
-        for place in places
+        for place in hook_points
     ):
         return []
-    return [s.module(layer, place.module) for place in places]
+    return [s.module(layer, place.module) for place in hook_points]
 
 
-@law(
+@invariant(
     "a mixture's parts",
     "By torch's own hooks on the modules the names lead to: the experts are called with expert numbers the router returns (or with every token for every expert), and the MLP returns "
     "what they return, plus the shared expert's result times one number per token where there is one.",
@@ -216,7 +216,7 @@ def _adders(s: Subject, layer: int) -> list[torch.nn.Module]:
     needs=("routed_output",),
     when=lambda s: bool(_modular(s)),
 )
-def mixes(s: Subject, host: str, t: Tally) -> None:
+def mixes(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     parts = {}
     for layer in _modular(s):
         mlp = s.envoy(host, layer)
@@ -235,7 +235,7 @@ def mixes(s: Subject, host: str, t: Tally) -> None:
             _mixes(s, t, layer, {name: calls[module] for name, module in modules.items()})
 
 
-def _modular(s: Subject) -> list[int]:
+def _modular(s: ModelUnderTest) -> list[int]:
     """The blocks whose mixture is a module, and its experts another."""
     return [
         layer
@@ -244,7 +244,9 @@ def _modular(s: Subject) -> list[int]:
     ]
 
 
-def _mixes(s: Subject, t: Tally, layer: int, calls: dict[str, tuple[list, list]]) -> None:
+def _mixes(
+    s: ModelUnderTest, t: Comparisons, layer: int, calls: dict[str, tuple[list, list]]
+) -> None:
     numbers = next((x for x in calls["experts"][0] if not x.is_floating_point()), None)
     routed = calls["experts"][1][0].double().flatten(0, -2)
     if s.traits("mlp", layer).get("spread"):
@@ -271,13 +273,13 @@ def _mixes(s: Subject, t: Tally, layer: int, calls: dict[str, tuple[list, list]]
     t.near(layer, whole - rest, whole, 8 * torch.finfo(s.dtype).eps)
 
 
-@law(
+@invariant(
     "sizes",
     "Every axis of every value has a size of its name on the value's host, a positive number that cannot be set.",
     *vocabulary.HOSTS,
     shapes=True,
 )
-def sizes_answer(s: Subject, host: str, t: Tally) -> None:
+def sizes_answer(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     rows = [row for row in s.rows if row.host == host and row.available]
     axes = {axis for row in rows for axis in row.value.axes if axis not in vocabulary.CALL_AXES}
     for layer in s.layers(host):
@@ -297,13 +299,13 @@ def sizes_answer(s: Subject, host: str, t: Tally) -> None:
             )
 
 
-@law(
+@invariant(
     "printout",
     "print(model) shows under each host, on every block, the values it serves there with their layouts, and no others.",
     "model",
     shapes=True,
 )
-def printout_lists(s: Subject, host: str, t: Tally) -> None:
+def printout_lists(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     shown = _printed(repr(s.model))
     for name, place in vocabulary.HOSTS.items():
         rows = [row for row in s.rows if row.host == name and row.available]
@@ -313,7 +315,7 @@ def printout_lists(s: Subject, host: str, t: Tally) -> None:
                 for row in rows
                 if layer is None or layer in row.layers
             }
-            if layer is not None and not s.model.anatomy.block(layer).hosts[name].places:
+            if layer is not None and not s.model.anatomy.block(layer).hosts[name].hook_points:
                 continue  # another kind of mixer may go by the same name
             parts = [] if layer is None else ["layers", layer, *place.path.split(".")[2:]]
             if layer is not None and name == "shared_experts" and s.part("mlp", layer):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from explorer import vocabulary
-from explorer.contract.registry import law
-from explorer.contract.model_under_test import Key, Subject, attempt
-from explorer.contract.comparisons import Tally
+from explorer.contract.registry import invariant
+from explorer.contract.model_under_test import Key, ModelUnderTest, attempt
+from explorer.contract.comparisons import Comparisons
 from explorer.contract.checks.writes import STATES
 from explorer.model.envoys import PassedBy
 
@@ -17,13 +17,13 @@ HOSTS = tuple(vocabulary.HOSTS)
 _STEPS = 2
 
 
-@law(
+@invariant(
     "out of order",
     "Reading what the forward has passed raises an error that names the value, in a plain trace and at every step of tracer.iter.",
     *HOSTS,
     form=True,
 )
-def out_of_order(s: Subject, host: str, t: Tally) -> None:
+def out_of_order(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for (where, key), outcome in _late(s).items():
         if key[0].host == host:
             expression = (
@@ -38,7 +38,7 @@ def out_of_order(s: Subject, host: str, t: Tally) -> None:
             )
 
 
-def _late(s: Subject) -> dict[tuple[str, Key], object]:
+def _late(s: ModelUnderTest) -> dict[tuple[str, Key], object]:
     """What each value gave, asked for once the logits were there: in a trace, and at each step of a generation."""
     if "late" not in s.memo:
         keys = [
@@ -46,7 +46,7 @@ def _late(s: Subject) -> dict[tuple[str, Key], object]:
             for key in s.order(derived=True)
             if key[0].name not in ("logits", "next_token_probs")
         ]
-        places = ["trace", *(f"generation at step {step}" for step in range(_STEPS))]
+        hook_points = ["trace", *(f"generation at step {step}" for step in range(_STEPS))]
         # A decoding step does not come to what its own code does not hold.
         held = {
             step: [key for key in keys if not step or not s.prompt_only(key)]
@@ -57,7 +57,7 @@ def _late(s: Subject) -> dict[tuple[str, Key], object]:
             **{f"generation at step {step}": held[step] for step in range(_STEPS)},
         }
         found: dict[tuple[str, Key], object] = {
-            (where, key): "no answer" for where in places for key in asked[where]
+            (where, key): "no answer" for where in hook_points for key in asked[where]
         }
         with torch.no_grad(), s.model.trace(s.ids):
             s.model.logits
@@ -79,11 +79,11 @@ def _late(s: Subject) -> dict[tuple[str, Key], object]:
     return s.memo["late"]
 
 
-def _asked(s: Subject, key: Key) -> object:
+def _asked(s: ModelUnderTest, key: Key) -> object:
     return attempt(lambda: s.read(key)) or "a tensor of another step"
 
 
-@law(
+@invariant(
     "one step at a time",
     "Prefilling and then going on, token by token or with several at once, reads what one forward over the whole text reads: every value, state and logits.",
     *HOSTS,
@@ -93,7 +93,7 @@ def _asked(s: Subject, key: Key) -> object:
     ),
     form=True,
 )
-def decoding(s: Subject, host: str, t: Tally) -> None:
+def decoding(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for start, stop, found in _continued(s):
         for key, value in found.items():
             if key[0].host == host:
@@ -101,7 +101,7 @@ def decoding(s: Subject, host: str, t: Tally) -> None:
                 _compare(s, t, key, value, start, stop)
 
 
-def _continued(s: Subject) -> list[tuple[int, int, dict[Key, object]]]:
+def _continued(s: ModelUnderTest) -> list[tuple[int, int, dict[Key, object]]]:
     """The values of tokens ``start`` to ``stop``, run on a cache of those before: the last two one by one, then a good half at once."""
     if "continued" not in s.memo:
         # The pattern implied by a state is that of a fresh prompt; the mask is as long as the whole text.
@@ -136,7 +136,9 @@ def _continued(s: Subject) -> list[tuple[int, int, dict[Key, object]]]:
     return s.memo["continued"]
 
 
-def _compare(s: Subject, t: Tally, key: Key, found: object, start: int, stop: int) -> None:
+def _compare(
+    s: ModelUnderTest, t: Comparisons, key: Key, found: object, start: int, stop: int
+) -> None:
     value, layer = key
     where = (layer, f"{value.name} of tokens {start} to {stop - 1}")
     if value.name == "next_token_probs":

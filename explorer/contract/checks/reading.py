@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from explorer import vocabulary
-from explorer.contract.registry import law
-from explorer.contract.model_under_test import Key, Subject, attempt
-from explorer.contract.comparisons import Tally
+from explorer.contract.registry import invariant
+from explorer.contract.model_under_test import Key, ModelUnderTest, attempt
+from explorer.contract.comparisons import Comparisons
 from explorer.model.envoys import Unavailable
-from explorer.vocabulary.availability import Missing
+from explorer.vocabulary.availability import Unavailability
 
 HOSTS = tuple(vocabulary.HOSTS)
 
@@ -17,14 +17,14 @@ HOSTS = tuple(vocabulary.HOSTS)
 _WHOLE = ("Tokens", "ExpertIndices")
 
 
-@law(
+@invariant(
     "values read",
     "Every value listed as available reads on every block listed, each axis as long as the size of its name.",
     *HOSTS,
     shapes=True,
     form=True,
 )
-def values_read(s: Subject, host: str, t: Tally) -> None:
+def values_read(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for row in s.rows:
         if row.host != host or not row.available or row.name == "state":
             continue
@@ -37,7 +37,7 @@ def values_read(s: Subject, host: str, t: Tally) -> None:
             _shape(s, t, (row.value, layer), s.clean[name, layer])
 
 
-def _shape(s: Subject, t: Tally, key: Key, found: object) -> None:
+def _shape(s: ModelUnderTest, t: Comparisons, key: Key, found: object) -> None:
     value, layer = key
     want = tuple(s.extent(key, axis) for axis in value.axes)
     if value.layout == "Size":
@@ -54,13 +54,13 @@ def _shape(s: Subject, t: Tally, key: Key, found: object) -> None:
         t.holds(layer, found.is_floating_point() is not whole, f"{value.name} is {found.dtype}")
 
 
-@law(
+@invariant(
     "trace equals record",
     "A value read in a trace, a value recorded and the output of the untouched model are the same to the bit.",
     *HOSTS,
     form=True,
 )
-def trace_equals_record(s: Subject, host: str, t: Tally) -> None:
+def trace_equals_record(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     if host == "model":
         t.same("logits recorded", s.get("model", "logits"), s.plain)
     for (value, layer), found in s.traced.items():
@@ -69,13 +69,13 @@ def trace_equals_record(s: Subject, host: str, t: Tally) -> None:
             t.same((layer, value.name), found, s.recorded((value, layer)))
 
 
-@law(
+@invariant(
     "record in any order",
     "record gives the same tensors whatever order the values are asked in, and whatever else is asked for.",
     "model",
     form=True,
 )
-def any_order(s: Subject, host: str, t: Tally) -> None:
+def any_order(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     keys = [f"{row.host}.{row.name}" for row in s.rows if row.available and row.name != "state"]
     for names in (keys[::-1], keys[::2], keys[1::2]):
         again = s.model.record(s.ids, names)
@@ -87,7 +87,7 @@ def any_order(s: Subject, host: str, t: Tally) -> None:
             t.same((layer, name), found, s.clean[name, layer])
 
 
-def _where(s: Subject, name: str) -> list[int | None]:
+def _where(s: ModelUnderTest, name: str) -> list[int | None]:
     """The blocks that what ``name`` means is available on: kinds of mixer that go by one name are all meant; (None,) for the model's own."""
     if name.startswith("model."):
         return [None]
@@ -96,14 +96,14 @@ def _where(s: Subject, name: str) -> list[int | None]:
     )
 
 
-@law(
+@invariant(
     "refused in words",
     "A value listed as unavailable raises Unavailable with one sentence that says why, in a trace and in record, on every kind of block.",
     "model",
     shapes=True,
     when=lambda s: bool(_missing(s)),
 )
-def refused(s: Subject, host: str, t: Tally) -> None:
+def refused(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     missing = _missing(s)
     told: list[BaseException | None] = []
     with torch.no_grad(), s.model.trace(s.ids):
@@ -135,7 +135,7 @@ def refused(s: Subject, host: str, t: Tally) -> None:
         )
 
 
-def _missing(s: Subject) -> list[tuple[vocabulary.Value, int | None, Missing]]:
+def _missing(s: ModelUnderTest) -> list[tuple[vocabulary.Value, int | None, Unavailability]]:
     """What is listed as unavailable, on one block of each kind, and the reason given."""
     kinds = {None, *(block.layers[0] for block in s.blocks)}
     return [
@@ -146,7 +146,7 @@ def _missing(s: Subject) -> list[tuple[vocabulary.Value, int | None, Missing]]:
     ]
 
 
-def _another(s: Subject, host: str, layer: int) -> bool:
+def _another(s: ModelUnderTest, host: str, layer: int) -> bool:
     """Whether a host's name leads to another host on a block, so that it reads that one's values."""
     found = (
         getattr(s.model.layers[layer], vocabulary.HOSTS[host].attribute, None)
@@ -157,20 +157,20 @@ def _another(s: Subject, host: str, layer: int) -> bool:
     return standard is not None and standard.name != host
 
 
-@law(
+@invariant(
     "snapshots",
     "What a trace hands out stays as it was: nothing the model does to its tensors later, in that forward or the next step, shows in it.",
     *HOSTS,
     form=True,
 )
-def snapshots(s: Subject, host: str, t: Tally) -> None:
+def snapshots(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for (value, layer), (served, then) in _kept(s).items():
         if value.host == host and isinstance(served, torch.Tensor):
             t.of(value)
             t.same((layer, value.name), served, then)
 
 
-def _kept(s: Subject) -> dict[Key, tuple]:
+def _kept(s: ModelUnderTest) -> dict[Key, tuple]:
     """Every value of the first step of a short generation, as served, and a copy made at that moment."""
     if "kept" not in s.memo:
         found: dict[Key, tuple] = {}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from explorer.contract.registry import law
-from explorer.contract.model_under_test import Subject, attempt
+from explorer.contract.registry import invariant
+from explorer.contract.model_under_test import ModelUnderTest, attempt
 from explorer.contract.residual_steps import added, followed
-from explorer.contract.comparisons import Tally
+from explorer.contract.comparisons import Comparisons
 from explorer.model.envoys import Unavailable
 from explorer.vocabulary import BY_HOST, RECURRENT, REPLAYS
 
@@ -15,12 +15,12 @@ from explorer.vocabulary import BY_HOST, RECURRENT, REPLAYS
 _FLOAT32, _BFLOAT16 = 2e-5, 2e-2
 
 
-def _given(s: Subject, host: str) -> tuple[str, ...]:
+def _given(s: ModelUnderTest, host: str) -> tuple[str, ...]:
     """What a host's recurrence is run again from, as far as the model has it."""
     return tuple(name for name in REPLAYS[host] if s.layers(host, name))
 
 
-@law(
+@invariant(
     "replay",
     "The recurrence, run again from the kernel's arguments, gives the kernel's attention_head_outputs and state_output, and one head alone the same.",
     *RECURRENT,
@@ -28,7 +28,7 @@ def _given(s: Subject, host: str) -> tuple[str, ...]:
     float32=_FLOAT32,
     bfloat16=_BFLOAT16,
 )
-def replay(s: Subject, host: str, t: Tally) -> None:
+def replay(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     s.looks(host, *_given(s, host))
     for layer in s.layers(host, "attention_head_outputs", "state_output", *_given(s, host)):
         again = s.clean.replay(layer)
@@ -39,7 +39,7 @@ def replay(s: Subject, host: str, t: Tally) -> None:
         t.near(layer, s.clean.state(layer, head, s.seq - 1), state[:, head])
 
 
-@law(
+@invariant(
     "states",
     "states ends in state_output, and a head's states by replay, or state read with tracer.iter, are the same to the bit.",
     *RECURRENT,
@@ -47,7 +47,7 @@ def replay(s: Subject, host: str, t: Tally) -> None:
     float32=_FLOAT32,
     bfloat16=_BFLOAT16,
 )
-def states(s: Subject, host: str, t: Tally) -> None:
+def states(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in s.layers(host, "states", "state_output"):
         found = s.get(host, "states", layer)
         t.near(layer, found[:, -1], s.get(host, "state_output", layer).float())
@@ -71,7 +71,7 @@ def _mixed(pattern: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     )
 
 
-@law(
+@invariant(
     "replays follow edits",
     "After edits of the kernel's arguments, the recurrence run again ends in the kernel's own state_output and state_attention still mixes the values "
     "into its outputs.",
@@ -79,7 +79,7 @@ def _mixed(pattern: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     needs=("state_attention", "attention_head_outputs", "state_output"),
     float32=_FLOAT32,
 )
-def edited(s: Subject, host: str, t: Tally) -> None:
+def edited(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     given = [name for name in _given(s, host) if name != "state_input"]
     s.looks(host, "state_attention", "attention_head_outputs", "state_output", *given)
     for layer in s.first(host, "state_attention", "attention_head_outputs", "state_output", *given):
@@ -108,14 +108,14 @@ def edited(s: Subject, host: str, t: Tally) -> None:
         )
 
 
-@law(
+@invariant(
     "states are causal",
     "The state after a token does not depend on later ones: it is the same with another ending, and is the state_output of the text up to there.",
     *RECURRENT,
     needs=("states", "state_output"),
     float32=_FLOAT32,
 )
-def causal(s: Subject, host: str, t: Tally) -> None:
+def causal(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     cut = s.seq // 2
     ids = s.ids.clone()
     ids[:, cut:] = torch.flip(s.ids, dims=[0, 1])[:, cut:]
@@ -132,7 +132,7 @@ def causal(s: Subject, host: str, t: Tally) -> None:
         )
 
 
-@law(
+@invariant(
     "implied attention",
     "state_attention times attention_values is attention_head_outputs, and it reads no later token; it is refused where a state entered the call.",
     *RECURRENT,
@@ -140,7 +140,7 @@ def causal(s: Subject, host: str, t: Tally) -> None:
     float32=_FLOAT32,
     bfloat16=_BFLOAT16,
 )
-def implied(s: Subject, host: str, t: Tally) -> None:
+def implied(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     layers = s.layers(host, "state_attention", "attention_values", "attention_head_outputs")
     for layer in layers:
         pattern = s.get(host, "state_attention", layer)
@@ -168,14 +168,14 @@ def implied(s: Subject, host: str, t: Tally) -> None:
         )
 
 
-@law(
+@invariant(
     "decays forget",
     "decays are logarithms, at most nought, and float32 where they are one per head; a fresh prompt has no state_input.",
     *(host for host in RECURRENT if "decays" in BY_HOST[host]),
     needs=("decays",),
     bfloat16=0.0,
 )
-def decays(s: Subject, host: str, t: Tally) -> None:
+def decays(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in s.layers(host, "decays"):
         found = s.get(host, "decays", layer)
         t.holds(layer, host == "kda" or found.dtype == torch.float32, f"they are {found.dtype}")
@@ -185,14 +185,14 @@ def decays(s: Subject, host: str, t: Tally) -> None:
         t.same(layer, s.get(host, "state_input", layer), None)
 
 
-@law(
+@invariant(
     "a gate keeps or forgets",
     "recurrent_gate lies between nought and one, and is nought at the first token of a text, where nothing is kept.",
     "gated_recurrence",
     needs=("recurrent_gate",),
     bfloat16=0.0,
 )
-def gates(s: Subject, host: str, t: Tally) -> None:
+def gates(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in s.layers(host, "recurrent_gate"):
         found = s.get(host, "recurrent_gate", layer)
         t.holds(layer, ((found >= 0) & (found <= 1)).all(), "a gate is outside nought and one")
@@ -208,7 +208,7 @@ def _fed(host: str) -> tuple[str, ...]:
     )
 
 
-@law(
+@invariant(
     "convolution's reach",
     "conv_input at one token shows in what the convolution feeds at that token and at the next few, as far as the convolution is wide, and nowhere else.",
     *RECURRENT,
@@ -218,7 +218,7 @@ def _fed(host: str) -> tuple[str, ...]:
         s.first(host, "conv_input", *_fed(host)) for host in (*RECURRENT, "short_conv")
     ),
 )
-def reach(s: Subject, host: str, t: Tally) -> None:
+def reach(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     names = _fed(host)
     s.looks(host, "conv_input")
     for layer in s.first(host, "conv_input", *names):
@@ -237,12 +237,12 @@ def reach(s: Subject, host: str, t: Tally) -> None:
             t.same(layer, each, want)
 
 
-def _in_order(s: Subject, host: str, layer: int, names: tuple[str, ...]) -> list[str]:
+def _in_order(s: ModelUnderTest, host: str, layer: int, names: tuple[str, ...]) -> list[str]:
     order = s.model.reading_order(layer)
     return sorted(names, key=lambda name: order.index(f"{host}.{name}"))
 
 
-@law(
+@invariant(
     "a gated convolution",
     "The projection makes attention_output of conv_output, times conv_gate where the mixer gates it.",
     "short_conv",
@@ -250,7 +250,7 @@ def _in_order(s: Subject, host: str, layer: int, names: tuple[str, ...]) -> list
     float32=1e-5,
     bfloat16=2e-2,
 )
-def gated_convolution(s: Subject, host: str, t: Tally) -> None:
+def gated_convolution(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in s.layers(host, "conv_output"):
         found = s.get(host, "conv_output", layer)
         if layer in s.layers(host, "conv_gate"):
@@ -261,7 +261,7 @@ def gated_convolution(s: Subject, host: str, t: Tally) -> None:
             t.near(layer, added(s, host, layer, made), s.get(host, "attention_output", layer))
 
 
-@law(
+@invariant(
     "channels to output",
     "The projection makes attention_output of attention_head_outputs, times head_gate where the kernel gates its channels.",
     "selective_scan",
@@ -269,7 +269,7 @@ def gated_convolution(s: Subject, host: str, t: Tally) -> None:
     float32=1e-5,
     bfloat16=2e-2,
 )
-def gated_channels(s: Subject, host: str, t: Tally) -> None:
+def gated_channels(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in s.layers(host, "attention_head_outputs"):
         found = s.get(host, "attention_head_outputs", layer)
         if layer in s.layers(host, "head_gate"):

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import torch
 
-from explorer.contract.registry import law
-from explorer.contract.model_under_test import Subject
+from explorer.contract.registry import invariant
+from explorer.contract.model_under_test import ModelUnderTest
 from explorer.contract.residual_steps import changed
-from explorer.contract.comparisons import Tally
+from explorer.contract.comparisons import Comparisons
 from explorer.discovery.block import Sublayer
 
 #: Rounding steps of the model's own number format that the identity may be off by.
 _ULPS = 2
 
 
-@law(
+@invariant(
     "addends",
     "layer_input plus what the sublayers add is layer_output, within a few rounding steps, on every block, where the block scales or norms the stream itself "
     "that done too; layer_mid stands between them.",
     "layers",
     bfloat16=0.0,
 )
-def addends(s: Subject, host: str, t: Tally) -> None:
+def addends(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in s.layers("layers"):
         block = s.model.anatomy.block(layer)
         allowed = (
@@ -33,14 +33,14 @@ def addends(s: Subject, host: str, t: Tally) -> None:
         t.near(layer, streams[-1], s.get("layers", "layer_output", layer), allowed)
 
 
-@law(
+@invariant(
     "the stream between is the stream",
     "What is written into layer_mid is what the block goes on adding to: layer_output is what the rest of its steps makes of it.",
     "layers",
     needs=("layer_mid",),
     float32=1e-5,
 )
-def between(s: Subject, host: str, t: Tally) -> None:
+def between(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in s.first("layers", "layer_mid"):
         block = s.model.anatomy.block(layer)
         written = torch.flip(s.get("layers", "layer_mid", layer), dims=[-1])
@@ -63,12 +63,12 @@ def between(s: Subject, host: str, t: Tally) -> None:
         t.near(layer, left, stream)
 
 
-def _place(s: Subject, layer: int, sub: Sublayer) -> int:
+def _place(s: ModelUnderTest, layer: int, sub: Sublayer) -> int:
     """When a block's forward comes to what a sublayer adds."""
     return s.model.anatomy.block(layer).order.index((sub.host, sub.output))
 
 
-def _stepped(s: Subject, layer: int) -> list[torch.Tensor]:
+def _stepped(s: ModelUnderTest, layer: int) -> list[torch.Tensor]:
     """The stream before and after each of the block's steps, made from its addends."""
     block = s.model.anatomy.block(layer)
     streams, turn = [s.get("layers", "layer_input", layer)], 0
@@ -84,28 +84,28 @@ def _stepped(s: Subject, layer: int) -> list[torch.Tensor]:
     return streams
 
 
-@law(
+@invariant(
     "the stream is handed on",
     "The stream leaving a block is the stream entering the next.",
     "layers",
     bfloat16=0.0,
     when=lambda s: s.model.num_layers > 1,
 )
-def handed_on(s: Subject, host: str, t: Tally) -> None:
+def handed_on(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in s.layers("layers")[1:]:
         t.same(
             layer, s.get("layers", "layer_input", layer), s.get("layers", "layer_output", layer - 1)
         )
 
 
-@law(
+@invariant(
     "norm output is the next input",
     "A norm's output is that norm of the stream before it, and what the module after it is called with, as the engine itself sees that call.",
     "layers",
     bfloat16=0.0,
     when=lambda s: any(_asked(s, layer) for layer in s.layers("layers")),
 )
-def norms(s: Subject, host: str, t: Tally) -> None:
+def norms(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     inputs: dict[tuple[str, int], torch.Tensor] = {}
     with torch.no_grad(), s.model.trace(s.ids):
         for layer in s.layers("layers"):
@@ -141,7 +141,7 @@ def norms(s: Subject, host: str, t: Tally) -> None:
                 )
 
 
-def _asked(s: Subject, layer: int) -> bool:
+def _asked(s: ModelUnderTest, layer: int) -> bool:
     """Whether a block has a norm that can be run again, or an MLP of its own to be seen called."""
     again = any(
         _again(s, layer, name, sub) or not s.part(sub.host, layer)
@@ -150,7 +150,7 @@ def _asked(s: Subject, layer: int) -> bool:
     return again or layer in s.layers("layers", "mlp_input") and not s.part("mlp", layer)
 
 
-def _again(s: Subject, layer: int, name: str, sub: Sublayer) -> bool:
+def _again(s: ModelUnderTest, layer: int, name: str, sub: Sublayer) -> bool:
     """Whether a norm reads the stream at one point, alone, and is not one the stream itself goes through."""
     beside = name in s.traits("layers", layer).get("widths", {})
     return (
@@ -158,14 +158,14 @@ def _again(s: Subject, layer: int, name: str, sub: Sublayer) -> bool:
     )
 
 
-def _on_stream(s: Subject, layer: int, path: str) -> bool:
+def _on_stream(s: ModelUnderTest, layer: int, path: str) -> bool:
     """Whether a norm is one the stream itself goes through."""
     return any(
         step.kind == "norm" and step.by == path for step in s.model.anatomy.block(layer).steps
     )
 
 
-def _stream(s: Subject, layer: int, stage: int) -> torch.Tensor:
+def _stream(s: ModelUnderTest, layer: int, stage: int) -> torch.Tensor:
     """The stream with so many of the block's steps behind it."""
     if stage == 0:
         return s.get("layers", "layer_input", layer)
@@ -174,7 +174,7 @@ def _stream(s: Subject, layer: int, stage: int) -> torch.Tensor:
     return _stepped(s, layer)[stage]
 
 
-def _normed(s: Subject, layer: int) -> list[tuple[str, Sublayer]]:
+def _normed(s: ModelUnderTest, layer: int) -> list[tuple[str, Sublayer]]:
     """The sublayers that read a norm's output, by the name of that output."""
     block = s.model.anatomy.block(layer)
     pairs = zip(("attention_norm_output", "mlp_norm_output"), block.normed)
@@ -183,14 +183,14 @@ def _normed(s: Subject, layer: int) -> list[tuple[str, Sublayer]]:
     ]
 
 
-def _path(s: Subject, layer: int, path: str) -> str:
+def _path(s: ModelUnderTest, layer: int, path: str) -> str:
     """A path of the block discovery looked at, named from the block."""
     return path.removeprefix(
-        f"{s.model.anatomy.frame.blocks}.{s.model.anatomy.block(layer).layers[0]}."
+        f"{s.model.anatomy.backbone.blocks}.{s.model.anatomy.block(layer).layers[0]}."
     )
 
 
-def _last_enters(s: Subject) -> bool:
+def _last_enters(s: ModelUnderTest) -> bool:
     """Whether the final norm is called with what the last block returns, nothing coming between."""
     seen: list[torch.Tensor] = []
     hook = s.hf.get_submodule(s.model.anatomy.norm).register_forward_pre_hook(
@@ -206,7 +206,7 @@ def _last_enters(s: Subject) -> bool:
     )
 
 
-@law(
+@invariant(
     "head",
     "token_embeddings are the embedding's rows of the ids; final_norm_output is the final norm of the last block's stream; "
     "the head reads it (where nothing comes between), the logits are what the model returns, and next_token_probs is their "
@@ -214,7 +214,7 @@ def _last_enters(s: Subject) -> bool:
     "model",
     float32=1e-5,
 )
-def head(s: Subject, host: str, t: Tally) -> None:
+def head(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     model = s.model.anatomy
     if "token_embeddings" not in s.model.top.missing:
         with torch.no_grad():

@@ -2,7 +2,7 @@
 
 One forward serves them all: the batch is one row of text repeated, and each row is edited
 in one value of one block, at one position. Rows do not see each other, so each shows what
-its own edit did. `Witness` looks at what the model really goes on with.
+its own edit did. `WriteObserver` looks at what the model really goes on with.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import Any
 import torch
 
 from explorer import vocabulary
-from explorer.contract.registry import law
-from explorer.contract.model_under_test import Key, Subject, attempt
-from explorer.contract.comparisons import Tally
-from explorer.discovery.hook_point import Place, serve, take, to_layout
+from explorer.contract.registry import invariant
+from explorer.contract.model_under_test import Key, ModelUnderTest, attempt
+from explorer.contract.comparisons import Comparisons
+from explorer.discovery.hook_point import HookPoint, serve, take, to_layout
 
 HOSTS = tuple(vocabulary.HOSTS)
 #: Layouts of a state: one for the whole call, without an axis of tokens.
 STATES = ("State", "ChannelState", "UnitState")
 
 
-class Witness:
+class WriteObserver:
     """What a running model goes on with at the places of some values, whatever a trace block was shown.
 
     ``seen`` maps each value to the tensor, in the vocabulary's layout, as it stood when
     the forward moved on from its place; ``logits`` is what the model returned.
     """
 
-    def __init__(self, subject: Subject, keys: list[Key]) -> None:
+    def __init__(self, subject: ModelUnderTest, keys: list[Key]) -> None:
         self.subject = subject
         self.taps = subject.model.taps
         self.keys = keys
@@ -41,7 +41,7 @@ class Witness:
         self.logits: torch.Tensor | None = None
 
     @contextmanager
-    def watching(self) -> Iterator["Witness"]:
+    def watching(self) -> Iterator["WriteObserver"]:
         """Look over the shoulder of the engine and of the taps for a while."""
         engine, taps = self.subject.model.interleaver, self.taps
         handle, fire = engine.handle, taps.fire
@@ -52,10 +52,10 @@ class Witness:
                 self._see(key, self._reach(key).place, value)
             return value
 
-        def fired(moment: Any, container: Any) -> Any:
-            changed = fire(moment, container)
-            for key in self._at(moment.location, native=False):
-                place = moment.members.get(key[0].name)
+        def fired(hook_group: Any, container: Any) -> Any:
+            changed = fire(hook_group, container)
+            for key in self._at(hook_group.location, native=False):
+                place = hook_group.members.get(key[0].name)
                 if place is not None:
                     self._see(key, place, container if changed is None else changed)
             return changed
@@ -81,7 +81,7 @@ class Witness:
             if (reach := self._reach(key)).location == location and reach.native == native
         ]
 
-    def _see(self, key: Key, place: Place, container: Any) -> None:
+    def _see(self, key: Key, place: HookPoint, container: Any) -> None:
         value, layer = key
         raw = take(container, place)
         if raw is None:
@@ -120,7 +120,7 @@ class Write:
         return tuple(index.get(axis, slice(None)) for axis in self.key[0].axes)
 
 
-def edited(s: Subject, key: Key, old: torch.Tensor, noise: torch.Generator) -> torch.Tensor:
+def edited(s: ModelUnderTest, key: Key, old: torch.Tensor, noise: torch.Generator) -> torch.Tensor:
     """Something else of the same kind: other ids, no mask, or every number changed by up to three quarters."""
     value, layer = key
     if s.stepped(key):
@@ -138,7 +138,7 @@ def edited(s: Subject, key: Key, old: torch.Tensor, noise: torch.Generator) -> t
     return (old + 1) % count
 
 
-def _written(s: Subject, how: str) -> tuple[list[Write], Witness, torch.Tensor]:
+def _written(s: ModelUnderTest, how: str) -> tuple[list[Write], WriteObserver, torch.Tensor]:
     """Every writable value of one block of each kind, written in one trace: assigned, or edited in place.
 
     With it what the model went on with, and the logits of the same rows unwritten.
@@ -160,7 +160,7 @@ def _written(s: Subject, how: str) -> tuple[list[Write], Witness, torch.Tensor]:
         writes = [Write(key, row, s.seq // 2, names[key]) for row, key in enumerate(keys)]
         ids = s.ids[:1].expand(len(keys), -1).contiguous()
         noise = torch.Generator().manual_seed(0)
-        witness = Witness(s, keys)
+        witness = WriteObserver(s, keys)
         with witness.watching(), torch.no_grad(), s.model.trace(ids):
             for write in writes:
                 write.error = attempt(lambda: _write(s, write, how, noise))
@@ -170,7 +170,7 @@ def _written(s: Subject, how: str) -> tuple[list[Write], Witness, torch.Tensor]:
     return s.memo[name]
 
 
-def _same_tensor(s: Subject, keys: list[Key]) -> dict[Key, tuple[vocabulary.Value, ...]]:
+def _same_tensor(s: ModelUnderTest, keys: list[Key]) -> dict[Key, tuple[vocabulary.Value, ...]]:
     """The first name of each tensor, and with it all names of it."""
     first: dict[tuple, Key] = {}
     names: dict[Key, tuple[vocabulary.Value, ...]] = {}
@@ -181,7 +181,7 @@ def _same_tensor(s: Subject, keys: list[Key]) -> dict[Key, tuple[vocabulary.Valu
     return names
 
 
-def _write(s: Subject, write: Write, how: str, noise: torch.Generator) -> None:
+def _write(s: ModelUnderTest, write: Write, how: str, noise: torch.Generator) -> None:
     served = s.read(write.key)
     write.served = served.clone()
     new = edited(s, write.key, served[write.spot], noise)
@@ -195,12 +195,12 @@ def _write(s: Subject, write: Write, how: str, noise: torch.Generator) -> None:
         s.write(write.key, changed)
 
 
-@law(
+@invariant(
     "writes land",
     "An assignment and an in-place edit of every writable value reach the model, on every kind of block: it goes on with what was written and its logits move.",
     *HOSTS,
 )
-def land(s: Subject, host: str, t: Tally) -> None:
+def land(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for how in ("assigned", "in place"):
         writes, witness, plain = _written(s, how)
         for write in _of(writes, host):
@@ -229,13 +229,13 @@ def land(s: Subject, host: str, t: Tally) -> None:
         _states_land(s, t, host)
 
 
-@law(
+@invariant(
     "edits are position-exact",
     "An edit at one position changes nothing else of the value it is made on.",
     *HOSTS,
     bfloat16=0.0,
 )
-def exact(s: Subject, host: str, t: Tally) -> None:
+def exact(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for how in ("assigned", "in place"):
         writes, witness, _ = _written(s, how)
         for write in _of(writes, host):
@@ -258,14 +258,14 @@ def exact(s: Subject, host: str, t: Tally) -> None:
 
 
 # In bfloat16 a rounding step upstream can change a choice of experts, so this is held in float32 alone.
-@law(
+@invariant(
     "edits do not reach back",
     "An edit at one position leaves the logits before that position as they were.",
     *HOSTS,
     float32=1e-5,
     when=lambda s: s.causal,
 )
-def forward_only(s: Subject, host: str, t: Tally) -> None:
+def forward_only(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for how in ("assigned", "in place"):
         writes, witness, plain = _written(s, how)
         for write in _of(writes, host):
@@ -283,7 +283,7 @@ def _where(write: Write, how: str) -> tuple[int | None, str]:
     return write.key[1], f"{write.key[0].name} {how}"
 
 
-def _whole_lands(s: Subject, t: Tally, key: Key) -> None:
+def _whole_lands(s: ModelUnderTest, t: Comparisons, key: Key) -> None:
     """A value that all rows share, written in a trace of its own."""
     t.of(key[0])
     for how in ("assigned", "in place"):
@@ -303,7 +303,7 @@ def _whole_lands(s: Subject, t: Tally, key: Key) -> None:
         )
 
 
-def _states_land(s: Subject, t: Tally, host: str) -> None:
+def _states_land(s: ModelUnderTest, t: Comparisons, host: str) -> None:
     """state_input and state_output, written in place and by assignment, for one row and head alone."""
     last = s.seq - 1
     with torch.no_grad():
@@ -317,7 +317,7 @@ def _states_land(s: Subject, t: Tally, host: str) -> None:
             _output_lands(s, t, host, layer, how)
 
 
-def _change(s: Subject, host: str, layer: int, name: str, how: str) -> None:
+def _change(s: ModelUnderTest, host: str, layer: int, name: str, how: str) -> None:
     """Inside a trace: halve a state, for one row and head alone."""
     state = getattr(s.envoy(host, layer), name)
     if how == "assigned":
@@ -327,7 +327,7 @@ def _change(s: Subject, host: str, layer: int, name: str, how: str) -> None:
 
 
 def _input_lands(
-    s: Subject, t: Tally, host: str, layer: int, how: str, clean: torch.Tensor
+    s: ModelUnderTest, t: Comparisons, host: str, layer: int, how: str, clean: torch.Tensor
 ) -> None:
     last, mix, value = s.seq - 1, s.envoy(host, layer), vocabulary.BY_HOST[host]["state_input"]
     with torch.no_grad(), s.model.trace(s.continued(last), cache=s.prefilled(last), use_cache=True):
@@ -347,7 +347,7 @@ def _input_lands(
     )
 
 
-def _output_lands(s: Subject, t: Tally, host: str, layer: int, how: str) -> None:
+def _output_lands(s: ModelUnderTest, t: Comparisons, host: str, layer: int, how: str) -> None:
     last = s.seq - 1
     cache, before = s.prefilled(1), s.prefilled(1)
     inputs = s.continued(1, last)
@@ -378,19 +378,19 @@ def _half(state: torch.Tensor) -> torch.Tensor:
 
 
 def _only_first_row(
-    t: Tally, where: tuple[int, str], logits: torch.Tensor, clean: torch.Tensor
+    t: Comparisons, where: tuple[int, str], logits: torch.Tensor, clean: torch.Tensor
 ) -> None:
     t.holds(where, not torch.equal(logits[0], clean[0]), "the logits did not move")
     t.near(where, logits[1:], clean[1:], 1e-5)
 
 
-@law(
+@invariant(
     "writing back what was read",
     "Assigning every value what it already is, or writing it over itself in place, leaves the logits as they were, to the bit.",
     "model",
     bfloat16=0.0,
 )
-def unchanged(s: Subject, host: str, t: Tally) -> None:
+def unchanged(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     keys = [key for key in s.order() if key[0].written]
     with torch.no_grad(), s.model.trace(s.ids):
         for key in keys:

@@ -62,7 +62,7 @@ class Turn:
     adds: list[Record] = field(default_factory=list)
 
     @property
-    def says(self) -> str:
+    def description(self) -> str:
         """The step in a few signs, where it is no add."""
         if isinstance(self.by, list):  # a number of each block's own
             by = f"{min(self.by):.4g} … {max(self.by):.4g}"

@@ -329,12 +329,12 @@ class Canvas:
     def step(self, x: float, y: float, turn: Turn) -> None:
         """What is done to the stream itself at ``y``: a number it is multiplied with, a norm it goes through."""
         if turn.kind == "norm":
-            width = mono_width(turn.says, 10.8) + 18
+            width = mono_width(turn.description, 10.8) + 18
             self.box(Box(4, y - 12, width, 24), "norm", "onstream", 10)
-            self.text(4 + width / 2, y + 4, turn.says, "normname", "norm", anchor="middle")
+            self.text(4 + width / 2, y + 4, turn.description, "normname", "norm", anchor="middle")
             return
         self.node(x, y, "×" if turn.kind == "scale" else "+", 9)
-        self.text(x + 16, y + 4, turn.says, "module", "stream")
+        self.text(x + 16, y + 4, turn.description, "module", "stream")
 
     def dot(self, x: float, y: float, r: float = 4.5) -> None:
         self.over.append(

@@ -25,7 +25,7 @@ def outline(block: Block) -> str:
         items += [_reads(block, sub) for sub in turn.reads]
         if turn.kind != "add":
             items.append(
-                f"<li>the stream is {_DONE[turn.kind]} <code>{escape(turn.says.lstrip('×+ '))}</code></li>"
+                f"<li>the stream is {_DONE[turn.kind]} <code>{escape(turn.description.lstrip('×+ '))}</code></li>"
             )
         items += [
             _item(block, f"⊕ {escape(sub['title'])} adds", sub["host"], [sub["output"]])
