@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     asked = _parser().parse_args(argv)
     from builder.records.collect import UnknownFamily
     from explorer.checkpoints.cards import CardError, UnknownCheckpoint
-    from explorer.checkpoints.hub import LoadError
+    from explorer.errors import LoadError
 
     try:
         return asked.run(asked)
@@ -153,8 +153,8 @@ def _build(asked: argparse.Namespace) -> int:
 
 
 def _check(asked: argparse.Namespace) -> int:
-    from builder.records import collect
     from builder.commands.check import run, run_all
+    from builder.records import collect
 
     if not asked.all:
         if asked.jobs is not None or asked.write:

@@ -67,10 +67,10 @@ def facts_section(settings: Settings) -> Iterator[Figure]:
     import torch
 
     import explorer.engine.nnsight_api  # noqa: F401  before a modeling module of transformers is imported
-    from explorer.checkpoints import cards
-    from explorer.accounting.counts import build_meta
     from builder.records.collect import proof
+    from explorer.checkpoints import cards
     from explorer.facts.record import checkpoints, facts
+    from explorer.meta_device import build_meta
     from explorer.specimens.small import default_config
 
     for family in settings.families:

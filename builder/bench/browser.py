@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from builder.bench.chromium import Visit, launched, open_page
+from builder.bench.chromium import Visit, open_page
 from builder.commands.demo import HOST, choose_port, serve_folder, stop, wait_for
 from builder.commands.weights import gguf_path
 

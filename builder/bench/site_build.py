@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from builder.records import cache as reuse
 from builder.bench.timing import cores, peak_above_start, resident
+from builder.records import cache as reuse
 
 ROOT = Path(__file__).resolve().parents[2]
 MEGABYTE = 1_000_000
@@ -136,9 +136,8 @@ def floor(families: list[str]) -> tuple[float, int]:
     import explorer.engine.nnsight_api  # noqa: F401  before a modeling module of transformers is imported
     from builder.records.collect import one_thread
     from explorer.checkpoints import cards
-    from explorer.accounting.counts import build_meta
     from explorer.facts.record import checkpoints
-    from explorer.discovery.discover import unpadded
+    from explorer.meta_device import build_meta, without_padding_warning
     from explorer.specimens.small import default_config
 
     total, models = 0.0, 0
@@ -150,7 +149,7 @@ def floor(families: list[str]) -> tuple[float, int]:
                 model = build_meta(
                     cards.config(checkpoint) if checkpoint in cards.IDS else default_config(family)
                 )
-                with one_thread(), torch.no_grad(), unpadded(model):
+                with one_thread(), torch.no_grad(), without_padding_warning(model):
                     model(input_ids=ids)
             except Exception:  # noqa: BLE001  does not run on shapes alone
                 continue

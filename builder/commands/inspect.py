@@ -12,7 +12,7 @@ def run(source: str, block: str | None, numbers: bool) -> int:
     """Print the signature of a checkpoint, a family or a folder; 2 with one sentence where there is none."""
     from explorer import load
     from explorer.checkpoints import cards
-    from explorer.checkpoints.hub import LoadError
+    from explorer.errors import LoadError
     from explorer.signature import NoSignature, signature
     from explorer.signature.text import UnknownBlock, text
     from explorer.specimens import UnknownFamily

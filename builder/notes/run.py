@@ -39,8 +39,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from builder.notes.html import notes_html
 from builder.notes.check_names import check_names
+from builder.notes.html import notes_html
 
 __all__ = [
     "Block",

@@ -15,10 +15,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from builder.records import collect
-from builder.pages import write
 from builder.notes.run import SnippetError
-
+from builder.pages import write
+from builder.records import collect
 
 #: Families that one process works on, more or less, before another takes its place: what the libraries keep of each adds up.
 _IN_A_PROCESS = 48

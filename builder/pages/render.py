@@ -16,9 +16,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from builder.pages import costs
-from builder.pages import figures
-from builder.pages import index
+from builder.pages import costs, figures, index
 from builder.pages import signature as typed
 from builder.pages.measured import measured_figures
 from builder.pages.printout import printout_html

@@ -13,9 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from builder.records import coverage
-from builder.pages import render
 from builder.notes.run import read_notes
+from builder.pages import render
+from builder.records import coverage
 from explorer.widgets import palette
 from explorer.widgets.diagram.diagram import ASSETS
 

@@ -146,8 +146,8 @@ def cached_or_none(family: str) -> Collected | None:
 def _collected(
     family: str, records: list[Record], blocks: list[dict[str, Any]] | None, kept: ResultCache
 ) -> Collected:
-    from builder.pages.render import value_link
     from builder.notes.run import Block, notes_html, read_notes
+    from builder.pages.render import value_link
 
     if blocks is None:
         return Collected(family, records, None, {}, tuple(kept.made))
@@ -160,8 +160,8 @@ def _collected(
 def _records(family: str, say: Say, kept: ResultCache) -> list[Record]:
     """A record of each checkpoint; of the specimen's sizes where the type's default, which stands in for a card, does not run."""
     from explorer.checkpoints import cards
-    from explorer.facts.record import checkpoints, facts
     from explorer.checkpoints.load import SPECIMEN
+    from explorer.facts.record import checkpoints, facts
     from explorer.signature import Known
 
     report, specimen = proof(family, say, kept)

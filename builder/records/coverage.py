@@ -68,14 +68,14 @@ def prove(family: str) -> Outcome:
     """Build a family's small model, load it, and hold it to the contract: one outcome, whatever happens."""
     from builder.records.collect import one_thread
     from explorer import load, specimens
-    from explorer.contract import check
-    from explorer.checkpoints.hub import LoadError, brief
     from explorer.checkpoints.load import NotTraceable
+    from explorer.contract import check
+    from explorer.errors import LoadError, first_sentence
 
     try:
         built = specimens.build(family)
     except Exception as error:  # whatever a configuration or a model class trips over
-        return _bare("not built", f"{type(error).__name__}: {brief(error)}")
+        return _bare("not built", f"{type(error).__name__}: {first_sentence(error)}")
     named = {"class": type(built.model).__name__, "weights": built.weights}
     with one_thread():  # a small model's tensors are too small to share out
         try:
@@ -87,13 +87,14 @@ def prove(family: str) -> Outcome:
             return named | refused | {"types": typed(built.model)}
         except Exception as error:  # a refusal is a sentence; anything else is a mistake of ours
             return named | _bare(
-                "failed", f"it cannot be loaded: {type(error).__name__}: {brief(error)}"
+                "failed", f"it cannot be loaded: {type(error).__name__}: {first_sentence(error)}"
             )
         try:
             found = outcome(model, check(model, built.prompt))
         except Exception as error:  # the contract could not even be begun
             return named | _bare(
-                "failed", f"the contract cannot be run: {type(error).__name__}: {brief(error)}"
+                "failed",
+                f"the contract cannot be run: {type(error).__name__}: {first_sentence(error)}",
             )
         return named | found | {"types": typed(model)}
 
@@ -103,7 +104,7 @@ def typed(model: Any) -> dict[str, Any]:
 
     ``model``: loaded, or a transformers model of which no values are served.
     """
-    from explorer.checkpoints.hub import brief
+    from explorer.errors import first_sentence
     from explorer.signature import recorded
 
     try:
@@ -114,7 +115,7 @@ def typed(model: Any) -> dict[str, Any]:
     except (
         Exception
     ) as error:  # a reason is a sentence of its own; anything else is a mistake of ours, and said
-        return {"unknown": f"{type(error).__name__}: {brief(error)}"}
+        return {"unknown": f"{type(error).__name__}: {first_sentence(error)}"}
     return (
         found
         if "unknown" in found

@@ -6,7 +6,6 @@ a fraction of a second: shapes are real, numbers are not allocated.
 
 from __future__ import annotations
 
-import copy
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -17,9 +16,10 @@ from torch import nn
 from explorer.accounting.cache_formulas import cache_rows
 from explorer.accounting.cache_probe import CacheProbe, probe_cache
 from explorer.accounting.parameter_roles import PARTS, Parts
+from explorer.meta_device import build_meta
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 #: What the active count says, for whoever prints it.
 ACTIVE_CONVENTION = (
@@ -30,33 +30,6 @@ ACTIVE_CONVENTION = (
 
 #: One run of each model that was asked about, kept as long as the model is.
 _RUNS: WeakKeyDictionary[nn.Module, CacheProbe] = WeakKeyDictionary()
-
-
-def build_meta(
-    config: PreTrainedConfig,
-    dtype: torch.dtype = torch.bfloat16,
-    attn_implementation: str = "eager",
-    experts_implementation: str | None = None,
-    model_class: type[PreTrainedModel] | None = None,
-) -> PreTrainedModel:
-    """The causal language model of a configuration at its full size on the meta device, in eval mode.
-
-    model_class: the class to build, where it is known; else the one transformers has for the configuration.
-
-    Raises ValueError where transformers has no causal language model for the configuration.
-    """
-    from explorer.engine import nnsight_api as engine  # noqa: F401  before any modeling module
-    from transformers import AutoModelForCausalLM
-
-    if model_class is None and type(config) not in AutoModelForCausalLM._model_mapping:
-        name = config.model_type or type(config).__name__
-        raise ValueError(f"transformers has no causal language model for a {name} configuration")
-    chosen: dict[str, Any] = {"dtype": dtype, "attn_implementation": attn_implementation}
-    if experts_implementation is not None:
-        chosen["experts_implementation"] = experts_implementation
-    with torch.device("meta"):
-        make = AutoModelForCausalLM.from_config if model_class is None else model_class._from_config
-        return make(copy.deepcopy(config), **chosen).eval()
 
 
 def parameters(model: Any) -> dict[str, Any]:

@@ -23,13 +23,15 @@ from explorer.app.figures import (
     Zoom,
 )
 from explorer.app.runs import Run
-from explorer.widgets.views import code as snippets
 from explorer.widgets.views import attention as views_attention
+from explorer.widgets.views import code as snippets
 from explorer.widgets.views import next_token as views_next
-from explorer.widgets.views import tensor as views_part
+from explorer.widgets.views import residual as views_stream
 from explorer.widgets.views import router as views_router
 from explorer.widgets.views import state as views_state
-from explorer.widgets.views import residual as views_stream
+from explorer.widgets.views import tensor as views_part
+from explorer.widgets.views.downsample import Scale
+from explorer.widgets.views.labels import number
 from explorer.widgets.views.picture import (
     Curves,
     Heatmap,
@@ -40,9 +42,7 @@ from explorer.widgets.views.picture import (
     mosaic_picture,
     picture,
 )
-from explorer.widgets.views.downsample import Scale
 from explorer.widgets.views.selection import Selection
-from explorer.widgets.views.labels import number
 
 log = logging.getLogger(__name__)
 

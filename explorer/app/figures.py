@@ -35,8 +35,8 @@ from bokeh.models import (
 from bokeh.plotting import figure
 
 from explorer.widgets import palette
-from explorer.widgets.views.picture import Axis, Curves, Heatmap, MosaicPicture, Picture, marks_in
 from explorer.widgets.views.downsample import DIVERGING, SEQUENTIAL, Window
+from explorer.widgets.views.picture import Axis, Curves, Heatmap, MosaicPicture, Picture, marks_in
 
 FONT = "Inter, system-ui, sans-serif"
 #: Ticks wanted on an axis; those that would overlap are left out by the axis itself.

@@ -10,16 +10,16 @@ from typing import Any
 from explorer import vocabulary
 from explorer.app.runs import Run
 from explorer.vocabulary import HOSTS
-from explorer.widgets.views import code as snippets
+from explorer.vocabulary.formatting import ranges, size_in_bytes
 from explorer.widgets.views import attention as views_attention
+from explorer.widgets.views import code as snippets
 from explorer.widgets.views import next_token as views_next
-from explorer.widgets.views import tensor as views_part
-from explorer.widgets.views import router as views_router
 from explorer.widgets.views import residual as views_stream
+from explorer.widgets.views import router as views_router
+from explorer.widgets.views import tensor as views_part
+from explorer.widgets.views.labels import number, shown_token
 from explorer.widgets.views.picture import Refusal
 from explorer.widgets.views.selection import Selection
-from explorer.widgets.views.labels import number, shown_token
-from explorer.vocabulary.formatting import ranges, size_in_bytes
 
 
 def run_words(model: Any, run: Run) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import panel as pn
 from bokeh.document import Document
 
-from explorer.app.figures import FigureTheme
 from explorer.app.cards import TABS, Board
+from explorer.app.figures import FigureTheme
 from explorer.widgets import palette
 from explorer.widgets.views import attention as views_attention
 from explorer.widgets.views import router as views_router

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from explorer.app.runs import Run
 from explorer.app.messages import head_count
+from explorer.app.runs import Run
 from explorer.vocabulary import UnknownValue
-from explorer.widgets.views import tensor as views_part
+from explorer.vocabulary.formatting import numbered
 from explorer.widgets.views import router as views_router
 from explorer.widgets.views import state as views_state
-from explorer.widgets.views.selection import Selection, attends, mixer_words, recurrence_of
+from explorer.widgets.views import tensor as views_part
 from explorer.widgets.views.code import Intervention
-from explorer.vocabulary.formatting import numbered
+from explorer.widgets.views.selection import Selection, attends, mixer_words, recurrence_of
 
 log = logging.getLogger(__name__)
 

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from explorer import vocabulary
-from explorer.vocabulary.availability import Unavailability, most_informative
 from explorer.model.recording import key_of
 from explorer.recurrence.replay import Replay
-from explorer.widgets.views import next_token as views_next
-from explorer.widgets.views.picture import Refusal
-from explorer.widgets.views.code import Origin
+from explorer.vocabulary.availability import Unavailability, most_informative
 from explorer.vocabulary.formatting import size_in_bytes
+from explorer.widgets.views import next_token as views_next
+from explorer.widgets.views.code import Origin
+from explorer.widgets.views.picture import Refusal
 
 #: What one run may hold, in bytes. Patterns of many blocks over a long prompt would
 #: be far above it; those are then recorded one block at a time, when looked at.

@@ -17,11 +17,10 @@ import webbrowser
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import explorer.engine.nnsight_api  # noqa: F401  before anything that imports transformers' modeling code
-
 import panel as pn
 from bokeh.document import Document
 
+import explorer.engine.nnsight_api  # noqa: F401  before anything that imports transformers' modeling code
 from explorer.app.diagram import diagram
 from explorer.app.loop_monitor import LoopLagMonitor
 from explorer.app.page import ASSETS, build, refused

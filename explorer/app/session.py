@@ -15,11 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from explorer.app.cards import TABS, Board, RenderedCard, look, seen
 from explorer.app.figures import CellFigure, MosaicFigure
 from explorer.app.loop_monitor import LoopLagMonitor
-from explorer.app.cards import TABS, Board, RenderedCard, look, seen
-from explorer.app.runs import Run
-from explorer.app.store import ANY_PROMPT, Store, default_prompt, shown_source, source_choices
 from explorer.app.messages import (
     attention_words,
     compare_words,
@@ -30,11 +28,13 @@ from explorer.app.messages import (
     run_words,
 )
 from explorer.app.requests import clamped, impossible, looked_at, sentence, whole
+from explorer.app.runs import Run
+from explorer.app.store import ANY_PROMPT, Store, default_prompt, shown_source, source_choices
 from explorer.app.worker import Job, Worker
 from explorer.widgets.views import attention as views_attention
 from explorer.widgets.views import router as views_router
-from explorer.widgets.views.selection import Selection
 from explorer.widgets.views.code import Intervention
+from explorer.widgets.views.selection import Selection
 
 log = logging.getLogger(__name__)
 

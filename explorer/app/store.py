@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from explorer.model import edits
 from explorer.app.runs import Key, Run, TooLong, heads_of, left_out, logits_from, plan, size, wanted
 from explorer.app.worker import Cancelled, Job
+from explorer.model import edits
 from explorer.model.prompts import prepared
 from explorer.model.recording import Cancelled as RecordingCancelled
 from explorer.specimens.recipes import recipe
+from explorer.vocabulary.formatting import size_in_bytes
 from explorer.widgets.views import next_token as views_next
 from explorer.widgets.views import state as views_state
+from explorer.widgets.views.code import Intervention, Origin
 from explorer.widgets.views.picture import Refusal
 from explorer.widgets.views.selection import recurrence_of
-from explorer.widgets.views.code import Intervention, Origin
 from explorer.widgets.views.tensor import value_of
-from explorer.vocabulary.formatting import size_in_bytes
 
 #: For a model nobody gave a prompt for.
 ANY_PROMPT = "The Eiffel Tower is in the city of"

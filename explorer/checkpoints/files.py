@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from explorer.checkpoints.hub import LoadError, shown
+from explorer.errors import LoadError, abbreviated
 from explorer.vocabulary.formatting import numbered, ranges
 
 #: Files that hold weights as pickles, which can run code when they are read.
@@ -33,10 +33,12 @@ _WANTED = "convert it to safetensors and give its folder"
 def refuse_kind(path: Path) -> None:
     """Raise LoadError for a single file whose very kind is not read, whether it is there or not."""
     if path.suffix.lower() in PICKLES:
-        raise LoadError(f"{shown(path)} is a pickle, which can run code when read; {_WANTED}.")
+        raise LoadError(
+            f"{abbreviated(path)} is a pickle, which can run code when read; {_WANTED}."
+        )
     if path.suffix.lower() in OTHERS:
         raise LoadError(
-            f"{shown(path)} is {OTHERS[path.suffix.lower()]}, which is not read here; {_WANTED}."
+            f"{abbreviated(path)} is {OTHERS[path.suffix.lower()]}, which is not read here; {_WANTED}."
         )
 
 

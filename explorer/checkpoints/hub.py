@@ -2,52 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 from explorer.checkpoints import cards
+from explorer.errors import LoadError, abbreviated, first_sentence, is_internal_error
 
 T = TypeVar("T")
 
 #: Seconds to wait for the hub to say whether it has a checkpoint.
 PATIENCE = 10
-
-
-class LoadError(ValueError):
-    """A model cannot be loaded; the message says what and what to do."""
-
-
-def brief(error: BaseException) -> str:
-    """The first sentence of what a library says, without its further advice."""
-    text = next(
-        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-    )
-    sentence = re.split(r"(?<=[a-z)`'\"])\. ", text, maxsplit=1)[0].rstrip(".")
-    return sentence if len(sentence) <= 200 else sentence[:199] + "…"
-
-
-#: What a mistake in a program raises, as opposed to one in what it is given.
-_MISTAKES = (AssertionError, AttributeError, LookupError, NameError, TypeError)
-_HERE = Path(__file__).parents[1]
-
-
-def ours(error: BaseException) -> bool:
-    """Whether an error is a mistake in this package's own code: raised there, and of a kind that nothing here raises on purpose."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return (
-        isinstance(error, _MISTAKES)
-        and bool(frames)
-        and Path(frames[-1].filename).is_relative_to(_HERE)
-    )
-
-
-def shown(name: object, most: int = 120) -> str:
-    """A path or an id in a sentence; of a very long one both ends."""
-    text = str(name)
-    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 2 + 1 :]}"
 
 
 def read(source: str, fetch: Callable[[bool], T]) -> T:
@@ -64,7 +28,7 @@ def read(source: str, fetch: Callable[[bool], T]) -> T:
     except LoadError:
         raise
     except Exception as error:  # not all there, or not there at all: the same question to the hub
-        if ours(error):
+        if is_internal_error(error):
             raise
         _ask(source)
     try:
@@ -72,13 +36,13 @@ def read(source: str, fetch: Callable[[bool], T]) -> T:
     except LoadError:
         raise
     except Exception as error:
-        if ours(error):
+        if is_internal_error(error):
             raise
         if "trust_remote_code" in str(error):
             raise LoadError(
                 f"{source} brings modeling code of its own; read it, then load with trust_remote_code=True."
             ) from error
-        raise LoadError(f"{source} cannot be loaded ({brief(error)}).") from error
+        raise LoadError(f"{source} cannot be loaded ({first_sentence(error)}).") from error
 
 
 def _ask(source: str) -> None:
@@ -93,7 +57,9 @@ def _ask(source: str) -> None:
             f"{source} is given out by its owners on request: ask for it there and log in to the hub."
         ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
-        raise LoadError(f"The hub has no checkpoint {shown(source)!r}{_near(source)}") from error
+        raise LoadError(
+            f"The hub has no checkpoint {abbreviated(source)!r}{_near(source)}"
+        ) from error
     except Exception as error:  # offline, refused, too slow
         raise LoadError(_unreachable(source)) from error
 
@@ -104,7 +70,7 @@ def _unreachable(source: str) -> str:
             f"The weights of {source} are not here and the hub cannot be reached; "
             "load it with weights=False for its shapes, or give the folder they are in."
         )
-    return f"There is no checkpoint {shown(source)!r} here and the hub cannot be reached{_near(source)}"
+    return f"There is no checkpoint {abbreviated(source)!r} here and the hub cannot be reached{_near(source)}"
 
 
 def _near(source: str) -> str:

@@ -13,13 +13,11 @@ from typing import Any
 import torch
 
 from explorer import specimens  # noqa: F401  the engine before any modeling code
-from explorer.checkpoints import cards
-from explorer.engine import nnsight_api as engine
-from explorer.checkpoints import files
-from explorer.checkpoints import hub
-from explorer.accounting.counts import build_meta
-from explorer.discovery.discover import CannotTrace, NotADecoder, discover
-from explorer.checkpoints.hub import LoadError, brief, ours, shown
+from explorer.checkpoints import cards, files, hub
+from explorer.discovery.backbone import NotADecoder
+from explorer.discovery.discover import CannotTrace, discover
+from explorer.errors import LoadError, abbreviated, first_sentence, is_internal_error
+from explorer.meta_device import build_meta
 from explorer.model.language_model import LanguageModel
 from explorer.specimens import bpe
 from explorer.specimens.recipes import recipe
@@ -143,14 +141,14 @@ def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> An
                 raise
             return discover(copy.deepcopy(module).eval())
     except (CannotTrace, NotADecoder) as error:
-        raise NotTraceable(label, module, brief(error)) from error
+        raise NotTraceable(label, module, first_sentence(error)) from error
     except (
         Exception
     ) as error:  # whatever a forward of another kind trips over, this model is not one of ours
-        if ours(error):
+        if is_internal_error(error):
             raise
         call = "called with token ids and asked to keep a cache"
-        raise NotTraceable(label, module, f"{call}, it stops: {brief(error)}") from error
+        raise NotTraceable(label, module, f"{call}, it stops: {first_sentence(error)}") from error
 
 
 class NotTraceable(LoadError):
@@ -177,7 +175,7 @@ def _expanded(source: str) -> str:
     if path.startswith("~") and not os.path.exists(path):
         user = path[1:].split("/")[0]
         raise LoadError(
-            f"There is no user {user!r} on this machine, whose folder {shown(path)} names; write the path out."
+            f"There is no user {user!r} on this machine, whose folder {abbreviated(path)} names; write the path out."
         )
     return path
 
@@ -288,7 +286,7 @@ def _folder(
         files.refuse_kind(path)
     if not os.path.exists(path):
         raise LoadError(
-            f"There is nothing at {shown(path)}; give a checkpoint folder or a .gguf file."
+            f"There is nothing at {abbreviated(path)}; give a checkpoint folder or a .gguf file."
         )
     if path.is_file():
         raise LoadError(
@@ -337,7 +335,7 @@ def _broken(path: Path | str):
     except (LoadError, specimens.SpecimenError, specimens.UnknownFamily):
         raise
     except Exception as error:
-        if ours(error):
+        if is_internal_error(error):
             raise
         if "trust_remote_code" in str(error):
             raise LoadError(
@@ -347,12 +345,12 @@ def _broken(path: Path | str):
             raise LoadError(
                 f"The weights in {path} do not have the sizes its configuration says; fetch both again."
             ) from error
-        raise LoadError(f"{path} cannot be loaded ({brief(error)}).") from error
+        raise LoadError(f"{path} cannot be loaded ({first_sentence(error)}).") from error
 
 
 def _gguf(path: Path, dtype: torch.dtype | None, weights: bool, attention: str) -> tuple:
     if not os.path.isfile(path):
-        raise LoadError(f"There is no file {shown(path)}; give the path of a .gguf file.")
+        raise LoadError(f"There is no file {abbreviated(path)}; give the path of a .gguf file.")
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise LoadError(f"{path} is not a GGUF file; fetch it again.")
@@ -386,11 +384,13 @@ def _gguf(path: Path, dtype: torch.dtype | None, weights: bool, attention: str) 
     except LoadError:
         raise
     except Exception as error:  # the reader trips over a damaged file in ways of its own
-        if ours(error):
+        if is_internal_error(error):
             raise
         if "not supported" in str(error):
-            raise LoadError(f"{path} cannot be read as a model ({brief(error)}).") from error
+            raise LoadError(
+                f"{path} cannot be read as a model ({first_sentence(error)})."
+            ) from error
         raise LoadError(
-            f"{path} cannot be read ({brief(error)}); if it is truncated or damaged, fetch it again."
+            f"{path} cannot be read ({first_sentence(error)}); if it is truncated or damaged, fetch it again."
         ) from error
     return model, tokenizer, path.name, f"as found in the file, {files.gguf_precision(reader)}"

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from explorer import vocabulary
+from explorer.contract.comparisons import Comparisons
+from explorer.contract.model_under_test import ModelUnderTest
 from explorer.contract.registry import Invariant, invariants
 from explorer.contract.report import Check, Report, named, verified
-from explorer.contract.model_under_test import ModelUnderTest
-from explorer.contract.comparisons import Comparisons
 
 if TYPE_CHECKING:
     from explorer.model.language_model import LanguageModel

@@ -78,19 +78,19 @@ def invariants() -> Iterator[Invariant]:
     """Every law, in the order they are read and run; those that look at the model afterwards come last."""
     # Importing a module registers its laws.
     from explorer.contract.checks import (  # noqa: F401
-        names,
-        reading,
-        order,
-        residual,
         acting,
-        inputs,
         attention,
-        recurrent,
-        mixture,
         dense,
-        writes,
         gradients,
+        inputs,
         isolation,
+        mixture,
+        names,
+        order,
+        reading,
+        recurrent,
+        residual,
+        writes,
     )
 
     yield from (each for each in _INVARIANTS if not each.last)

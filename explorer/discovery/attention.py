@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from transformers.cache_utils import Cache
 
-from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, tensors
 from explorer.discovery.candidates import (
     HostFindings,
     TensorCandidate,
@@ -18,8 +17,9 @@ from explorer.discovery.candidates import (
     result,
 )
 from explorer.discovery.residual import Part, leads, weighted
-from explorer.vocabulary.availability import not_present, needs_setting, not_traced
+from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, tensors
 from explorer.vocabulary import BY_HOST
+from explorer.vocabulary.availability import needs_setting, not_present, not_traced
 
 NO_PATTERN = 'the {name} attention never holds the pattern as a tensor; load the model with attn_implementation="eager"'
 _SOFTMAX = ("_softmax", "softmax")

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from explorer.discovery.moe_tables import find_apart
 from explorer.discovery.attention import find_attention, is_attention
-from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, tensors
+from explorer.discovery.candidates import HostFindings, TensorCandidate, argument, is_norm, result
 from explorer.discovery.mlp import DENSE, ROUTED, experts_call, find_dense, find_mixture
+from explorer.discovery.moe_all_experts import find_spread
+from explorer.discovery.moe_tables import find_apart
 from explorer.discovery.recurrent import (
     find_convolution,
     find_recurrent,
     gates_a_convolution,
     kernel,
 )
-from explorer.discovery.candidates import HostFindings, TensorCandidate, argument, is_norm, result
-from explorer.discovery.moe_all_experts import find_spread
 from explorer.discovery.residual import (
     SCALES,
     CannotTrace,
@@ -25,16 +24,18 @@ from explorer.discovery.residual import (
     Step,
     addend_candidate,
     contracts,
-    split_addends,
     owner_module,
     parts,
     several_mixers,
+    split_addends,
     steps,
     stream,
+    tail,
+    weighted,
 )
-from explorer.discovery.residual import tail, weighted
-from explorer.vocabulary.availability import not_present, not_in_block, not_traced
+from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, tensors
 from explorer.vocabulary import HOSTS
+from explorer.vocabulary.availability import not_in_block, not_present, not_traced
 
 
 @dataclass

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from explorer.discovery.trace_graph import Call, TraceGraph, tensors
 from explorer.discovery.hook_point import ExpertSelection, HookPoint, arrange
-from explorer.vocabulary.availability import Unavailability
+from explorer.discovery.trace_graph import Call, TraceGraph, tensors
 from explorer.engine.instrument import OPERATORS
+from explorer.vocabulary.availability import Unavailability
 
 
 @dataclass(frozen=True)

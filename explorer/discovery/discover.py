@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from explorer import vocabulary
+from explorer.discovery.backbone import Backbone, PassthroughBlock, find_backbone, kinds
 from explorer.discovery.block import (
     BlockFindings,
     CannotTrace,
@@ -17,35 +18,29 @@ from explorer.discovery.block import (
     find_block,
     first_and_second,
 )
-from explorer.discovery.final_norm import watched
-from explorer.discovery.trace_graph import record_graph
-from explorer.discovery.mlp import Scoring
 from explorer.discovery.candidates import HostFindings, TensorCandidate
-from explorer.discovery.residual import Step, stream
-from explorer.discovery.backbone import (
-    Backbone,
-    PassthroughBlock,
-    NotADecoder,
-    find_backbone,
-    kinds,
-)
+from explorer.discovery.final_norm import watched
 from explorer.discovery.hook_point import HookPoint
+from explorer.discovery.mlp import Scoring
+from explorer.discovery.residual import Step, stream
+from explorer.discovery.trace_graph import record_graph
+from explorer.meta_device import (
+    mask_arguments,
+    probe_lengths,
+    with_first_blocks,
+    without_padding_warning,
+)
 from explorer.vocabulary.availability import (
     NOT_FOUND,
     Unavailability,
-    not_present,
     not_in_block,
+    not_present,
     not_traced,
 )
 
 #: Parameters of a model of which a whole forward more is nothing.
 _SMALL = 10_000_000
 
-#: Lengths tried for the probe's batch and sequence, so that no size of the model equals one of them.
-_LENGTHS = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
-
-#: What transformers' models call to warn of padding.
-_WARNS = "warn_if_padding_and_no_attention_mask"
 
 _WITHOUT = {
     "shared_experts": "this block's MLP has no shared expert",
@@ -210,9 +205,13 @@ def _discover(twin: torch.nn.Module, alike: bool, masked: bool) -> Anatomy:
         torch.arange(batch * seq, device=twin.device).view(batch, seq)
         % twin.config.get_text_config().vocab_size
     )
-    with torch.no_grad(), unpadded(twin), shortened(twin, base.blocks, depth):
+    with (
+        torch.no_grad(),
+        without_padding_warning(twin),
+        with_first_blocks(twin, base.blocks, depth),
+    ):
         with record_graph(twin, paths) as prompt, watched(twin, base) as ending:
-            out = twin(ids, use_cache=True, **mask(ids, masked))
+            out = twin(ids, use_cache=True, **mask_arguments(ids, masked))
         norm, turn = ending.norm()
         first = [find_block(prompt, path) for path in paths]
         for path in paths:
@@ -284,49 +283,19 @@ def _passable(
         if layer in kind.layers
     ]
     try:
-        with torch.no_grad(), unpadded(twin):
+        with torch.no_grad(), without_padding_warning(twin):
             for left in (layer for kind in found for layer in kind.layers[:2]):
                 setattr(
                     holder,
                     name,
                     torch.nn.ModuleList([*handing[:left], blocks[left], *handing[left + 1 :]]),
                 )
-                twin(ids, **mask(ids, masked))
+                twin(ids, **mask_arguments(ids, masked))
     except (TypeError, AttributeError, LookupError, ValueError, RuntimeError):  # whatever it misses
         return False
     finally:
         setattr(holder, name, blocks)
     return True
-
-
-@contextmanager
-def unpadded(model: torch.nn.Module) -> Iterator[None]:
-    """A model of shapes alone, that looks for no padding: some look among the ids to warn of it, and here there are none to look at."""
-    warning = [module for module in model.modules() if hasattr(module, _WARNS)]
-    for module in warning:
-        module.__dict__[_WARNS] = lambda *args, **kwargs: None
-    try:
-        yield
-    finally:
-        for module in warning:
-            module.__dict__.pop(_WARNS, None)
-
-
-@contextmanager
-def shortened(twin: torch.nn.Module, path: str, depth: int) -> Iterator[None]:
-    """The twin with its first ``depth`` blocks alone."""
-    owner, _, name = path.rpartition(".")
-    holder, whole = twin.get_submodule(owner), twin.get_submodule(path)
-    setattr(holder, name, whole[:depth])
-    try:
-        yield
-    finally:
-        setattr(holder, name, whole)
-
-
-def mask(ids: torch.Tensor, masked: bool) -> dict[str, torch.Tensor]:
-    """The mask that a run on shapes alone is given beside the ids, where it needs one."""
-    return {"attention_mask": torch.ones_like(ids)} if masked else {}
 
 
 def _ran(twin: torch.nn.Module, paths: Sequence[str], masked: bool = False) -> list[str]:
@@ -345,8 +314,8 @@ def _runs(twin: torch.nn.Module, paths: Sequence[str], masked: bool) -> dict[str
     ]
     ids = torch.zeros(1, 3, dtype=torch.long, device=twin.device)
     try:
-        with torch.no_grad(), unpadded(twin):
-            twin(ids, **mask(ids, masked))
+        with torch.no_grad(), without_padding_warning(twin):
+            twin(ids, **mask_arguments(ids, masked))
     finally:
         for hook in hooks:
             hook.remove()
@@ -380,15 +349,6 @@ def _choose_no_expert(twin: torch.nn.Module) -> None:
             module.__class__ = type(
                 kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__}
             )
-
-
-def probe_lengths(model: torch.nn.Module) -> tuple[int, int]:
-    """A batch and a sequence length that no dimension of the model's parameters equals, alone or multiplied."""
-    taken = {extent for parameter in model.parameters() for extent in parameter.shape}
-    config = model.config.get_text_config()
-    taken |= {value for value in config.to_dict().values() if isinstance(value, int)}
-    free = [n for n in _LENGTHS if n not in taken]
-    return next((b, s) for b in free for s in free if s > b and b * s not in taken)
 
 
 def _shared(twin: torch.nn.Module) -> set[str]:

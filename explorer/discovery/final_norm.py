@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from explorer.discovery.trace_graph import tensors
 from explorer.discovery.backbone import Backbone
+from explorer.discovery.trace_graph import tensors
 
 
 @dataclass

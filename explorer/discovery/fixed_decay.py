@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from transformers.cache_utils import Cache
 
-from explorer.discovery.trace_graph import Call, TraceGraph, tensors
 from explorer.discovery.candidates import (
     HostFindings,
     TensorCandidate,
@@ -16,6 +15,7 @@ from explorer.discovery.candidates import (
     result,
 )
 from explorer.discovery.residual import constants_of
+from explorer.discovery.trace_graph import Call, TraceGraph, tensors
 
 _PRODUCTS = ("bmm", "matmul")
 

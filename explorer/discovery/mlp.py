@@ -7,8 +7,6 @@ from math import prod
 
 import torch
 
-from explorer.discovery.trace_graph import PASSING, Call, TraceGraph
-from explorer.discovery.residual import constants_of, origins
 from explorer.discovery.candidates import (
     HostFindings,
     TensorCandidate,
@@ -20,7 +18,9 @@ from explorer.discovery.candidates import (
     result,
 )
 from explorer.discovery.hook_point import ExpertSelection
-from explorer.vocabulary.availability import not_present, needs_setting, not_traced
+from explorer.discovery.residual import constants_of, origins
+from explorer.discovery.trace_graph import PASSING, Call, TraceGraph
+from explorer.vocabulary.availability import needs_setting, not_present, not_traced
 
 ROUTED = (
     "router_logits",

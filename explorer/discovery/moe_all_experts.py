@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from explorer.discovery.trace_graph import Call, TraceGraph
-from explorer.discovery.mlp import DENSE, find_router, find_shared
 from explorer.discovery.candidates import HostFindings, TensorCandidate, children, maker_candidate
 from explorer.discovery.hook_point import ExpertSelection
+from explorer.discovery.mlp import DENSE, find_router, find_shared
+from explorer.discovery.trace_graph import Call, TraceGraph
 from explorer.vocabulary.availability import not_present, not_traced
 
 #: The value that numbers the slots among the experts, all of which are run.

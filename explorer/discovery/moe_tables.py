@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from explorer.discovery.trace_graph import Call, TraceGraph
-from explorer.discovery.mlp import DENSE, find_router, find_shared, scoring_of
 from explorer.discovery.candidates import HostFindings, children, maker_candidate
+from explorer.discovery.mlp import DENSE, find_router, find_shared, scoring_of
+from explorer.discovery.trace_graph import Call, TraceGraph
 from explorer.vocabulary.availability import not_present, not_traced
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, tensors
-from explorer.discovery.fixed_decay import fading, find_fading, outputs
 from explorer.discovery.candidates import (
     HostFindings,
     TensorCandidate,
@@ -19,9 +17,11 @@ from explorer.discovery.candidates import (
     maker_candidate,
     result,
 )
+from explorer.discovery.fixed_decay import fading, find_fading, outputs
 from explorer.discovery.residual import CannotTrace, Part, weighted
-from explorer.vocabulary.availability import not_present, not_traced
+from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, tensors
 from explorer.vocabulary import BY_HOST, REPLAYS
+from explorer.vocabulary.availability import not_present, not_traced
 
 #: What the delta rule's kernels call their arguments, by value.
 _DELTA = dict(

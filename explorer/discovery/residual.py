@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, Op, tensors
 from explorer.discovery.candidates import TensorCandidate, argument, innermost, is_norm, result
+from explorer.discovery.trace_graph import PASSING, Call, Op, TraceGraph, tensors
 
 #: Operations that multiply with weights.
 _PRODUCTS = frozenset(

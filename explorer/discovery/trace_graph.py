@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from explorer.engine.instrument import instrumented
 from explorer.engine.nnsight_api import SourceNotAvailable, bind
 from explorer.engine.reference_kernels import reference, runs_kernels
-from explorer.engine.instrument import instrumented
 
 #: Operations that hand their one tensor on with the same numbers, perhaps laid out differently.
 PASSING = frozenset(

@@ -24,8 +24,9 @@ from explorer.engine.nnsight_api import (
     bind,
     decorator_chain,
     function_like,
+    rewrap,
+    source_tree,
 )
-from explorer.engine.nnsight_api import rewrap, source_tree
 
 #: Operators that are made calls, by their node's name, plain and in place.
 _OPERATORS = {"Add": "add", "Sub": "sub", "Mult": "mul", "Div": "truediv", "MatMult": "matmul"}

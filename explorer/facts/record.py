@@ -7,7 +7,7 @@ on the meta device; what is *proven* comes from the contract, run on the specime
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from datetime import date
 from importlib.metadata import version
 from typing import Any
@@ -17,15 +17,15 @@ import torch
 from explorer import __version__, vocabulary
 from explorer.accounting import counts as accounting
 from explorer.checkpoints import cards
-from explorer.facts.blocks import blocks, class_of, summary
-from explorer.contract import verified
 from explorer.checkpoints.load import DEFAULT, SPECIMEN, load
+from explorer.contract import verified
+from explorer.facts.blocks import blocks, class_of, summary
 from explorer.model.language_model import LanguageModel
 from explorer.model.printout import folded
 from explorer.model.shapes import shapes
+from explorer.model.support import Row
 from explorer.signature import Known, recorded
 from explorer.specimens import small
-from explorer.model.support import Row
 from explorer.traits import traits
 from explorer.vocabulary.formatting import CALL
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from explorer import vocabulary
-from explorer.engine.nnsight_api import Envoy, Mediator, OutOfOrderError, WriteBack, eproperty
 from explorer.discovery.hook_point import put, take
-from explorer.model.address import REPLAY, ValueAddress, BatchShared, unwrap, replay_of
-from explorer.vocabulary.availability import NOT_FOUND, Unavailability
-from explorer.recurrence.replay import Replay
+from explorer.engine.nnsight_api import Envoy, Mediator, OutOfOrderError, WriteBack, eproperty
+from explorer.model.address import REPLAY, BatchShared, ValueAddress, replay_of, unwrap
 from explorer.model.taps import HostTaps
+from explorer.recurrence.replay import Replay
+from explorer.vocabulary.availability import NOT_FOUND, Unavailability
 
 if TYPE_CHECKING:
     from explorer.model.language_model import LanguageModel

@@ -12,10 +12,14 @@ from typing import Any
 import torch
 
 from explorer import vocabulary
-from explorer.model.edits import Edit
-from explorer.engine.nnsight_api import TransformersModel
-from explorer.discovery.discover import Anatomy, HostAnatomy, unpadded
 from explorer.discovery.backbone import after_blocks
+from explorer.discovery.discover import Anatomy, HostAnatomy
+from explorer.discovery.hook_point import HookPoint
+from explorer.engine.nnsight_api import TransformersModel
+from explorer.engine.observers import TraceObserver
+from explorer.engine.serialize import SerializedBackend, serialized
+from explorer.meta_device import without_padding_warning
+from explorer.model.edits import Edit
 from explorer.model.envoys import (
     HOST_CLASSES,
     PART_CLASSES,
@@ -26,15 +30,12 @@ from explorer.model.envoys import (
     host_class,
     implied,
 )
-from explorer.discovery.hook_point import HookPoint
 from explorer.model.printout import printout
 from explorer.model.prompts import PromptError, checked, checked_text, pieces, prepared, token_ids
-from explorer.vocabulary.availability import Unavailability
 from explorer.model.recording import Recording, choose, record, timed
-from explorer.engine.observers import TraceObserver
 from explorer.model.support import Row, Support, support
 from explorer.model.taps import HostTaps, Taps
-from explorer.engine.serialize import SerializedBackend, serialized
+from explorer.vocabulary.availability import Unavailability
 
 
 def _top(anatomy: Anatomy, config: Any, embedding: int) -> HostAnatomy:
@@ -333,7 +334,7 @@ class LanguageModel(
             raise ValueError(
                 f"{self.label} was loaded without weights: it can be traced for its shapes, not generate."
             )
-        shapes = unpadded(self.hf) if self.taps.shapes else nullcontext()
+        shapes = without_padding_warning(self.hf) if self.taps.shapes else nullcontext()
         with self.lock, shapes, self.taps.armed(TraceObserver(self.interleaver)):
             return super().interleave(fn, *args, **kwargs)
 

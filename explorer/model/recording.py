@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from explorer import vocabulary
+from explorer.discovery.hook_point import put, take
+from explorer.model.address import REPLAY, BatchShared, ValueAddress, replay_of, unwrap
 from explorer.model.edits import Edit, JointEdit
 from explorer.model.envoys import COMPUTED, Unavailable, implied
-from explorer.discovery.hook_point import put, take
-from explorer.model.address import REPLAY, ValueAddress, BatchShared, unwrap, replay_of
-from explorer.vocabulary.availability import Unavailability, most_informative
-from explorer.recurrence.replay import Replay
 from explorer.model.taps import HostTaps
+from explorer.recurrence.replay import Replay
+from explorer.vocabulary.availability import Unavailability, most_informative
 from explorer.vocabulary.formatting import numbered
 
 if TYPE_CHECKING:

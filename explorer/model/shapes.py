@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from explorer.discovery.discover import probe_lengths, shortened
+from explorer.meta_device import probe_lengths, with_first_blocks
 from explorer.model.language_model import LanguageModel
 
 
@@ -24,7 +24,7 @@ def shapes(model: LanguageModel) -> dict[tuple[str, str, int | None], torch.Tens
         if row.available and not row.value.derived
     ]
     # Every kind of block is among the first so many; the others add nothing but time.
-    with model.lock, shortened(model.hf, model.anatomy.backbone.blocks, layers[-1] + 1):
+    with model.lock, with_first_blocks(model.hf, model.anatomy.backbone.blocks, layers[-1] + 1):
         recording = model.record(ids, [name for _, name in rows], layers=layers)
     found = {}
     for row, name in rows:

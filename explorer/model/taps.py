@@ -20,14 +20,14 @@ from typing import Any
 import torch
 
 from explorer import vocabulary
-from explorer.engine.nnsight_api import NO_SKIP, STATE, SourceNotAvailable, State, bind, make_op
 from explorer.discovery.discover import Anatomy, HostAnatomy
-from explorer.engine.reference_kernels import reference
 from explorer.discovery.hook_point import HookPoint, plain, put, restore, serve, take
-from explorer.model.address import REPLAY, ValueAddress, BatchShared, unwrap, replay_of
-from explorer.recurrence.replay import Replay
 from explorer.engine.instrument import OPERATORS, instrumented
+from explorer.engine.nnsight_api import NO_SKIP, STATE, SourceNotAvailable, State, bind, make_op
 from explorer.engine.observers import ModelBusy, Observer
+from explorer.engine.reference_kernels import reference
+from explorer.model.address import REPLAY, BatchShared, ValueAddress, replay_of, unwrap
+from explorer.recurrence.replay import Replay
 from explorer.vocabulary import REPLAYS
 
 

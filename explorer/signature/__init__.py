@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from explorer.accounting import counts as accounting
-from explorer.checkpoints.hub import brief, ours
+from explorer.errors import first_sentence, is_internal_error
+from explorer.signature.block_kinds import block_list, counterparts, few_blocks
 from explorer.signature.costs import Costs
 from explorer.signature.describe import Described, by_rank
 from explorer.signature.expressions import Expr
-from explorer.signature.block_kinds import block_list, counterparts, few_blocks
 from explorer.signature.probes import BATCH, SEQ, Probes
 from explorer.signature.running import PREFILL, Site, build, observe, parameters
 from explorer.signature.sizes import depth_key, order, table
@@ -66,11 +66,11 @@ def signature(model: LanguageModel | Any, known: Known | None = None) -> Json:
         blocks = block_list(module) if module is model else model.anatomy.backbone.blocks
         probes, typed, layers = _inferred(module, blocks, [] if known is None else known)
     except Exception as error:  # noqa: BLE001  whatever a foreign forward raises
-        if ours(error):
+        if is_internal_error(error):
             raise
         name = type(module).__name__
         raise NoSignature(
-            f"{name} has no signature here: running it with other sizes failed with {brief(error)}."
+            f"{name} has no signature here: running it with other sizes failed with {first_sentence(error)}."
         ) from error
     sizes = {**probes.released, "Layers": len(module.get_submodule(blocks))}
     typed = _held(typed, module, blocks, layers, sizes)
@@ -97,10 +97,10 @@ def signature(model: LanguageModel | Any, known: Known | None = None) -> Json:
         try:
             values, lacking = typed_values(model, probes, typed, layers, write)
         except Exception as error:  # noqa: BLE001  whatever a foreign forward raises on shapes alone
-            if ours(error):
+            if is_internal_error(error):
                 raise
             raise NoSignature(
-                f"{type(module).__name__} has no signature here: reading its values failed with {brief(error)}."
+                f"{type(module).__name__} has no signature here: reading its values failed with {first_sentence(error)}."
             ) from error
         unresolved += lacking
         whole += (more := sum(len(row["type"]["dims"]) for row in values))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from explorer.accounting.counts import build_meta
 from explorer.discovery.backbone import find_backbone, signature
+from explorer.meta_device import build_meta
 from explorer.signature.sizes import Key, at, changed, figures, per_block, with_blocks
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from torch import nn
 from explorer.accounting import counts as accounting
 from explorer.accounting.parameter_roles import PARTS, Parts
 from explorer.signature.expressions import Expr, product, total
-from explorer.signature.running import DECODE, PREFILL, Site
+from explorer.signature.running import PREFILL, Site
 from explorer.signature.sizes import camel, order, per_block
 from explorer.signature.types import Type, Types
 

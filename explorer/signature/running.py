@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from explorer.accounting.counts import build_meta
-from explorer.discovery.discover import unpadded
+from explorer.meta_device import build_meta, without_padding_warning
 
 #: How a call is called whose tensors a site is of; parameters and buffers are of no call.
 PREFILL, DECODE = "prefill", "decode"
@@ -97,7 +96,10 @@ def observe(model: torch.nn.Module, batch: int, seq: int, products: bool = False
         path: {name for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
         for path, module in model.named_modules()
     }
-    with torch.no_grad(), unpadded(model) if model.device.type == "meta" else nullcontext():
+    with (
+        torch.no_grad(),
+        without_padding_warning(model) if model.device.type == "meta" else nullcontext(),
+    ):
         with _watching(model, sites, PREFILL):
             out = model(ids, use_cache=True)
         again = _again(out) or _given(model, ids)

@@ -13,7 +13,6 @@ from explorer.signature.probes import BATCH, SEQ, Probes
 from explorer.signature.running import DECODE, Seen, Site, Sites
 from explorer.signature.sizes import order
 
-
 #: What the call decides.
 CALL_NAMES = frozenset(("B", "S", "Past"))
 

@@ -10,10 +10,10 @@ import torch
 from explorer import vocabulary
 from explorer.discovery.discover import Anatomy, discover
 from explorer.model.shapes import shapes
-from explorer.vocabulary.formatting import CALL
 from explorer.signature.expressions import Expr
 from explorer.signature.probes import Probes
 from explorer.signature.types import Type, Types
+from explorer.vocabulary.formatting import CALL
 
 if TYPE_CHECKING:
     from explorer.model.language_model import LanguageModel

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-import explorer.engine.nnsight_api  # noqa: F401  the engine must be imported before transformers' model classes
 from transformers import (
     AutoModelForCausalLM,
     PreTrainedConfig,
@@ -16,6 +14,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+import explorer.engine.nnsight_api  # noqa: F401  the engine must be imported before transformers' model classes
 from explorer.specimens import bpe, weights
 from explorer.specimens.errors import SpecimenError
 from explorer.specimens.recipes import Recipe, recipe

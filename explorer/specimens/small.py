@@ -11,9 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import explorer.engine.nnsight_api  # noqa: F401  the engine must be imported before transformers' model classes
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+import explorer.engine.nnsight_api  # noqa: F401  the engine must be imported before transformers' model classes
 
 #: The specimens' tokenizer has one special token, its first entry.
 TOKENS = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}

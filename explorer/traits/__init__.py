@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from explorer.traits.attention import attention
-from explorer.traits.catalogue import ENTRIES
-from explorer.traits.norms_and_scales import norms, scales
 from explorer.traits.attention_core import attention_cores
+from explorer.traits.catalogue import ENTRIES
 from explorer.traits.mixers import block, mixers
 from explorer.traits.mlp import mixture, mlp
+from explorer.traits.norms_and_scales import norms, scales
 from explorer.traits.position import position
 from explorer.traits.probe import ModelProbe
 

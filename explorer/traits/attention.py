@@ -8,9 +8,9 @@ import torch
 
 from explorer.discovery.trace_graph import tensors
 from explorer.traits.attention_core import AttentionCore
-from explorer.traits.replayable_graph import NoNumbers, ReplayableGraph
-from explorer.traits.probe import FAR, ModelProbe
 from explorer.traits.evidence import blocks, listed, name, number
+from explorer.traits.probe import FAR, ModelProbe
+from explorer.traits.replayable_graph import NoNumbers, ReplayableGraph
 
 Found = Iterator[tuple[str, str]]
 

@@ -10,8 +10,8 @@ import torch
 
 from explorer.discovery.discover import HostAnatomy
 from explorer.discovery.trace_graph import Call, tensors
-from explorer.traits.replayable_graph import PASSING, NoNumbers, ReplayableGraph
 from explorer.traits.probe import ModelProbe
+from explorer.traits.replayable_graph import PASSING, NoNumbers, ReplayableGraph
 
 _SOFTMAX = ("_softmax", "softmax")
 _MIXING = ("bmm", "matmul", "mm", "baddbmm")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from explorer import vocabulary
 from explorer.discovery.trace_graph import tensors
 from explorer.traits.attention_core import hidden
-from explorer.traits.probe import ModelProbe
 from explorer.traits.evidence import blocks, listed
+from explorer.traits.probe import ModelProbe
 
 Found = Iterator[tuple[str, str]]
 

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from explorer.discovery.discover import HostAnatomy
 from explorer.discovery.trace_graph import Call, tensors
-from explorer.traits.replayable_graph import NoNumbers, ReplayableGraph
-from explorer.traits.probe import ModelProbe
 from explorer.traits.evidence import blocks, listed, name, number
+from explorer.traits.probe import ModelProbe
+from explorer.traits.replayable_graph import NoNumbers, ReplayableGraph
 
 Found = Iterator[tuple[str, str]]
 

@@ -10,10 +10,10 @@ import torch
 
 from explorer.discovery.block import Sublayer
 from explorer.discovery.trace_graph import Call, tensors
-from explorer.traits.position import of_ids
-from explorer.traits.replayable_graph import PASSING, NoNumbers
-from explorer.traits.probe import ModelProbe
 from explorer.traits.evidence import blocks, listed, name, number
+from explorer.traits.position import of_ids
+from explorer.traits.probe import ModelProbe
+from explorer.traits.replayable_graph import PASSING, NoNumbers
 
 Found = Iterator[tuple[str, str]]
 

@@ -9,16 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from explorer.accounting.counts import build_meta
-from explorer.discovery.discover import (
-    Anatomy,
-    HostAnatomy,
-    discover,
-    mask,
-    probe_lengths,
-    unpadded,
-)
+from explorer.discovery.discover import Anatomy, HostAnatomy, discover
 from explorer.discovery.trace_graph import Call, tensors
+from explorer.meta_device import build_meta, mask_arguments, probe_lengths, without_padding_warning
 from explorer.traits.buffers import Buffers
 from explorer.traits.replayable_graph import NoNumbers, ReplayableGraph, recorded
 
@@ -143,11 +136,12 @@ class ModelProbe:
         ids = torch.zeros(*self.lengths, dtype=torch.long, device=self.twin.device)
         with (
             self.model.lock,
-            unpadded(self.twin),
+            without_padding_warning(self.twin),
             _with_blocks(self.twin, self.path, self.blocks[: max(self.firsts) + 1]),
         ):
             return recorded(
-                self.twin, lambda: self.twin(ids, use_cache=True, **mask(ids, self.anatomy.masked))
+                self.twin,
+                lambda: self.twin(ids, use_cache=True, **mask_arguments(ids, self.anatomy.masked)),
             )
 
     @cached_property
@@ -172,7 +166,11 @@ class ModelProbe:
                 told = torch.empty(1, 1, FAR, 1, device=self.twin.device, dtype=torch.bfloat16)
                 layer.update(told, told)
         ids = torch.zeros(1, 2, dtype=torch.long, device=self.twin.device)
-        with self.model.lock, unpadded(self.twin), _with_blocks(self.twin, self.path, stand_ins):
+        with (
+            self.model.lock,
+            without_padding_warning(self.twin),
+            _with_blocks(self.twin, self.path, stand_ins),
+        ):
             try:
                 return recorded(
                     self.twin, lambda: self.twin(ids, cache=cache, use_cache=True)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from explorer.meta_device import build_meta
 from explorer.accounting import counts as accounting
 from explorer.checkpoints import cards
 from explorer.accounting.cache_formulas import figure
@@ -19,7 +20,7 @@ from tests.support.configs import FAMILIES, TWENTY, built, small
 @pytest.mark.parametrize("family", (*FAMILIES, "mistral"))
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (2, 3), (3, 11)])
 def test_sizes_are_those_of_the_cache_transformers_makes(family, batch, tokens):
-    model = accounting.build_meta(small(family))
+    model = build_meta(small(family))
     assert accounting.cache_bytes(model, tokens, batch) == accounting.measured_cache_bytes(
         model, tokens, batch
     )
@@ -28,7 +29,7 @@ def test_sizes_are_those_of_the_cache_transformers_makes(family, batch, tokens):
 @pytest.mark.parametrize("family", TWENTY)
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (3, 11)])
 def test_sizes_of_the_twenty_are_those_really_kept(family, batch, tokens):
-    model = accounting.build_meta(small_config(family))
+    model = build_meta(small_config(family))
     assert accounting.cache_bytes(model, tokens, batch) == accounting.measured_cache_bytes(
         model, tokens, batch
     )
@@ -108,10 +109,7 @@ def test_sizes_follow_the_dtype():
         for dtype in (torch.bfloat16, torch.float32)
     )
     assert single == 2 * half
-    assert (
-        accounting.cache_bytes(accounting.build_meta(small("llama"), dtype=torch.float32), 5)
-        == single
-    )
+    assert accounting.cache_bytes(build_meta(small("llama"), dtype=torch.float32), 5) == single
 
 
 def test_a_window_bounds_the_cache():

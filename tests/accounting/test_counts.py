@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig
 
+from explorer.meta_device import build_meta
 from explorer.accounting import counts as accounting
 from explorer.checkpoints import cards
 from explorer.accounting.cache_probe import probe_cache
@@ -17,14 +18,12 @@ from tests.support.configs import FAMILIES, TWENTY, built, small
 
 
 def rows(config) -> dict[str, dict]:
-    return {
-        row["part"]: row for row in accounting.parameters(accounting.build_meta(config))["by_part"]
-    }
+    return {row["part"]: row for row in accounting.parameters(build_meta(config))["by_part"]}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parts_add_up_to_every_parameter(family):
-    model = accounting.build_meta(small(family))
+    model = build_meta(small(family))
     counted = accounting.parameters(model)
     assert (
         counted["total"]
@@ -38,7 +37,7 @@ def test_parts_add_up_to_every_parameter(family):
 
 @pytest.mark.parametrize("family", TWENTY)
 def test_parts_of_the_twenty_add_up(family):
-    model = accounting.build_meta(small_config(family))
+    model = build_meta(small_config(family))
     counted = accounting.parameters(model)
     assert (
         counted["total"]
@@ -190,7 +189,7 @@ def test_parts_of_blocks_with_one_sublayer_by_hand():
 )
 def test_mixers_are_told_from_attention(family, mixer):
     """A mixer's parameters are those of the modules of its class, whatever they are called and hold."""
-    model = accounting.build_meta(small_config(family))
+    model = build_meta(small_config(family))
     (row,) = (row for row in accounting.parameters(model)["by_part"] if row["part"] == "mixer")
     modules = [module for module in model.modules() if type(module).__name__ == mixer]
     assert row["note"] == mixer and modules
@@ -405,7 +404,7 @@ def test_without_a_run_parts_are_not_guessed():
 
 
 def test_a_run_leaves_the_model_as_it_was():
-    model = accounting.build_meta(small_config("recurrent_gemma"))
+    model = build_meta(small_config("recurrent_gemma"))
     padding = model.config.pad_token_id
     blocks = [
         block.temporal_block
@@ -439,7 +438,7 @@ REPEATING = (
 def test_blocks_built_alike_are_run_once_and_come_to_the_same(family):
     """A deeper model, where blocks repeat: those of gemma3n_text need earlier ones, and dory goes round in loops."""
     deep = {"gemma2": 8, "deepseek_v3": 8, "falcon_h1": 5, "recurrent_gemma": 9}
-    model = accounting.build_meta(
+    model = build_meta(
         small_config(family, **({"num_hidden_layers": deep[family]} if family in deep else {}))
     )
     run, whole = probe_cache(model), probe_cache(model, whole=True)
@@ -448,7 +447,7 @@ def test_blocks_built_alike_are_run_once_and_come_to_the_same(family):
 
 
 def test_a_block_left_out_is_not_run():
-    model = accounting.build_meta(small_config("mixtral", num_hidden_layers=6))
+    model = build_meta(small_config("mixtral", num_hidden_layers=6))
     ran = []
     for layer, block in enumerate(model.model.layers):
         block.mlp.register_forward_hook(lambda *_, layer=layer: ran.append(layer))
@@ -463,7 +462,7 @@ def test_a_block_left_out_is_not_run():
 
 
 def test_a_real_model_is_counted_without_being_run():
-    model = accounting.build_meta(small_config("gpt2")).to_empty(device="cpu")
+    model = build_meta(small_config("gpt2")).to_empty(device="cpu")
     model.forward = None  # a run of it would fail
     assert accounting.parameters(model)["active"] == sum(p.numel() for p in model.parameters())
 
@@ -471,7 +470,7 @@ def test_a_real_model_is_counted_without_being_run():
 def test_build_meta():
     config = small("qwen3_next")
     before = json.dumps(config.to_dict(), default=str)
-    model = accounting.build_meta(config, dtype=torch.float32, experts_implementation="eager")
+    model = build_meta(config, dtype=torch.float32, experts_implementation="eager")
     assert {(p.device.type, p.dtype) for p in model.parameters()} == {("meta", torch.float32)}
     assert not model.training
     assert (
@@ -480,4 +479,4 @@ def test_build_meta():
     )
     assert json.dumps(config.to_dict(), default=str) == before
     with pytest.raises(ValueError, match="no causal language model for a t5 configuration"):
-        accounting.build_meta(AutoConfig.for_model("t5"))
+        build_meta(AutoConfig.for_model("t5"))

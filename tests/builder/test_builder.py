@@ -20,7 +20,7 @@ from builder.pages import write
 from builder.__main__ import main
 from explorer.checkpoints import cards
 from explorer.facts.record import SCHEMA
-from explorer.checkpoints.hub import LoadError
+from explorer.errors import LoadError
 from explorer.specimens import recipes
 
 

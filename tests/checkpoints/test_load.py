@@ -16,11 +16,11 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from explorer import load
+from explorer import errors, load
 from explorer.checkpoints import cards
 from explorer.checkpoints import hub
 from explorer.checkpoints import load as loading
-from explorer.checkpoints.hub import LoadError
+from explorer.errors import LoadError
 from explorer.specimens.errors import UnknownFamily
 from explorer.vocabulary.formatting import ranges
 from tests.support.models import FAMILIES, PROMPT, specimen
@@ -295,10 +295,13 @@ def test_a_checkpoint_among_the_downloads_needs_no_hub(saved, monkeypatch, no_ne
 
 def test_what_a_library_says_is_cut_to_its_first_sentence():
     long = "\n\nThe file is wrong because of `this`. You can do a lot about it.\nAnd more."
-    assert hub.brief(ValueError(long)) == "The file is wrong because of `this`"
-    assert len(hub.brief(ValueError("word " * 200))) == 200 and hub.brief(KeyError()) == "KeyError"
+    assert errors.brief(ValueError(long)) == "The file is wrong because of `this`"
     assert (
-        hub.brief(ValueError("version 5.24.0 of config.json is meant"))
+        len(errors.brief(ValueError("word " * 200))) == 200
+        and errors.brief(KeyError()) == "KeyError"
+    )
+    assert (
+        errors.brief(ValueError("version 5.24.0 of config.json is meant"))
         == "version 5.24.0 of config.json is meant"
     )
 

@@ -16,12 +16,13 @@ from transformers.models.qwen3_next import modeling_qwen3_next
 
 from explorer import load, vocabulary
 from explorer.checkpoints import cards
-from explorer.accounting.counts import build_meta
-from explorer.discovery.discover import discover, probe_lengths
+from explorer.meta_device import build_meta
+from explorer.discovery.discover import discover
+from explorer.meta_device import probe_lengths
 from explorer.discovery.trace_graph import record_graph
 from explorer.discovery.backbone import NotADecoder, find_backbone
 from explorer.model.envoys import Unavailable
-from explorer.checkpoints.hub import LoadError
+from explorer.errors import LoadError
 from explorer.model.language_model import LanguageModel
 from explorer.vocabulary.availability import ReasonKind
 from explorer.specimens import bpe, config_of

@@ -13,8 +13,8 @@ from explorer.checkpoints import cards
 from explorer.facts import record as facts_module
 from explorer.facts.record import facts
 from explorer.model.shapes import shapes
-from explorer.discovery.discover import probe_lengths
-from explorer.checkpoints.hub import LoadError
+from explorer.meta_device import probe_lengths
+from explorer.errors import LoadError
 from tests.support.facts_records import drawn
 
 FAMILIES = ("llama", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text")

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from explorer.accounting import counts as accounting
-from explorer.discovery.discover import unpadded
+from explorer.meta_device import without_padding_warning
 from explorer.signature import signature
 from tests.support.models import shapes
 from tests.signature.test_signature import FIRST, MORE, signed
@@ -33,7 +33,7 @@ def grouped(left: tuple, right: tuple, *args: object, **options: object) -> int:
 
 def counted(module: torch.nn.Module, context: int) -> int:
     ids = torch.zeros(1, context, dtype=torch.long, device="meta")
-    with torch.no_grad(), unpadded(module):
+    with torch.no_grad(), without_padding_warning(module):
         out = module(ids[:, 1:], use_cache=True)
         with FlopCounterMode(
             display=False, custom_mapping={torch.ops.aten._grouped_mm: grouped}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from explorer import load
-from explorer.accounting.counts import build_meta
+from explorer.meta_device import build_meta
 from explorer.signature import signature
 from explorer.signature.probes import Probes
 from explorer.signature.running import Site, observe

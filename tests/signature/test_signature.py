@@ -10,7 +10,7 @@ import torch
 
 from builder.__main__ import main
 from explorer import specimens
-from explorer.accounting.counts import build_meta
+from explorer.meta_device import build_meta
 from explorer.signature import NoSignature, recorded, signature
 from explorer.signature.block_kinds import block_list, few_blocks
 from explorer.signature.probes import Probes

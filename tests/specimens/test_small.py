@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from explorer import specimens
-from explorer.accounting.counts import build_meta
+from explorer.meta_device import build_meta
 from explorer.specimens import small
 from explorer.specimens.small import default_config, small_config
 

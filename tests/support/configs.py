@@ -6,6 +6,7 @@ from functools import cache
 
 from transformers import AutoConfig
 
+from explorer.meta_device import build_meta
 from explorer.accounting import counts as accounting
 from explorer.checkpoints import cards
 
@@ -75,4 +76,4 @@ TWENTY = (
 @cache
 def built(id: str):
     """A checkpoint of a card at its released size, on the meta device."""
-    return accounting.build_meta(cards.config(id))
+    return build_meta(cards.config(id))

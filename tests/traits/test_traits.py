@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from explorer import load
 from explorer.checkpoints import cards
-from explorer.accounting.counts import build_meta
+from explorer.meta_device import build_meta
 from explorer.discovery.discover import discover
 from explorer.model.language_model import LanguageModel
 from explorer.specimens import bpe, config_of

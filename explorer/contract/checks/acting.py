@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import torch
 
-from explorer.contract.registry import invariant
-from explorer.contract.model_under_test import ModelUnderTest
 from explorer.contract.comparisons import Comparisons
+from explorer.contract.model_under_test import ModelUnderTest
+from explorer.contract.registry import invariant
 
 
 @invariant(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from explorer import vocabulary
-from explorer.contract.registry import invariant
-from explorer.contract.model_under_test import ModelUnderTest
-from explorer.contract.residual_steps import added, followed
 from explorer.contract.comparisons import Comparisons
+from explorer.contract.model_under_test import ModelUnderTest
+from explorer.contract.registry import invariant
+from explorer.contract.residual_steps import added, followed
 
 HOST = "self_attn"
 

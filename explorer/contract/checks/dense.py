@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from explorer.contract.registry import invariant
-from explorer.contract.model_under_test import ModelUnderTest
-from explorer.contract.residual_steps import added, constant, followed
 from explorer.contract.comparisons import Comparisons
+from explorer.contract.model_under_test import ModelUnderTest
+from explorer.contract.registry import invariant
+from explorer.contract.residual_steps import added, constant, followed
 
 
 def _down(s: ModelUnderTest, host: str, layer: int, neurons: torch.Tensor) -> torch.Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from explorer import vocabulary
-from explorer.contract.registry import invariant
-from explorer.contract.model_under_test import Key, ModelUnderTest
 from explorer.contract.comparisons import Comparisons
+from explorer.contract.model_under_test import Key, ModelUnderTest
+from explorer.contract.registry import invariant
 
 HOSTS = tuple(vocabulary.HOSTS)
 

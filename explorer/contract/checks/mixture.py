@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from explorer.contract.registry import invariant
-from explorer.contract.model_under_test import ModelUnderTest
-from explorer.contract.residual_steps import added, constant, followed
 from explorer.contract.comparisons import Comparisons
-from explorer.model.edits import Edit, ablate_expert
+from explorer.contract.model_under_test import ModelUnderTest
+from explorer.contract.registry import invariant
+from explorer.contract.residual_steps import added, constant, followed
 from explorer.discovery.trace_graph import tensors
+from explorer.model.edits import Edit, ablate_expert
 
 HOST = "mlp"
 

@@ -10,9 +10,9 @@ from types import MappingProxyType
 import torch
 
 from explorer import vocabulary
-from explorer.contract.registry import invariant
-from explorer.contract.model_under_test import ModelUnderTest, attempt
 from explorer.contract.comparisons import Comparisons
+from explorer.contract.model_under_test import ModelUnderTest, attempt
+from explorer.contract.registry import invariant
 from explorer.discovery.trace_graph import tensors
 
 #: Which part of a mixture an alias stands for.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from explorer import vocabulary
-from explorer.contract.registry import invariant
-from explorer.contract.model_under_test import Key, ModelUnderTest, attempt
-from explorer.contract.comparisons import Comparisons
 from explorer.contract.checks.writes import STATES
+from explorer.contract.comparisons import Comparisons
+from explorer.contract.model_under_test import Key, ModelUnderTest, attempt
+from explorer.contract.registry import invariant
 from explorer.model.envoys import PassedBy
 
 HOSTS = tuple(vocabulary.HOSTS)

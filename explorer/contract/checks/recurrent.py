@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from explorer.contract.registry import invariant
-from explorer.contract.model_under_test import ModelUnderTest, attempt
-from explorer.contract.residual_steps import added, followed
 from explorer.contract.comparisons import Comparisons
+from explorer.contract.model_under_test import ModelUnderTest, attempt
+from explorer.contract.registry import invariant
+from explorer.contract.residual_steps import added, followed
 from explorer.model.envoys import Unavailable
 from explorer.vocabulary import BY_HOST, RECURRENT, REPLAYS
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from explorer.contract.registry import invariant
-from explorer.contract.model_under_test import ModelUnderTest
-from explorer.contract.residual_steps import changed
 from explorer.contract.comparisons import Comparisons
+from explorer.contract.model_under_test import ModelUnderTest
+from explorer.contract.registry import invariant
+from explorer.contract.residual_steps import changed
 from explorer.discovery.block import Sublayer
 
 #: Rounding steps of the model's own number format that the identity may be off by.

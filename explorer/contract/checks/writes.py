@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from explorer import vocabulary
-from explorer.contract.registry import invariant
-from explorer.contract.model_under_test import Key, ModelUnderTest, attempt
 from explorer.contract.comparisons import Comparisons
+from explorer.contract.model_under_test import Key, ModelUnderTest, attempt
+from explorer.contract.registry import invariant
 from explorer.discovery.hook_point import HookPoint, serve, take, to_layout
 
 HOSTS = tuple(vocabulary.HOSTS)

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from explorer.specimens.training import heads
-from explorer.specimens.training import sink_shares
+from explorer.specimens.training import heads, sink_shares
 from explorer.specimens.training.batches import FIRST_WORD_ID
 
 WINDOW = 192

@@ -20,14 +20,12 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from explorer.specimens import bpe, weights
-from explorer.specimens.training import corpus
-from explorer.specimens.training import measure
-from explorer.specimens.training import start
-from explorer.specimens.training.batches import Diet, Sampler
 from explorer.specimens.building import untrained
 from explorer.specimens.errors import SpecimenError, UnknownFamily
-from explorer.specimens.training.muon import Muon
 from explorer.specimens.recipes import FOLDER, Recipe, recipe
+from explorer.specimens.training import corpus, measure, start
+from explorer.specimens.training.batches import Diet, Sampler
+from explorer.specimens.training.muon import Muon
 
 FAMILY = "qwen3_next"
 ROWS = 8

@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from explorer.vocabulary import HOSTS
-from explorer.widgets.diagram.types import Type, type_of
 from explorer.vocabulary.formatting import short_dtype
+from explorer.widgets.diagram.types import Type, type_of
 
 Record = Mapping[str, Any]
 

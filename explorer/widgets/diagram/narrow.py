@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from explorer.widgets.diagram.block import Block, Part, Record, attribute, types_line
-from explorer.widgets.diagram.draw import PILL, Box, Canvas, mono_width, wrap
 from explorer.widgets.diagram.boxes import funnel
+from explorer.widgets.diagram.draw import PILL, Box, Canvas, mono_width, wrap
 from explorer.widgets.palette import ROLE_OF_SUBLAYER
 
 WIDTH, STREAM = 400.0, 13.0

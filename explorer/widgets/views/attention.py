@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from explorer.widgets.views.picture import Heatmap, Mosaic, Refusal, Tile
 from explorer.widgets.views.downsample import causal
+from explorer.widgets.views.picture import Heatmap, Mosaic, Refusal, Tile
 from explorer.widgets.views.selection import (
     Recorded,
     Selection,

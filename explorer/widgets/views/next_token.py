@@ -11,7 +11,6 @@ import torch
 from explorer.widgets.views.picture import Curve, Curves, Refusal
 from explorer.widgets.views.selection import Recorded, Selection, token_axis
 
-
 #: Where the logits ``[vocab_size]`` of one token are, by its position, when those of all tokens would not fit.
 ROW = "logits of token"
 

@@ -10,8 +10,8 @@ import torch
 
 from explorer import vocabulary
 from explorer.recurrence.replay import Replay
-from explorer.widgets.views.picture import Axis, Refusal
 from explorer.widgets.views.labels import axis_labels
+from explorer.widgets.views.picture import Axis, Refusal
 
 
 class Recorded(Protocol):

@@ -13,8 +13,10 @@ import numpy as np
 from explorer import vocabulary
 from explorer.model.recording import Recording
 from explorer.recurrence.replay import Replay
-from explorer.widgets.views.picture import Curve, Curves, Heatmap, Mosaic, Refusal, Tile
+from explorer.vocabulary.formatting import size_in_bytes
+from explorer.widgets.views.attention import bounds, mosaic_columns
 from explorer.widgets.views.downsample import MINIMUM, causal
+from explorer.widgets.views.picture import Curve, Curves, Heatmap, Mosaic, Refusal, Tile
 from explorer.widgets.views.selection import (
     Recorded,
     Replayed,
@@ -28,8 +30,6 @@ from explorer.widgets.views.selection import (
     recurrence_of,
     token_axis,
 )
-from explorer.widgets.views.attention import bounds, mosaic_columns
-from explorer.vocabulary.formatting import size_in_bytes
 
 #: What the reader of an implied attention must know.
 IMPLIED_NOTE = (

@@ -1,0 +1,43 @@
+"""Errors: what loading raises, which exceptions are mistakes of this package, and how others are quoted in one sentence."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from pathlib import Path
+
+
+class LoadError(ValueError):
+    """A model cannot be loaded; the message says what and what to do."""
+
+
+def first_sentence(error: BaseException) -> str:
+    """The first sentence of what a library says, without its further advice."""
+    text = next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
+    sentence = re.split(r"(?<=[a-z)`'\"])\. ", text, maxsplit=1)[0].rstrip(".")
+    return sentence if len(sentence) <= 200 else sentence[:199] + "…"
+
+
+#: What a mistake in a program raises, as opposed to one in what it is given.
+_MISTAKES = (AssertionError, AttributeError, LookupError, NameError, TypeError)
+
+
+_HERE = Path(__file__).parent
+
+
+def is_internal_error(error: BaseException) -> bool:
+    """Whether an error is a mistake in this package's own code: raised there, and of a kind that nothing here raises on purpose."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return (
+        isinstance(error, _MISTAKES)
+        and bool(frames)
+        and Path(frames[-1].filename).is_relative_to(_HERE)
+    )
+
+
+def abbreviated(name: object, most: int = 120) -> str:
+    """A path or an id in a sentence; of a very long one both ends."""
+    text = str(name)
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 2 + 1 :]}"
