@@ -30,8 +30,6 @@ def build_meta(
     """
     from transformers import AutoModelForCausalLM
 
-    from explorer.engine import nnsight_api as engine  # noqa: F401  before any modeling module
-
     if model_class is None and type(config) not in AutoModelForCausalLM._model_mapping:
         name = config.model_type or type(config).__name__
         raise ValueError(f"transformers has no causal language model for a {name} configuration")

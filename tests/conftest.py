@@ -12,5 +12,5 @@ os.environ.setdefault("PYTHONUNBUFFERED", "1")
 # The models are small: a second thread gains little on a quiet machine and waits for ever on a busy one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.support.browser import chromium, serve, visit  # noqa: E402,F401  fixtures, found by name
-from tests.support.models import any_model, hybrid, model  # noqa: E402,F401
+from tests.support.browser import chromium, serve, visit  # noqa: F401  fixtures, found by name
+from tests.support.models import any_model, hybrid, model  # noqa: F401

@@ -155,7 +155,38 @@ def running_explorer(model: str, prompt: str) -> Iterator[str]:
 
 def long_prompt() -> str:
     """Common short words, each one token in most vocabularies: about 512 tokens."""
-    words = "the of and to in is that it was for on as with at by from one had not but what all were when we there can an your which".split()
+    words = [
+        "the",
+        "of",
+        "and",
+        "to",
+        "in",
+        "is",
+        "that",
+        "it",
+        "was",
+        "for",
+        "on",
+        "as",
+        "with",
+        "at",
+        "by",
+        "from",
+        "one",
+        "had",
+        "not",
+        "but",
+        "what",
+        "all",
+        "were",
+        "when",
+        "we",
+        "there",
+        "can",
+        "an",
+        "your",
+        "which",
+    ]
     return " ".join(words[(7 * place + place // 30) % len(words)] for place in range(PROMPT_TOKENS))
 
 

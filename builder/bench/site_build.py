@@ -97,7 +97,7 @@ def _held(family: str) -> bool:
     """Whether a proof of the family is kept."""
     try:
         return reuse.ResultCache().there("contract", family, reuse.proof_key(family)) is not None
-    except Exception:  # noqa: BLE001  not even a configuration: proving it says so
+    except Exception:
         return False
 
 
@@ -123,7 +123,7 @@ def prove(families: list[str]) -> list[str]:
         for family in families:
             try:
                 proof(family)
-            except Exception:  # noqa: BLE001  has no page, so it is no part of a build
+            except Exception:
                 continue
             held.append(family)
     return held
@@ -151,7 +151,7 @@ def floor(families: list[str]) -> tuple[float, int]:
                 )
                 with one_thread(), torch.no_grad(), without_padding_warning(model):
                     model(input_ids=ids)
-            except Exception:  # noqa: BLE001  does not run on shapes alone
+            except Exception:
                 continue
             total += time.perf_counter() - start
             models += 1
@@ -187,6 +187,6 @@ def memory(place: Path, families: list[str]) -> tuple[dict[str, int], int]:
     for family in families:
         try:
             peaks[family] = peak_above_start(lambda family=family: collect.collect(family))
-        except Exception:  # noqa: BLE001  has no page
+        except Exception:
             continue
     return peaks, resident() - start

@@ -134,7 +134,7 @@ def cached_or_none(family: str) -> Collected | None:
         records = kept.there("records", family, records_key(family))
         path = NOTES / family / "notes.md"
         blocks = kept.there("notes", family, notes_key(path, family)) if has_notes(family) else None
-    except Exception:  # noqa: BLE001  no key of a family that cannot even be configured: collecting it says why
+    except Exception:
         return None
     return (
         None

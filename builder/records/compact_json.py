@@ -12,10 +12,8 @@ _WIDTH = 160
 def text(value: Any, depth: int = 0) -> str:
     """``value`` as JSON, indented by one space a level; lists of plain values are never broken."""
     flat = json.dumps(value, ensure_ascii=False)
-    nested = (
-        isinstance(value, dict)
-        or isinstance(value, list)
-        and any(isinstance(one, dict | list) for one in value)
+    nested = isinstance(value, dict) or (
+        isinstance(value, list) and any(isinstance(one, dict | list) for one in value)
     )
     if not nested or not value or len(flat) + depth <= _WIDTH:
         return flat

@@ -288,7 +288,7 @@ def figure(config: PreTrainedConfig, source: str) -> int | None:
         product = 1
         for operation, word in re.findall(r"(?:^|([×÷]) )(\S+)", term.strip()):
             number = int(word) if word.isdigit() else _figure(config, word)
-            if not isinstance(number, int) or operation == "÷" and product % number:
+            if not isinstance(number, int) or (operation == "÷" and product % number):
                 return None
             product = product // number if operation == "÷" else product * number
         total += -product if sign == "-" else product

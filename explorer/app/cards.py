@@ -228,7 +228,7 @@ def look(card: Card, run: Run, chosen: Selection, zoom: Zoom | None) -> Rendered
     """The view of one card and its bytes. Pure; ``zoom`` is what its figure has in view."""
     try:
         view = card.view(run, chosen)
-    except Exception as error:  # noqa: BLE001  one card that fails leaves the others standing
+    except Exception as error:
         log.exception("the card %s failed", card.name)
         view = Refusal(f"This could not be drawn: {type(error).__name__}: {error}")
     drawn: Picture | MosaicPicture | None = None

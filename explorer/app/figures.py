@@ -100,7 +100,7 @@ class FigureTheme:
         for one in self._figures:
             one.colour()
 
-    def add(self, figure: "_Figure") -> None:
+    def add(self, figure: _Figure) -> None:
         """Let a figure follow the theme from now on."""
         self._figures.append(figure)
         figure.colour()
@@ -239,7 +239,7 @@ class CellFigure(_Figure):
         for span in self._spans.values():
             span.line_color = self.ink.role("ink")
 
-    def zoom(self) -> "Zoom":
+    def zoom(self) -> Zoom:
         """What is in view now. Reads the figure's ranges: for the thread of the figure's page alone."""
         x, y = self.figure.x_range, self.figure.y_range
         return Zoom(self._shape, x.start, y.end, x.end, y.start)

@@ -81,10 +81,8 @@ def wanted(model: Any, tokens: int) -> list[Wanted]:
         if not layers or row.name == "state" or _ON_DEMAND & {row.name, row.value.layout}:
             continue
         name = f"{row.host}.{row.name}"
-        needed = (
-            name in _NEEDED
-            or name == "layers.layer_output"
-            and logits_from(model)[0] == "layer_output"
+        needed = name in _NEEDED or (
+            name == "layers.layer_output" and logits_from(model)[0] == "layer_output"
         )
         found.append(
             Wanted(name, sum(size(model, row.value, layer, tokens) for layer in layers), needed)
@@ -198,12 +196,12 @@ class Run:
     later: frozenset[Key] = frozenset()
     reasons: Mapping[Key, str] = field(default_factory=dict)
     norms: Mapping[int, np.ndarray] = field(default_factory=dict)
-    before: "Run | None" = None
+    before: Run | None = None
     extra: Mapping[Key, Any] = field(default_factory=dict)
     number: int = field(default_factory=lambda: next(_numbers))
 
     @property
-    def baseline(self) -> "Run":
+    def baseline(self) -> Run:
         """The run without interventions, itself where there are none."""
         return self if self.before is None else self.before
 
@@ -224,7 +222,7 @@ class Run:
         """What the run holds beside its baseline."""
         return self.recording.bytes + sum(norms.nbytes for norms in self.norms.values())
 
-    def with_extra(self, extra: Mapping[Key, Any], before: "Run | None" = None) -> "Run":
+    def with_extra(self, extra: Mapping[Key, Any], before: Run | None = None) -> Run:
         """The same run, by its number, with what was asked for since."""
         return replace(self, extra=dict(extra), before=before)
 

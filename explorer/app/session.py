@@ -173,7 +173,7 @@ class Session:
         """Take over the page's list of switches, then run what is switched on."""
         rows = message.get("list")
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            return
+            return None
         if self._loading and self.run is not None and self._loading != self.run.origin.source:
             return self._keep(
                 "Another model is being loaded: interventions can be made once it is here, or after Cancel."
@@ -246,7 +246,7 @@ class Session:
         """Run what is switched on; with nothing on, show the plain run again."""
         active = tuple(one for one, on in self.interventions if on)
         if self.run is None:
-            return
+            return None
         base = self.run.baseline
         if not active:
             self.run, self.other = base, None
@@ -381,7 +381,7 @@ class Session:
         """Record what is looked at and was left out of the run; first the logits, which need no forward."""
         store = self.services.store
         if self.job is not None:
-            return
+            return None
         for one in filter(None, (run.baseline, other)):
             if one.lacks_logits(chosen.token):
                 return self._submit(
@@ -405,7 +405,7 @@ class Session:
         def guarded() -> None:
             try:
                 work()
-            except Exception as error:  # noqa: BLE001  shown to the person, and logged
+            except Exception as error:
                 log.exception("making a picture failed")
                 text = sentence(error)
                 self._post(lambda: self._tell({"notice": text}))

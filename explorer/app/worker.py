@@ -29,9 +29,9 @@ class Job:
     """
 
     title: str
-    work: Callable[["Job"], Any]
-    done: Callable[["Job"], None]
-    moved: Callable[["Job"], None] = lambda job: None
+    work: Callable[[Job], Any]
+    done: Callable[[Job], None]
+    moved: Callable[[Job], None] = lambda job: None
     share: float | None = None
     result: Any = None
     error: BaseException | None = None
@@ -89,11 +89,11 @@ class Worker:
             job.result = job.work(job)
         except Cancelled:
             job.cancelled = True
-        except Exception as error:  # noqa: BLE001  a job may fail in any way; the thread lives on
+        except Exception as error:
             # A model told to stop may raise what it likes: the wish to stop decides what it means.
             job.cancelled = job.stopping()
             job.error = None if job.cancelled else error
         try:
             job.done(job)
-        except Exception:  # noqa: BLE001  the page that asked may be gone
+        except Exception:
             log.exception("handing on the result of %r failed", job.title)

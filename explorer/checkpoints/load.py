@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from explorer import specimens  # noqa: F401  the engine before any modeling code
+from explorer import specimens
 from explorer.checkpoints import cards, files, hub
 from explorer.discovery.backbone import NotADecoder
 from explorer.discovery.discover import CannotTrace, discover

@@ -27,9 +27,9 @@ __all__ = ["Check", "Report", "check", "verified"]
 
 
 def check(
-    model: "LanguageModel",
+    model: LanguageModel,
     prompt: str | None = None,
-    bfloat16: "LanguageModel | None" = None,
+    bfloat16: LanguageModel | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Prove the contract on ``model`` and say what was measured.
@@ -72,7 +72,7 @@ def check(
 
 
 def _applies(law: Invariant, host: str, subject: ModelUnderTest, again: bool) -> bool:
-    if subject.meta and not law.shapes or again and law.bfloat16 is None:
+    if (subject.meta and not law.shapes) or (again and law.bfloat16 is None):
         return False
     if subject.dtype != torch.float32 and law.bfloat16 is None and law.float32 > 0:
         return False  # its tolerance is stated for float32 alone

@@ -35,10 +35,7 @@ class ModelUnderTest:
     """
 
     def __init__(
-        self,
-        model: "LanguageModel",
-        prompt: str | None = None,
-        other: "LanguageModel | None" = None,
+        self, model: LanguageModel, prompt: str | None = None, other: LanguageModel | None = None
     ) -> None:
         self.model, self.other = model, other
         self.text = prompt or PROMPT
@@ -176,7 +173,7 @@ class ModelUnderTest:
     # -- what a clean run gave --------------------------------------------------
 
     @cached_property
-    def clean(self) -> "Recording":
+    def clean(self) -> Recording:
         """Everything, recorded in one forward, per-token states included."""
         names = [
             f"{row.host}.{row.name}" for row in self.rows if row.available and row.name != "state"
@@ -308,7 +305,7 @@ class ModelUnderTest:
             scoring.renormalised
             and self.model.anatomy.block(layer).hosts["mlp"].sizes["top_k"] == 1
         )
-        return alone or value.name == "router_scores" and scoring.choice_only
+        return alone or (value.name == "router_scores" and scoring.choice_only)
 
     def stepped(self, key: Key) -> bool:
         """Whether a router's value may change a little with nothing moved: slots chosen one after another weigh the same but next to a tie."""

@@ -29,7 +29,7 @@ class Invariant:
     name: str
     about: str
     hosts: tuple[str, ...]
-    run: Callable[["ModelUnderTest", str, Comparisons], None]
+    run: Callable[[ModelUnderTest, str, Comparisons], None]
     needs: tuple[str, ...] = ()
     float32: float = 0.0
     bfloat16: float | None = None
@@ -37,10 +37,12 @@ class Invariant:
     pair: bool = False
     last: bool = False
     form: bool = False
-    when: Callable[["ModelUnderTest"], bool] | None = None
+    when: Callable[[ModelUnderTest], bool] | None = None
 
-    def applies(self, subject: "ModelUnderTest", host: str) -> bool:
-        if self.pair and subject.other is None or self.when is not None and not self.when(subject):
+    def applies(self, subject: ModelUnderTest, host: str) -> bool:
+        if (self.pair and subject.other is None) or (
+            self.when is not None and not self.when(subject)
+        ):
             return False
         return subject.has(host) and all(subject.layers(host, name) for name in self.needs)
 
@@ -59,11 +61,11 @@ def invariant(
     pair: bool = False,
     last: bool = False,
     form: bool = False,
-    when: Callable[["ModelUnderTest"], bool] | None = None,
+    when: Callable[[ModelUnderTest], bool] | None = None,
 ) -> Callable:
     """Register a function ``(subject, host, tally)`` that makes a law's comparisons."""
 
-    def register(run: Callable[["ModelUnderTest", str, Comparisons], None]) -> Callable:
+    def register(run: Callable[[ModelUnderTest, str, Comparisons], None]) -> Callable:
         _INVARIANTS.append(
             Invariant(
                 name, about, hosts, run, needs, float32, bfloat16, shapes, pair, last, form, when

@@ -37,7 +37,7 @@ class Report:
     failed: int = 0
 
     @classmethod
-    def of(cls, checks: list[Check]) -> "Report":
+    def of(cls, checks: list[Check]) -> Report:
         passed = sum(check.passed for check in checks)
         return cls(checks, passed, len(checks) - passed)
 

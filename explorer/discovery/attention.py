@@ -27,7 +27,26 @@ _PRODUCTS = ("bmm", "matmul", "mm", "baddbmm")
 
 #: What may stand between the product of queries and keys and the softmax: scale, mask, bias, cap, a change of dtype.
 _BETWEEN = PASSING | frozenset(
-    "add add_ sub mul mul_ div div_ tanh where masked_fill masked_fill_ cat clamp minimum maximum baddbmm native_dropout dropout".split()
+    [
+        "add",
+        "add_",
+        "sub",
+        "mul",
+        "mul_",
+        "div",
+        "div_",
+        "tanh",
+        "where",
+        "masked_fill",
+        "masked_fill_",
+        "cat",
+        "clamp",
+        "minimum",
+        "maximum",
+        "baddbmm",
+        "native_dropout",
+        "dropout",
+    ]
 )
 HEADS = ("attention_queries", "attention_keys", "attention_values")
 

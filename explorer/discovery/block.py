@@ -91,8 +91,10 @@ def first_and_second(sublayers: Sequence[Sublayer]) -> tuple[Sublayer, Sublayer 
 
 
 #: Operations that mix positions: what has them is no MLP, whatever its modules look like.
-_MIXING = frozenset("convolution constant_pad_nd cumsum cumprod _softmax softmax roll flip".split())
-_CHOOSING = frozenset("topk sort argmax max".split())
+_MIXING = frozenset(
+    ["convolution", "constant_pad_nd", "cumsum", "cumprod", "_softmax", "softmax", "roll", "flip"]
+)
+_CHOOSING = frozenset(["topk", "sort", "argmax", "max"])
 
 
 def find_block(graph: TraceGraph, path: str) -> BlockFindings:
@@ -163,8 +165,7 @@ def _host(graph: TraceGraph, block: Call, call: Call, part: Part) -> str:
     # A convolution of what a module returns makes it no other module.
     names = {graph.ops[i].name for i in part.ops if call.part_of is not None or i < call.stop}
     mixing = (
-        names & _MIXING
-        and not names & _CHOOSING
+        (names & _MIXING and not names & _CHOOSING)
         or "convolution" in names
         or contracts(graph, part)
     )
@@ -285,7 +286,7 @@ def _between(finds: BlockFindings, graph: TraceGraph, block: Call) -> None:
             finds.hosts[mlp.host].candidates.get("mlp_neurons"),
         )
         # A module that does the MLP's last product alone is called with its neurons.
-        if entering is None or neurons is not None and entering.tensor is neurons.tensor:
+        if entering is None or (neurons is not None and entering.tensor is neurons.tensor):
             own.missing["mlp_input"] = not_traced(
                 "what the MLP reads is handed over by no call of its own"
             )

@@ -190,9 +190,16 @@ def children(graph: TraceGraph, module: Call) -> list[Call]:
 
 #: Operations that norm what they are given, or take the size of it to norm by.
 _NORMING = frozenset(
-    "native_layer_norm _fused_rms_norm rms_norm rsqrt linalg_vector_norm native_group_norm".split()
+    [
+        "native_layer_norm",
+        "_fused_rms_norm",
+        "rms_norm",
+        "rsqrt",
+        "linalg_vector_norm",
+        "native_group_norm",
+    ]
 )
-_NOT_IN_A_NORM = frozenset("_softmax softmax bmm topk convolution _grouped_mm".split())
+_NOT_IN_A_NORM = frozenset(["_softmax", "softmax", "bmm", "topk", "convolution", "_grouped_mm"])
 
 
 def is_norm(graph: TraceGraph, call: Call) -> bool:

@@ -207,8 +207,7 @@ def _entering(graph: TraceGraph, module: Call, found: Fading) -> TensorCandidate
         c
         for c in calls
         if c.output is None
-        or isinstance(c.output, torch.Tensor)
-        and c.output.shape == found.handed.tensor.shape
+        or (isinstance(c.output, torch.Tensor) and c.output.shape == found.handed.tensor.shape)
     ]
     if len(given) != 1:
         return None

@@ -133,7 +133,7 @@ def extents(
         lengths = [
             axis
             for axis in group
-            if axis in ("seq", "query", "key") or axis == "hidden_size" and len(group) == 1
+            if axis in ("seq", "query", "key") or (axis == "hidden_size" and len(group) == 1)
         ]
         if lengths:
             found[lengths[0]] = extent // prod(found[axis] for axis in group if axis not in lengths)

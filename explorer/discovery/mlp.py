@@ -71,7 +71,7 @@ def find_dense(graph: TraceGraph, module: Call, products: list[int] | None = Non
     )
     if down is None and products is None and (own := _own_product(graph, module)) is not None:
         down, finds.traits["down"] = own
-    if down is None or not down.labels and down.module == module.module or not down.args:
+    if down is None or (not down.labels and down.module == module.module) or not down.args:
         finds.missing |= dict.fromkeys(DENSE, not_traced("no module makes the MLP's output"))
         return finds
     neurons = down.args[0]
@@ -122,7 +122,7 @@ def _own_product(graph: TraceGraph, module: Call) -> tuple[Call, str] | None:
 
 
 #: Operations that are an activation, or the whole of one.
-_ACTIVATIONS = frozenset("silu gelu relu leaky_relu elu softplus".split())
+_ACTIVATIONS = frozenset(["silu", "gelu", "relu", "leaky_relu", "elu", "softplus"])
 
 
 def _activation(
@@ -158,9 +158,24 @@ def _activation(
 
 
 #: What an activation written out in the forward bends its input with, and what it does beside that, number by number.
-_BENDING = frozenset("sigmoid tanh erf exp".split())
+_BENDING = frozenset(["sigmoid", "tanh", "erf", "exp"])
 _LEVEL = PASSING | frozenset(
-    "mul mul_ div div_ add add_ sub neg pow clamp clamp_min clamp_max minimum maximum".split()
+    [
+        "mul",
+        "mul_",
+        "div",
+        "div_",
+        "add",
+        "add_",
+        "sub",
+        "neg",
+        "pow",
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+        "minimum",
+        "maximum",
+    ]
 )
 
 

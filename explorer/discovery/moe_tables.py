@@ -83,8 +83,7 @@ def _each(held: Call) -> int | None:
     return (
         weight.shape[0]
         if isinstance(held.fn, torch.nn.Embedding)
-        or isinstance(weight, torch.Tensor)
-        and weight.dim() == 3
+        or (isinstance(weight, torch.Tensor) and weight.dim() == 3)
         else None
     )
 

@@ -73,9 +73,9 @@ def _host(call: Call) -> str | None:
     names = set(inspect.signature(inspect.unwrap(call.fn)).parameters)
     if set(_DELTA.values()) <= names:
         return "kda" if bound(call, "g").tensor.dim() == 4 else "linear_attn"
-    if _STATE_SPACE <= names:
+    if names >= _STATE_SPACE:
         return "selective_scan" if bound(call, "A").tensor.dim() == 2 else "ssd"
-    return "gated_recurrence" if _GATED <= names else None
+    return "gated_recurrence" if names >= _GATED else None
 
 
 def find_recurrent(graph: TraceGraph, module: Call, part: Part) -> HostFindings:
@@ -309,7 +309,24 @@ def gates_a_convolution(graph: TraceGraph, module: Call, part: Part) -> bool:
     """Whether a part is a convolution between two projections, and products beside it: nothing that hands a state on."""
     found = _convolutions(graph, module, part)
     usual = PASSING | frozenset(
-        "mul silu cat constant_pad_nd split chunk convolution mm addmm bmm matmul linear add zeros copy_ roll".split()
+        [
+            "mul",
+            "silu",
+            "cat",
+            "constant_pad_nd",
+            "split",
+            "chunk",
+            "convolution",
+            "mm",
+            "addmm",
+            "bmm",
+            "matmul",
+            "linear",
+            "add",
+            "zeros",
+            "copy_",
+            "roll",
+        ]
     )
     return len(found) == 1 and all(
         graph.ops[i].name in usual for i in part.ops if module.start <= i < module.stop

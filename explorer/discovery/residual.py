@@ -12,11 +12,36 @@ from explorer.discovery.trace_graph import PASSING, Call, Op, TraceGraph, tensor
 
 #: Operations that multiply with weights.
 _PRODUCTS = frozenset(
-    "mm addmm bmm baddbmm matmul linear _grouped_mm convolution mv addmv dot".split()
+    [
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "matmul",
+        "linear",
+        "_grouped_mm",
+        "convolution",
+        "mv",
+        "addmv",
+        "dot",
+    ]
 )
 _ADDS = ("add", "add_")
 _PICKS = frozenset(
-    "embedding index index_select gather select split split_with_sizes unbind chunk narrow mul add".split()
+    [
+        "embedding",
+        "index",
+        "index_select",
+        "gather",
+        "select",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "chunk",
+        "narrow",
+        "mul",
+        "add",
+    ]
 )
 SCALES = ("mul", "mul_", "div", "div_")
 

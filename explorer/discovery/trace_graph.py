@@ -25,8 +25,25 @@ from explorer.engine.reference_kernels import reference, runs_kernels
 
 #: Operations that hand their one tensor on with the same numbers, perhaps laid out differently.
 PASSING = frozenset(
-    "view _unsafe_view reshape clone contiguous _to_copy to transpose permute t unsqueeze squeeze expand "
-    "slice alias detach lift_fresh".split()
+    [
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "clone",
+        "contiguous",
+        "_to_copy",
+        "to",
+        "transpose",
+        "permute",
+        "t",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "slice",
+        "alias",
+        "detach",
+        "lift_fresh",
+    ]
 )
 
 #: Code whose calls are not worth following: bookkeeping, not the forward's arithmetic.
@@ -60,13 +77,13 @@ class Call:
     start: int
     output: Any = None
     stop: int = 0
-    parent: "Call | None" = None
+    parent: Call | None = None
     began: int = 0
     ended: int = 0
     #: Of a module's call: the module in whose forward it was made, and the labels that lead to it there.
     made_in: tuple[str, tuple[str, ...]] | None = None
     #: The module's call this is a stretch of, where it is no call that was made but a part without a module.
-    part_of: "Call | None" = None
+    part_of: Call | None = None
 
     @property
     def name(self) -> str:
@@ -150,7 +167,7 @@ class TraceGraph:
         return [i for i in range(call.start, call.stop) if self.ops[i].name == name]
 
     @cached_property
-    def owners(self) -> list["Call | None"]:
+    def owners(self) -> list[Call | None]:
         """For each operation the innermost module's call it ran in; asked for once the run is over."""
         found: list[Call | None] = [None] * len(self.ops)
         for call in self.calls:  # outer calls come first

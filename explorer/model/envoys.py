@@ -129,7 +129,7 @@ class StandardValue(eproperty):
     def __set__(self, obj: Any, value: Any) -> None:
         self._standard(obj).write(self.value, value)
 
-    def _standard(self, obj: Any) -> "Standard":
+    def _standard(self, obj: Any) -> Standard:
         """The envoy's standard side; a module of the same class elsewhere in the model has none."""
         standard = obj.__dict__.get("_standard")
         if standard is None:
@@ -144,7 +144,7 @@ class Standard:
 
     def __init__(
         self,
-        model: "LanguageModel",
+        model: LanguageModel,
         name: str,
         layer: int | None,
         taps: HostTaps | None,
@@ -360,7 +360,7 @@ class Standard:
             "or use model.record, which takes any order."
         )
 
-    def _before(self, value: str, other: "Standard", reached: str) -> str:
+    def _before(self, value: str, other: Standard, reached: str) -> str:
         """In words, that ``value`` here comes before ``reached`` there."""
         if self.layer is None or self.layer != other.layer:
             where = (

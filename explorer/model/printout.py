@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _RUN = re.compile(r"^(?P<indent> *)\((?P<name>\d+(?:-\d+)?)\): (?:\d+ x )?(?P<class>\w+)\($")
 
 
-def printout(model: "LanguageModel") -> str:
+def printout(model: LanguageModel) -> str:
     """The native tree with aliases and, on each host, the values it serves; equal blocks once."""
     return _shown(model)
 

@@ -19,12 +19,12 @@ class PromptError(ValueError):
     """The prompt cannot be run; the message says what to do."""
 
 
-def limit(model: "LanguageModel") -> int | None:
+def limit(model: LanguageModel) -> int | None:
     """The longest sequence the model was made for, or None where its configuration names none."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
-def token_ids(model: "LanguageModel", prompt: Any) -> torch.Tensor:
+def token_ids(model: LanguageModel, prompt: Any) -> torch.Tensor:
     """The token ids [batch seq] of a prompt: text, token ids, or a tensor [batch seq].
 
     Raises PromptError when it is empty, longer than the model's limit, or has ids
@@ -51,7 +51,7 @@ def checked_text(text: str) -> str:
     return text
 
 
-def checked(model: "LanguageModel", ids: torch.Tensor) -> torch.Tensor:
+def checked(model: LanguageModel, ids: torch.Tensor) -> torch.Tensor:
     """Token ids [batch seq] that the model can run on, or PromptError as for `token_ids`."""
     if ids.numel() == 0:
         raise PromptError("The prompt is empty; give at least one token.")
@@ -90,7 +90,7 @@ def _matrix(prompt: Any) -> torch.Tensor:
     return ids.long().reshape(-1, ids.shape[-1])
 
 
-def prepared(model: "LanguageModel", prompt: Any) -> dict[str, torch.Tensor]:
+def prepared(model: LanguageModel, prompt: Any) -> dict[str, torch.Tensor]:
     """The model's inputs for a prompt, on its device; raises what `token_ids` raises."""
     ids = token_ids(model, prompt)
     device = next(model.hf.parameters()).device

@@ -91,9 +91,8 @@ class Recording:
         ]
         if meant:
             return key_of(vocabulary.BY_HOST[meant[0]][bare], mixers), layer
-        if (
-            host == "shared_experts"
-            or host
+        if host == "shared_experts" or (
+            host
             and any(
                 vocabulary.HOSTS[one].mixer
                 for one in (*vocabulary.of_attribute(host), host)
@@ -246,7 +245,7 @@ def _said(thing: Any) -> str:
 def _asked(key: Any) -> Key | None:
     """The name and block somebody asks a recording for, None where it is neither."""
     name, layer, *more = key if isinstance(key, tuple) and key else (key, None)
-    if more or not isinstance(name, str) or layer is not None and whole(layer) is None:
+    if more or not isinstance(name, str) or (layer is not None and whole(layer) is None):
         return None
     return name, None if layer is None else whole(layer)
 
@@ -266,7 +265,7 @@ class RecordingObserver:
         wanted: dict[str, list[tuple[Key, str, ValueAddress]]],
         derived: dict[str, list[tuple[Key, str]]],
         edits: dict[str, list[tuple[Edit, str, ValueAddress]]],
-        model: "LanguageModel",
+        model: LanguageModel,
     ) -> None:
         self.wanted, self.derived, self.edits, self.model = wanted, derived, edits, model
         self.values: dict[Key, Any] = {}
@@ -330,7 +329,7 @@ def kept(value: Any) -> Any:
 
 
 def choose(
-    model: "LanguageModel", values: Iterable[str] | None, layers: Iterable[int] | None
+    model: LanguageModel, values: Iterable[str] | None, layers: Iterable[int] | None
 ) -> tuple[list, dict[Key, Unavailability]]:
     """The values to record as (value, layer, taps) rows, and why the others are not there.
 
@@ -345,11 +344,8 @@ def choose(
     for support in model.support():
         if named is not None and support.value not in named:
             continue
-        if (
-            named is None
-            and support.value.name in ("state", "states")
-            or support.value.layout == "ChannelPattern"
-            and named is None
+        if (named is None and support.value.name in ("state", "states")) or (
+            support.value.layout == "ChannelPattern" and named is None
         ):
             continue  # one matrix per token or channel: only when asked for
         for layer in (None,) if support.host == "model" else range(model.num_layers):
@@ -386,7 +382,7 @@ def _names(values: Any) -> list[str] | None:
     return names
 
 
-def _blocks(model: "LanguageModel", layers: Any) -> list[int]:
+def _blocks(model: LanguageModel, layers: Any) -> list[int]:
     """What ``layers`` asks for, as block numbers."""
     one = whole(layers)
     try:
@@ -421,7 +417,7 @@ def _check_edits(edits: Any) -> None:
 
 
 def record(
-    model: "LanguageModel",
+    model: LanguageModel,
     inputs: dict[str, torch.Tensor],
     rows: list[tuple],
     edits: Iterable[Edit],
@@ -488,7 +484,7 @@ class Watched:
     """Report each block as it finishes, and stop the run when told to."""
 
     def __init__(
-        self, model: "LanguageModel", progress: Callable | None, cancel: Callable | None
+        self, model: LanguageModel, progress: Callable | None, cancel: Callable | None
     ) -> None:
         self.blocks = [layer._module for layer in model.layers]
         self.progress, self.cancel = progress, cancel

@@ -37,7 +37,7 @@ class HookGroup:
 
     location: str
     side: str
-    host: "HostTaps"
+    host: HostTaps
     members: dict[str, HookPoint] = field(default_factory=dict)
 
 
@@ -47,7 +47,7 @@ class _Node:
 
     before: list[HookGroup] = field(default_factory=list)
     after: list[HookGroup] = field(default_factory=list)
-    calls: dict[str, "_Node"] = field(default_factory=dict)
+    calls: dict[str, _Node] = field(default_factory=dict)
 
 
 class HostTaps:
@@ -225,7 +225,7 @@ class Taps:
     @contextmanager
     def armed(
         self, sink: Observer, wanted: set[str] | None = None, native: bool = False
-    ) -> Iterator["Taps"]:
+    ) -> Iterator[Taps]:
         """Open the taps towards ``sink``; ``native`` also taps what the engine serves itself.
 
         ``wanted`` limits them to these locations; None opens all, as does a model without

@@ -65,7 +65,7 @@ def signature(model: LanguageModel | Any, known: Known | None = None) -> Json:
     try:
         blocks = block_list(module) if module is model else model.anatomy.backbone.blocks
         probes, typed, layers = _inferred(module, blocks, [] if known is None else known)
-    except Exception as error:  # noqa: BLE001  whatever a foreign forward raises
+    except Exception as error:
         if is_internal_error(error):
             raise
         name = type(module).__name__
@@ -96,7 +96,7 @@ def signature(model: LanguageModel | Any, known: Known | None = None) -> Json:
     if module is not model:
         try:
             values, lacking = typed_values(model, probes, typed, layers, write)
-        except Exception as error:  # noqa: BLE001  whatever a foreign forward raises on shapes alone
+        except Exception as error:
             if is_internal_error(error):
                 raise
             raise NoSignature(
@@ -151,7 +151,7 @@ def _inferred(module: Any, path: str, known: Known) -> tuple[Probes, Types, list
             return again, types, layers
     try:
         probes = Probes(config, type(module), cut=cut)
-    except Exception as error:  # noqa: BLE001  whatever a foreign forward raises
+    except Exception as error:
         kind = (
             module.config.model_type
             if module.config.model_type in types_of_decoders()
@@ -162,7 +162,7 @@ def _inferred(module: Any, path: str, known: Known) -> tuple[Probes, Types, list
         small = small_config(kind)
         try:
             probes = Probes(small, type(module), released=module.config)
-        except Exception:  # noqa: BLE001  the first says more
+        except Exception:
             raise error from None
         return probes, Types.of(probes), counterparts(build(small, type(module)), module, path)
     types = Types.of(probes)
@@ -196,7 +196,7 @@ def _held(
     whole = build(module.config, type(module))
     try:
         seen = observe(whole, BATCH, SEQ)
-    except Exception:  # noqa: BLE001  whatever a foreign forward raises on shapes alone
+    except Exception:
         seen = parameters(whole)
     return typed.held_to(seen, {**sizes, "B": BATCH, "S": SEQ, "Past": SEQ}, alike, len(layers))
 
@@ -205,7 +205,7 @@ def _keepers(module: Any) -> dict[int, str]:
     """By block, the module that writes to the cache; nothing where a run does not show it."""
     try:
         return {keeper.layer: keeper.path for keeper in accounting.run(module).keepers}
-    except Exception:  # noqa: BLE001  whatever a foreign forward raises
+    except Exception:
         return {}
 
 

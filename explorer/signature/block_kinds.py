@@ -43,7 +43,7 @@ def few_blocks(
             config = changed(with_blocks(model.config, chosen), also)
             few = build_meta(config, model_class=type(model))
             found = _kinds(config, few.get_submodule(path), lists)
-        except Exception:  # noqa: BLE001  a class may want more of them
+        except Exception:
             continue
         if found == [kinds[i] for i in chosen]:
             return config, [alike[kind] for kind in found], None

@@ -74,7 +74,7 @@ class Costs:
         self.sizes |= {name: len(self.layers[at]) for at, name in self.counts.items()}
         try:
             self.parts = Parts(self.whole, accounting.run(self.whole))
-        except Exception:  # noqa: BLE001  as `accounting.parameters` does: parts become "other"
+        except Exception:
             self.parts = Parts(self.whole, None)
 
     # -- everything ---------------------------------------------------------------

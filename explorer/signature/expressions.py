@@ -76,7 +76,7 @@ class Expr:
         found = Expr.of({(): factor})
         for name, power in powers:
             other = by.get(name)
-            if other is None or power < 0 and len(other.terms) > 1:
+            if other is None or (power < 0 and len(other.terms) > 1):
                 found = found * Expr.of({((name, power),): 1})
             elif power < 0:
                 ((inner, times),) = other.terms

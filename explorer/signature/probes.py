@@ -263,7 +263,7 @@ class Probes:
         try:
             followed = self._followed(numbers)
             seen = self._observe(followed, batch, seq)
-        except Exception as error:  # noqa: BLE001  whatever it is that a foreign model minds
+        except Exception as error:
             self.error = error
             return None
         base = self.sites[0]
@@ -315,7 +315,7 @@ class Probes:
                 # What another number rounds up to may be the same where a size is rounded.
                 if not re.search(table()["roundings"], self.keys[name][-1]):
                     return True
-            refused = refused or seen is None and way in _MULTIPLES
+            refused = refused or (seen is None and way in _MULTIPLES)
         return unchanged
 
     def _follow(self, failed: Sequence[str]) -> list[str]:

@@ -87,11 +87,8 @@ def _figures(holder: Any, where: Key, found: dict[Key, int]) -> None:
             re.match(pattern, name) for _, pattern in table()["generics"]
         ):
             found[*where, name] = value[0]
-        elif (
-            isinstance(value, PreTrainedConfig)
-            or isinstance(value, dict)
-            and value
-            and len(where) < 2
+        elif isinstance(value, PreTrainedConfig) or (
+            isinstance(value, dict) and value and len(where) < 2
         ):
             _figures(value, (*where, name), found)
 

@@ -149,7 +149,7 @@ class Types:
                 ):
                     return None
                 other.seen += 1
-        except Exception:  # noqa: BLE001  whatever a foreign forward raises: probing it says so
+        except Exception:
             return None
         return other
 

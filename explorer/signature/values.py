@@ -172,7 +172,9 @@ def _sizes(
 
         fits = among(candidates) or among(shares)
         return (
-            fits[0] if len(fits) == 1 or fits and _involved(fits[0]) < _involved(fits[1]) else None
+            fits[0]
+            if len(fits) == 1 or (fits and _involved(fits[0]) < _involved(fits[1]))
+            else None
         )
 
     found: _Sizes = {}

@@ -18,12 +18,30 @@ _MIXING = ("bmm", "matmul", "mm", "baddbmm")
 
 #: What may stand between the product and the softmax.
 _BETWEEN = PASSING | frozenset(
-    "add add_ sub mul mul_ div div_ tanh where masked_fill masked_fill_ cat clamp minimum maximum native_dropout dropout".split()
+    [
+        "add",
+        "add_",
+        "sub",
+        "mul",
+        "mul_",
+        "div",
+        "div_",
+        "tanh",
+        "where",
+        "masked_fill",
+        "masked_fill_",
+        "cat",
+        "clamp",
+        "minimum",
+        "maximum",
+        "native_dropout",
+        "dropout",
+    ]
 )
 
 #: What leaves of a pattern what is multiplied with the values.
 _LEAVING = PASSING | frozenset(
-    "mul where masked_fill native_dropout dropout slice narrow index".split()
+    ["mul", "where", "masked_fill", "native_dropout", "dropout", "slice", "narrow", "index"]
 )
 
 

@@ -53,10 +53,8 @@ def mixers(witness: ModelProbe) -> Found:
             )
             break
     for kind, layers in having.items():
-        if (
-            kind not in _KINDS
-            or kind == "short_conv"
-            and any(len(witness.model.mixers[layer]) > 1 for layer in layers)
+        if kind not in _KINDS or (
+            kind == "short_conv" and any(len(witness.model.mixers[layer]) > 1 for layer in layers)
         ):
             continue
         host = witness.anatomy.block(layers[0]).hosts[kind]

@@ -21,12 +21,34 @@ from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, tensors
 
 #: Operations that multiply with weights, where one of what they read is a parameter.
 PRODUCTS = frozenset(
-    "mm addmm bmm baddbmm matmul linear _grouped_mm convolution mv addmv dot _scaled_mm".split()
+    [
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "matmul",
+        "linear",
+        "_grouped_mm",
+        "convolution",
+        "mv",
+        "addmv",
+        "dot",
+        "_scaled_mm",
+    ]
 )
 
 #: Operations that measure a length or a deviation, which a norm then divides by.
 _NORMING = frozenset(
-    "rsqrt sqrt native_layer_norm _fused_rms_norm rms_norm linalg_vector_norm norm std".split()
+    [
+        "rsqrt",
+        "sqrt",
+        "native_layer_norm",
+        "_fused_rms_norm",
+        "rms_norm",
+        "linalg_vector_norm",
+        "norm",
+        "std",
+    ]
 )
 
 #: Numbers are worked out in double precision: the slowest rotary frequencies turn by less than single precision can tell.
@@ -139,7 +161,7 @@ class ReplayableGraph(TraceGraph):
     def norming(self, index: int) -> bool:
         """Whether an operation measures a length or a deviation: the heart of a norm."""
         op = self.ops[index]
-        return op.name in _NORMING or op.name == "pow" and -0.5 in op.numbers
+        return op.name in _NORMING or (op.name == "pow" and -0.5 in op.numbers)
 
     def norms(self, call: Call) -> bool:
         """Whether a call of a module norms what it is called with, and multiplies it with no matrix on the way."""

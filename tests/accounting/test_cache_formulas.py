@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from explorer.meta_device import build_meta
 from explorer.accounting import counts as accounting
-from explorer.checkpoints import cards
 from explorer.accounting.cache_formulas import figure
+from explorer.checkpoints import cards
+from explorer.meta_device import build_meta
 from explorer.specimens.small import small_config
 from tests.support.configs import FAMILIES, TWENTY, built, small
 

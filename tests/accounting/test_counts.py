@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from transformers import AutoConfig
 
-from explorer.meta_device import build_meta
 from explorer.accounting import counts as accounting
-from explorer.checkpoints import cards
 from explorer.accounting.cache_probe import probe_cache
+from explorer.checkpoints import cards
+from explorer.meta_device import build_meta
 from explorer.specimens.small import small_config
 from tests.support.configs import FAMILIES, TWENTY, built, small
 

@@ -7,10 +7,10 @@ import functools
 import numpy as np
 import pytest
 
-from explorer.checkpoints import load as loading
 from explorer.app.cards import CARDS, seen
 from explorer.app.store import Store
 from explorer.app.worker import Job
+from explorer.checkpoints import load as loading
 from explorer.widgets.views import code as snippets
 from explorer.widgets.views.picture import Curves, Heatmap, Mosaic
 from explorer.widgets.views.selection import Selection
@@ -44,7 +44,7 @@ def runs(store):
 
 def run_cell(code: str) -> np.ndarray:
     space: dict[str, object] = {}
-    exec(compile(code, "<cell>", "exec"), space)  # noqa: S102  our own code, that is the point
+    exec(compile(code, "<cell>", "exec"), space)
     return space["shown"].numpy()
 
 
@@ -150,7 +150,7 @@ def test_text_in_a_cell_is_a_string_whatever_it_holds():
         "'",
         "",
     ):
-        assert eval(snippets.quoted(text)) == text  # noqa: S307
+        assert eval(snippets.quoted(text)) == text
         assert "\u202e" not in snippets.quoted(text)
 
 

@@ -7,10 +7,7 @@ import functools
 import pytest
 
 from explorer.app import runs as app_runs
-from explorer.checkpoints import load as loading
 from explorer.app.cards import CARDS, look
-from explorer.app.runs import wanted
-from explorer.app.store import Store
 from explorer.app.messages import (
     attention_words,
     compare_words,
@@ -21,12 +18,15 @@ from explorer.app.messages import (
     run_words,
 )
 from explorer.app.requests import clamped, impossible, looked_at
+from explorer.app.runs import wanted
+from explorer.app.store import Store
 from explorer.app.worker import Job
+from explorer.checkpoints import load as loading
 from explorer.vocabulary import HOSTS
 from explorer.widgets.views import next_token as views_next
+from explorer.widgets.views.code import Intervention
 from explorer.widgets.views.picture import Refusal
 from explorer.widgets.views.selection import Selection
-from explorer.widgets.views.code import Intervention
 from tests.app.test_copied_code import agree, numbers_of, run_cell
 
 #: A gated recurrence, a scan by channel, its kin by head beside attention, blocks without a mixer, convolutions, the

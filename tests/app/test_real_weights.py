@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from builder.commands.weights import gguf_path
-from tests.support.explorer_server import running
 from tests.support.app_browser import DRAWN, Seen
+from tests.support.explorer_server import running
 
 PROMPT = "The Eiffel Tower is in the city of"
 #: About 1,200 tokens: seconds of work for this model.

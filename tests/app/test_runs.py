@@ -14,8 +14,8 @@ from explorer.app.runs import Plan, TooLong, Wanted, plan, wanted
 from explorer.app.store import Bounded, Store
 from explorer.app.worker import Job
 from explorer.model.recording import Cancelled as RecordingCancelled
-from explorer.widgets.views.picture import Heatmap
 from explorer.widgets.views.downsample import Window
+from explorer.widgets.views.picture import Heatmap
 from explorer.widgets.views.selection import numbered_axis
 from tests.support.app_page import HYBRID, Page
 

@@ -20,7 +20,6 @@ from explorer.widgets import palette
 from tests.support.app_page import HYBRID, PATIENCE, Page
 from tests.support.explorer_server import explorer  # noqa: F401  a fixture
 
-
 # -- jobs -------------------------------------------------------------------------
 
 

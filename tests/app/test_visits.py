@@ -140,7 +140,7 @@ def test_on_a_narrow_page_a_click_leads_to_the_part_and_back(opened):
 
     def in_view(place) -> bool:
         box = place.bounding_box()
-        return box is not None and 0 <= box["y"] and box["y"] + box["height"] <= 1000
+        return box is not None and box["y"] >= 0 and box["y"] + box["height"] <= 1000
 
     seen.settled(pill.click)
     assert (

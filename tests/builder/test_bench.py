@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-import pytest
-
-from builder.bench import bench
-from builder.bench import timing
+from builder.bench import bench, timing
 from builder.commands.weights import gguf_path
 
 

@@ -13,14 +13,14 @@ import pytest
 from tqdm import tqdm
 
 import explorer.checkpoints.load
-from builder.records import collect
-from builder.pages import build as pipeline
-from builder.records import cache as reuse
-from builder.pages import write
 from builder.__main__ import main
+from builder.pages import build as pipeline
+from builder.pages import write
+from builder.records import cache as reuse
+from builder.records import collect
 from explorer.checkpoints import cards
-from explorer.facts.record import SCHEMA
 from explorer.errors import LoadError
+from explorer.facts.record import SCHEMA
 from explorer.specimens import recipes
 
 

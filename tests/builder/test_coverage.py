@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from builder.commands import check
-from builder.records import coverage
-from builder.pages import write
 from builder.__main__ import main
+from builder.commands import check
+from builder.pages import write
+from builder.records import coverage
 from builder.records.process_limits import Limits, OutOfTime, Stopped, each, within
-from explorer.vocabulary.availability import not_present, not_in_block, needs_setting, not_traced
 from explorer.specimens import small
+from explorer.vocabulary.availability import needs_setting, not_in_block, not_present, not_traced
 from tests.support.tasks import do
 
 #: How many families stand for all of them in a run of the tests.
@@ -168,7 +168,7 @@ def test_what_takes_too_long_is_stopped_though_it_goes_on_after_any_error():
         while True:
             try:
                 sum(range(10_000))
-            except Exception:  # noqa: BLE001  as code does that tries things
+            except Exception:
                 pass
 
     with pytest.raises(OutOfTime, match="more than 0.2 seconds"), within(0.2):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builder.pages import index
-from builder.pages import render
+from builder.pages import index, render
 from explorer.traits.catalogue import BY_NAME, GROUPS
 from tests.support.facts_records import records
 

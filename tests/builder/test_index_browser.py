@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from builder.pages import write
-from tests.support.facts_records import records
 from tests.builder.test_site_browser import CONTRAST
+from tests.support.facts_records import records
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = ("llama", "gpt2", "gemma2", "gpt_oss", "qwen3_next", "mamba")
@@ -181,7 +181,7 @@ def test_on_a_desktop_the_filters_stay_beside_the_families(visit, address: str) 
     assert filters.bounding_box()["x"] + filters.bounding_box()["width"] <= card.bounding_box()["x"]
     page.locator(".card").last.scroll_into_view_if_needed()
     box = filters.bounding_box()
-    assert 0 <= box["y"] and box["y"] + box["height"] <= 700, (
+    assert box["y"] >= 0 and box["y"] + box["height"] <= 700, (
         "in sight while the families are scrolled"
     )
     assert page.locator(".tally").is_visible() or page.locator(".about").is_visible()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from builder.notes.run import SnippetError, family_namespace, notes_html, read_notes, run_notes
 from explorer.engine.nnsight_api import nnsight
 from explorer.specimens import FAMILIES
-from transformers import LlamaConfig, LlamaForCausalLM
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from builder.pages import figures
-from builder.pages import render
-from builder.pages import write
+from builder.pages import figures, render, write
 from builder.pages.measured import measured_figures
 from builder.pages.printout import printout_html
 from explorer import vocabulary

@@ -9,8 +9,8 @@ import pytest
 
 from builder.pages import write
 from explorer.signature.text import typed as in_text
-from tests.support.facts_records import records
 from tests.builder.test_site_browser import CONTRAST
+from tests.support.facts_records import records
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = "families/qwen3_5_moe_text/index.html"

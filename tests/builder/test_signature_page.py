@@ -7,14 +7,13 @@ import re
 
 import pytest
 
-from builder.records import compact_json as compact
-from builder.pages import costs
-from builder.pages import render
+from builder.pages import costs, render
 from builder.pages import signature as typed
 from builder.pages.plot import Curve, plot, ticks
+from builder.records import compact_json as compact
 from explorer.signature.text import typed as in_text
-from tests.support.facts_records import records
 from tests.builder.test_render import Text
+from tests.support.facts_records import records
 
 
 def section(page: str, start: str = "## Signature", end: str = "## Printout") -> str:

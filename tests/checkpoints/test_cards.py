@@ -365,10 +365,19 @@ def test_dense_blocks_come_first():
 )
 def test_figures(id, figures):
     config = cards.config(id)
-    names = (
-        "num_hidden_layers hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size "
-        "num_experts num_experts_per_tok moe_intermediate_size vocab_size max_position_embeddings"
-    ).split()
+    names = [
+        "num_hidden_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+        "num_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "vocab_size",
+        "max_position_embeddings",
+    ]
     *numbers, theta = figures.split()
     for name, number in zip(names, numbers, strict=True):
         assert getattr(config, name, None) == (None if number == "-" else int(number)), name

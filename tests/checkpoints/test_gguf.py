@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from explorer.checkpoints import files as files_of
 from explorer import load, zero_head
+from explorer.checkpoints import files as files_of
 from tests.checkpoints.test_load import refused
 
 

@@ -18,7 +18,6 @@ from torch.testing import assert_close
 
 from explorer import errors, load
 from explorer.checkpoints import cards
-from explorer.checkpoints import hub
 from explorer.checkpoints import load as loading
 from explorer.errors import LoadError
 from explorer.specimens.errors import UnknownFamily
@@ -295,13 +294,13 @@ def test_a_checkpoint_among_the_downloads_needs_no_hub(saved, monkeypatch, no_ne
 
 def test_what_a_library_says_is_cut_to_its_first_sentence():
     long = "\n\nThe file is wrong because of `this`. You can do a lot about it.\nAnd more."
-    assert errors.brief(ValueError(long)) == "The file is wrong because of `this`"
+    assert errors.first_sentence(ValueError(long)) == "The file is wrong because of `this`"
     assert (
-        len(errors.brief(ValueError("word " * 200))) == 200
-        and errors.brief(KeyError()) == "KeyError"
+        len(errors.first_sentence(ValueError("word " * 200))) == 200
+        and errors.first_sentence(KeyError()) == "KeyError"
     )
     assert (
-        errors.brief(ValueError("version 5.24.0 of config.json is meant"))
+        errors.first_sentence(ValueError("version 5.24.0 of config.json is meant"))
         == "version 5.24.0 of config.json is meant"
     )
 

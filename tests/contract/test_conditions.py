@@ -98,7 +98,7 @@ print(state.device.type)
 """,
     )
     names, conditions, shapes, device = out.splitlines()
-    assert STATES <= set(names.split()) and not conditions
+    assert set(names.split()) >= STATES and not conditions
     assert shapes == "1 7 1 7" and device == "meta"
 
 

@@ -8,19 +8,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from builder.commands import check as command
 from builder.__main__ import main
+from builder.commands import check as command
 from explorer import load
-from explorer.model import envoys as hosts
 from explorer.checkpoints import load as loading
-from explorer.model import printout as printing
 from explorer.contract import check, verified
 from explorer.contract.checks import order
+from explorer.contract.comparisons import Comparisons, difference
+from explorer.contract.model_under_test import ModelUnderTest
 from explorer.contract.registry import invariants
 from explorer.contract.report import Check, Report
-from explorer.contract.model_under_test import ModelUnderTest
-from explorer.contract.comparisons import Comparisons, difference
 from explorer.engine.nnsight_api import STATE
+from explorer.model import envoys as hosts
+from explorer.model import printout as printing
 from explorer.specimens import FAMILIES
 
 BOTH = ("", " (bfloat16)")

@@ -16,16 +16,14 @@ from transformers.models.qwen3_next import modeling_qwen3_next
 
 from explorer import load, vocabulary
 from explorer.checkpoints import cards
-from explorer.meta_device import build_meta
-from explorer.discovery.discover import discover
-from explorer.meta_device import probe_lengths
-from explorer.discovery.trace_graph import record_graph
 from explorer.discovery.backbone import NotADecoder, find_backbone
+from explorer.discovery.discover import discover
+from explorer.discovery.trace_graph import record_graph
+from explorer.meta_device import build_meta, probe_lengths
 from explorer.model.envoys import Unavailable
-from explorer.errors import LoadError
 from explorer.model.language_model import LanguageModel
-from explorer.vocabulary.availability import ReasonKind
 from explorer.specimens import bpe, config_of
+from explorer.vocabulary.availability import ReasonKind
 from tests.support.models import FAMILIES, HYBRIDS, MIXTURES, PROMPT, shapes, specimen
 
 #: What a family has not, by host; everything else of the vocabulary must be found.
@@ -186,7 +184,7 @@ def written(source: str, home) -> dict:
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     space = {**vars(home), "__name__": home.__name__}
     before = set(space)
-    exec(compile(source, name, "exec"), space)  # noqa: S102  our own text
+    exec(compile(source, name, "exec"), space)
     return {
         key: space[key]
         for key in space

@@ -7,14 +7,14 @@ import torch
 from torch.testing import assert_close
 
 from explorer import load
+from explorer.errors import LoadError
 from explorer.model.edits import Edit, ablate_expert
 from explorer.model.envoys import Unavailable
-from explorer.errors import LoadError
 from explorer.specimens import bpe
 from explorer.widgets.views import router as views_router
 from explorer.widgets.views.selection import Selection
-from tests.support.models import PROMPT
 from tests.discovery.test_discover import random_model, tiny
+from tests.support.models import PROMPT
 
 SIZES = {
     "hidden_size": 32,

@@ -7,8 +7,8 @@ import torch
 from torch.testing import assert_close
 
 from explorer.engine.nnsight_api import STATE, State, nnsight
-from explorer.model.envoys import PassedBy
 from explorer.engine.observers import ModelBusy
+from explorer.model.envoys import PassedBy
 from tests.support.models import PROMPT, attention_of, ids, shapes, specimen
 
 SHORT = "In the beginning"

@@ -24,7 +24,7 @@ def together(*jobs) -> list:
         try:
             start.wait()
             results[index] = job()
-        except BaseException as error:  # noqa: BLE001  handed to the test
+        except BaseException as error:
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=(i, job)) for i, job in enumerate(jobs)]

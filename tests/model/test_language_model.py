@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import copy
 import gc
+import re
 import weakref
 
 import pytest
@@ -16,7 +16,6 @@ from explorer.engine.nnsight_api import STATE, State
 from explorer.model.envoys import OutsideTrace
 from explorer.vocabulary import UnknownValue
 from tests.support.models import HYBRIDS, MIXTURES, PROMPT, ids, shapes, specimen
-
 
 # -- sizes and names ---------------------------------------------------------------
 

@@ -11,11 +11,11 @@ from functools import cache
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from explorer import load
 from explorer.engine.nnsight_api import OutOfOrderError
 from explorer.specimens.recipes import recipe
-from torch.testing import assert_close
 
 MIXTURES = ("qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
 HYBRIDS = ("qwen3_next", "qwen3_5_moe_text")

@@ -7,13 +7,13 @@ import weakref
 
 import pytest
 import torch
-
-import explorer.engine.nnsight_api  # noqa: F401  the one import order that works
-from explorer.recurrence import delta_rule as recurrence
 from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_chunk_gated_delta_rule,
     torch_recurrent_gated_delta_rule,
 )
+
+import explorer.engine.nnsight_api  # noqa: F401  the one import order that works
+from explorer.recurrence import delta_rule as recurrence
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 

@@ -12,14 +12,9 @@ import torch
 
 from explorer import specimens
 from explorer.specimens import bpe, building, recipes, weights
-from explorer.specimens.training import batches
-from explorer.specimens.training import corpus
-from explorer.specimens.training import heads
-from explorer.specimens.training import measure
-from explorer.specimens.training import start
-from explorer.specimens.training import train
 from explorer.specimens.recipes import FAMILIES, recipe
 from explorer.specimens.small import small_config
+from explorer.specimens.training import batches, corpus, heads, measure, start, train
 
 TRAINED = "qwen3_next"
 ALL_TRAINED = ("qwen3_next", "gpt_oss")

@@ -8,12 +8,8 @@ from transformers.models.gpt_oss.modeling_gpt_oss import apply_rotary_pos_emb, r
 
 from explorer import specimens
 from explorer.specimens import building, weights
-from explorer.specimens.training import corpus
-from explorer.specimens.training import measure
-from explorer.specimens.training import sink_shares
-from explorer.specimens.training import start
-from explorer.specimens.training import train
 from explorer.specimens.recipes import recipe
+from explorer.specimens.training import corpus, measure, sink_shares, start, train
 
 FAMILY = "gpt_oss"
 MOST_BYTES = 4_000_000

@@ -8,9 +8,9 @@ import time
 from contextlib import nullcontext
 
 from explorer import load
+from explorer.app.cards import Board
 from explorer.app.figures import FigureTheme
 from explorer.app.loop_monitor import LoopLagMonitor
-from explorer.app.cards import Board
 from explorer.app.session import Services, Session
 from explorer.app.store import Store
 from explorer.app.worker import Worker
@@ -76,7 +76,7 @@ class Page:
             )
         )
 
-    def start(self, **wish) -> "Page":
+    def start(self, **wish) -> Page:
         self.say(do="hello", wish=wish)
         self.wait(lambda: self.last("selection"))
         return self

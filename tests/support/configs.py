@@ -6,9 +6,8 @@ from functools import cache
 
 from transformers import AutoConfig
 
-from explorer.meta_device import build_meta
-from explorer.accounting import counts as accounting
 from explorer.checkpoints import cards
+from explorer.meta_device import build_meta
 
 SMALL = {
     "hidden_size": 24,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from explorer.recurrence import delta_rule as recurrence
 from explorer.model.recording import Recording
+from explorer.recurrence import delta_rule as recurrence
 
 
 def synthetic(

@@ -10,14 +10,14 @@ from torch.testing import assert_close
 
 from explorer import load
 from explorer.checkpoints import cards
-from explorer.meta_device import build_meta
 from explorer.discovery.discover import discover
+from explorer.meta_device import build_meta
 from explorer.model.language_model import LanguageModel
 from explorer.specimens import bpe, config_of
 from explorer.specimens.small import small_config, types
 from explorer.traits import catalogue, traits
-from explorer.traits.replayable_graph import NoNumbers, recorded
 from explorer.traits.probe import ModelProbe
+from explorer.traits.replayable_graph import NoNumbers, recorded
 from tests.support.models import shapes
 
 #: What most decoders since Llama have.

@@ -7,10 +7,10 @@ import pytest
 from explorer.vocabulary.availability import (
     ReasonKind,
     Unavailability,
-    not_present,
-    not_in_block,
-    needs_setting,
     most_informative,
+    needs_setting,
+    not_in_block,
+    not_present,
     not_traced,
 )
 from tests.support.models import specimen

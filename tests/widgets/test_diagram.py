@@ -13,8 +13,8 @@ import pytest
 from explorer import load, vocabulary
 from explorer.facts.record import anatomy
 from explorer.widgets import palette
-from explorer.widgets.diagram.diagram import LAYOUTS, block_svg, element
 from explorer.widgets.diagram.block import attribute, host_key, lit_cells, shapes
+from explorer.widgets.diagram.diagram import LAYOUTS, block_svg, element
 from explorer.widgets.diagram.draw import grid
 from explorer.widgets.diagram.element import card_data
 from tests.support.facts_records import drawn, records
@@ -107,7 +107,7 @@ def test_nothing_leaves_the_drawing(family: str, layout: str) -> None:
         for node in tree.iter():
             if node.tag.endswith("rect") and node.get("width"):
                 x, y, w, h = (float(node.get(key)) for key in ("x", "y", "width", "height"))
-                assert 0 <= x and x + w <= width and 0 <= y and y + h <= height, (
+                assert x >= 0 and x + w <= width and y >= 0 and y + h <= height, (
                     ElementTree.tostring(node)
                 )
 

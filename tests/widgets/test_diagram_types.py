@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from explorer import vocabulary
-from explorer.widgets.diagram.diagram import LAYOUTS, block_svg, element
 from explorer.widgets.diagram.block import shapes
+from explorer.widgets.diagram.diagram import LAYOUTS, block_svg, element
 from explorer.widgets.diagram.element import card_data
 from explorer.widgets.diagram.outline import outline
 from explorer.widgets.diagram.types import Type, axis_name, type_of, written

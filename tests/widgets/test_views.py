@@ -9,18 +9,10 @@ import torch
 from explorer.app.figures import colours
 from explorer.widgets.views import attention as views_attention
 from explorer.widgets.views import next_token as views_next
-from explorer.widgets.views import tensor as views_part
+from explorer.widgets.views import residual as views_stream
 from explorer.widgets.views import router as views_router
 from explorer.widgets.views import state as views_state
-from explorer.widgets.views import residual as views_stream
-from explorer.widgets.views.picture import (
-    Heatmap,
-    Mosaic,
-    Refusal,
-    marks_in,
-    mosaic_picture,
-    picture,
-)
+from explorer.widgets.views import tensor as views_part
 from explorer.widgets.views.downsample import (
     DIVERGING,
     EMPTY,
@@ -35,8 +27,16 @@ from explorer.widgets.views.downsample import (
     reduced,
     scale_of,
 )
-from explorer.widgets.views.selection import Selection
 from explorer.widgets.views.labels import axis_label, number, shown_token
+from explorer.widgets.views.picture import (
+    Heatmap,
+    Mosaic,
+    Refusal,
+    marks_in,
+    mosaic_picture,
+    picture,
+)
+from explorer.widgets.views.selection import Selection
 from tests.support.synthetic import synthetic
 
 HYBRID = ("linear_attn", "self_attn")

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 __all__ = [
+    "IDS",
     "Card",
     "CardError",
-    "IDS",
     "UnknownCheckpoint",
     "all_cards",
     "card",
@@ -223,7 +223,7 @@ def _nearest(asked: str) -> list[str]:
         names = (id.lower(), id.lower().split("/")[-1])
         likeness = max(difflib.SequenceMatcher(None, wanted, name).ratio() for name in names)
         # A piece of an id, or an id with something added, may differ much in length.
-        piece = len(wanted) > 4 and wanted in names[0] or names[1] in wanted
+        piece = (len(wanted) > 4 and wanted in names[0]) or names[1] in wanted
         return max(likeness, 0.9) if piece else likeness
 
     scores = {id: score(id) for id in _ids()}

@@ -122,7 +122,7 @@ def _continued(s: ModelUnderTest) -> list[tuple[int, int, dict[Key, object]]]:
         ]
         steps: list[tuple[int, int, dict[Key, object]]] = []
         for start, stop, before in runs:
-            if not s.goes_on(start, stop) or start == s.seq - 1 and not steps:
+            if not s.goes_on(start, stop) or (start == s.seq - 1 and not steps):
                 continue  # a model that does not say the same itself, or a cache that has not come so far
             found: dict[Key, object] = {}
             with (
@@ -157,7 +157,7 @@ def _compare(
         want = whole[tuple(spans.get(axis, slice(None)) for axis in value.axes)]
         for dim, axis in enumerate(value.axes):
             # A cache that keeps a window alone hands over the last of them.
-            grows = axis == "key" or axis == "seq" and first == 0
+            grows = axis == "key" or (axis == "seq" and first == 0)
             if (
                 grows
                 and isinstance(found, torch.Tensor)

@@ -112,10 +112,8 @@ def refused(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for (value, layer, reason), error in zip(missing, told, strict=True):
         where = (layer, f"{value.host}.{value.name}")
         # Where the host itself is missing it is the host's name that is refused, or a value of another part that goes by it.
-        told_so = (
-            isinstance(error, Unavailable)
-            and reason.text in str(error)
-            or isinstance(error, AttributeError)
+        told_so = (isinstance(error, Unavailable) and reason.text in str(error)) or (
+            isinstance(error, AttributeError)
             and any(words in str(error) for words in ("has no ", "has attribute"))
         )
         t.holds(where, told_so, f"a trace gives {error!r}")

@@ -147,7 +147,7 @@ def _asked(s: ModelUnderTest, layer: int) -> bool:
         _again(s, layer, name, sub) or not s.part(sub.host, layer)
         for name, sub in _normed(s, layer)
     )
-    return again or layer in s.layers("layers", "mlp_input") and not s.part("mlp", layer)
+    return again or (layer in s.layers("layers", "mlp_input") and not s.part("mlp", layer))
 
 
 def _again(s: ModelUnderTest, layer: int, name: str, sub: Sublayer) -> bool:

@@ -41,7 +41,7 @@ class WriteObserver:
         self.logits: torch.Tensor | None = None
 
     @contextmanager
-    def watching(self) -> Iterator["WriteObserver"]:
+    def watching(self) -> Iterator[WriteObserver]:
         """Look over the shoulder of the engine and of the taps for a while."""
         engine, taps = self.subject.model.interleaver, self.taps
         handle, fire = engine.handle, taps.fire
@@ -131,9 +131,7 @@ def edited(s: ModelUnderTest, key: Key, old: torch.Tensor, noise: torch.Generato
     if value.name == "attention_mask":
         return torch.zeros_like(old)
     count = (
-        s.model.vocab_size
-        if value.layout == "Tokens"
-        else getattr(s.envoy(value.host, layer), "num_experts")
+        s.model.vocab_size if value.layout == "Tokens" else s.envoy(value.host, layer).num_experts
     )
     return (old + 1) % count
 

@@ -44,7 +44,7 @@ class Selection:
     router: str = "scores"
     part: str = ""
 
-    def moved(self, **changes: Any) -> "Selection":
+    def moved(self, **changes: Any) -> Selection:
         return replace(self, **changes)
 
 
