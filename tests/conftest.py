@@ -1,8 +1,10 @@
-"""What every test shares: no network, one thread for torch, and the browser fixtures."""
+"""What every test shares: no network, one thread for torch, the shared fixtures, and the marks that follow from them."""
 
 from __future__ import annotations
 
 import os
+
+import pytest
 
 # Before anything imports a library that reads them.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -12,5 +14,12 @@ os.environ.setdefault("PYTHONUNBUFFERED", "1")
 # The models are small: a second thread gains little on a quiet machine and waits for ever on a busy one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.support.browser import chromium, serve, visit  # noqa: F401  fixtures, found by name
-from tests.support.models import any_model, hybrid, model  # noqa: F401
+from tests.support.browser import chromium, serve, visit  # noqa: E402,F401  fixtures, found by name
+from tests.support.models import any_model, hybrid, model  # noqa: E402,F401
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what opens a page as a browser test, so that no file has to remember it."""
+    for item in items:
+        if "chromium" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")
