@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from explorer import vocabulary
+from explorer.discovery.details import HostDetails
 
 if TYPE_CHECKING:
     from explorer.model.language_model import LanguageModel
@@ -94,8 +95,8 @@ class ModelUnderTest:
         there = self.layers(host, *names)
         return [block.layers[0] for block in self.blocks if block.layers[0] in there]
 
-    def traits(self, host: str, layer: int) -> dict[str, Any]:
-        return self.model.anatomy.block(layer).hosts[host].traits
+    def details(self, host: str, layer: int) -> HostDetails:
+        return self.model.anatomy.block(layer).hosts[host].details
 
     def module(self, layer: int, path: str) -> torch.nn.Module:
         """A native module by its path within a block."""
@@ -133,11 +134,8 @@ class ModelUnderTest:
         """The length an axis must have: the call's, or the size its host names."""
         value, layer = key
         call = {"batch": self.batch, "seq": self.seq, "query": self.seq, "key": self.seq}
-        traits = self.model.top.traits if layer is None else self.traits(value.host, layer)
-        if (
-            axis == "hidden_size"
-            and (width := traits.get("widths", {}).get(value.name)) is not None
-        ):
+        details = self.model.top.details if layer is None else self.details(value.host, layer)
+        if axis == "hidden_size" and (width := details.own_widths.get(value.name)) is not None:
             return width
         return call[axis] if axis in call else getattr(self.envoy(value.host, layer), axis)
 
@@ -297,10 +295,9 @@ class ModelUnderTest:
         if (
             value.host != "mlp"
             or value.name not in ("router_scores", "router_logits")
-            or "scoring" not in self.traits("mlp", layer)
+            or (scoring := self.details("mlp", layer).scoring) is None
         ):
             return False
-        scoring = self.traits("mlp", layer)["scoring"]
         alone = (
             scoring.renormalised
             and self.model.anatomy.block(layer).hosts["mlp"].sizes["top_k"] == 1
@@ -313,10 +310,10 @@ class ModelUnderTest:
         if (
             value.host != "mlp"
             or value.name not in ("router_scores", "router_logits")
-            or "scoring" not in self.traits("mlp", layer)
+            or (scoring := self.details("mlp", layer).scoring) is None
         ):
             return False
-        return self.traits("mlp", layer)["scoring"].repeated
+        return scoring.repeated
 
     def prompt_only(self, key: Key) -> bool:
         value, layer = key

@@ -7,12 +7,12 @@ import operator
 import torch
 
 from explorer.contract.model_under_test import ModelUnderTest
-from explorer.discovery.residual import Step
+from explorer.discovery.details import Step
 
 
 def added(s: ModelUnderTest, host: str, layer: int, made: torch.Tensor) -> torch.Tensor:
     """What the block adds where a part's weights made ``made`` [batch seq hidden_size]: through the norms and scales after them."""
-    for step in s.traits(host, layer)["tail"].steps:
+    for step in s.details(host, layer).output_steps.steps:
         made = changed(s, layer, step, made)
     return made
 
@@ -33,4 +33,4 @@ def constant(s: ModelUnderTest, layer: int, path: str) -> torch.Tensor:
 
 def followed(s: ModelUnderTest, host: str, layer: int) -> bool:
     """Whether what is done to a part's result is norms and scales alone."""
-    return s.traits(host, layer)["tail"].followed
+    return s.details(host, layer).output_steps.complete

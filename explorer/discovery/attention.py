@@ -176,7 +176,8 @@ def find_attention(graph: TraceGraph, module: Call, part: Part) -> HostFindings:
     _projection(finds, graph, module, part)
     _gate(finds, graph, module)
     anchor = call or (mixed.call if mixed is not None else None)
-    finds.traits |= around(graph, module, anchor) if anchor is not None else {}
+    if anchor is not None:
+        finds.note(**around(graph, module, anchor))
     return finds
 
 
@@ -322,7 +323,7 @@ def _pattern(
             )
         else:
             finds.candidates[name] = spot
-    finds.traits |= _score_traits(graph, call, index, start)
+    finds.note(**_score_traits(graph, call, index, start))
     if sinks is None:
         finds.missing["attention_sinks"] = not_present("this attention has no sink logits")
     elif (
@@ -413,7 +414,7 @@ def _score_traits(graph: TraceGraph, call: Call, softmax: int, start: int) -> di
             graph.ops[i].reads[:1] if graph.ops[i].name == "baddbmm" else graph.ops[i].reads
         )
     )
-    return {"cap": cap, "biased": bool(biased), "summed": both or own}
+    return {"score_cap": cap, "position_bias": bool(biased), "summed_scores": both or own}
 
 
 def _made_after(graph: TraceGraph, key: int, before: int, start: int) -> bool:
@@ -528,9 +529,9 @@ def _projection(finds: HostFindings, graph: TraceGraph, module: Call, part: Part
     ):
         finds.candidates["attention_premix"] = TensorCandidate(owner.args[0], owner, "input", 0)
         if len(after) == 1 or mixed is None:
-            finds.traits["projection"] = owner.module
-        finds.traits["normed"] = (
-            ()
+            finds.note(output_projection=owner.module)
+        finds.note(
+            output_norms=()
             if mixed is None
             else tuple(
                 c.module

@@ -113,7 +113,7 @@ def find_block(graph: TraceGraph, path: str) -> BlockFindings:
     leaving = next(tensors(block.output))
     own.candidates["layer_output"] = result(block, {id(leaving)})
     own.sizes["hidden_size"] = leaving.shape[-1]
-    own.traits["returns"] = len(block.output) if isinstance(block.output, (tuple, list)) else None
+    own.note(returns=len(block.output) if isinstance(block.output, (tuple, list)) else None)
     finds.steps = steps(graph, block)
     plays, found = partial(_role, graph), []
     for turn, whole in enumerate(parts(graph, block), 1):
@@ -212,14 +212,13 @@ def _sublayer(
         )
     else:
         role, values = "mlp", find_dense(graph, call, products)
-    values.traits["tail"] = tail(
-        graph, block, part, values.made if values.made is not None else products[-1]
-    )
+    made = values.made if values.made is not None else products[-1]
+    values.note(output_steps=tail(graph, block, part, made))
     if any(graph.ops[i].name == "convolution" and i > products[-1] for i in part.ops):
-        values.traits["convolved"] = True
+        values.note(convolved_output=True)
     values.sizes["hidden_size"] = addend.tensor.shape[-1]
     finds.hosts[host] = values
-    if shared := values.traits.get("shared"):
+    if shared := values.details.shared:
         shared_call = graph.module(shared)
         inner = find_dense(graph, shared_call)
         inner.candidates["mlp_output"] = TensorCandidate(

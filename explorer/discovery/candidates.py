@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from explorer.discovery.details import HostDetails
 from explorer.discovery.hook_point import ExpertSelection, HookPoint, arrange
 from explorer.discovery.trace_graph import Call, TraceGraph, tensors
 from explorer.engine.instrument import OPERATORS
@@ -130,8 +131,12 @@ class HostFindings:
     candidates: dict[str, TensorCandidate] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     missing: dict[str, Unavailability] = field(default_factory=dict)
-    traits: dict[str, Any] = field(default_factory=dict)
+    details: HostDetails = HostDetails()
     made: int | None = None
+
+    def note(self, **changes: Any) -> None:
+        """Set fields of ``details``."""
+        self.details = replace(self.details, **changes)
 
 
 def result(call: Call, keys: Iterable[int]) -> TensorCandidate | None:
@@ -221,11 +226,11 @@ def is_norm(graph: TraceGraph, call: Call) -> bool:
     )
 
 
-def around(graph: TraceGraph, module: Call, anchor: Call) -> dict[str, list[str]]:
+def around(graph: TraceGraph, module: Call, anchor: Call) -> dict[str, tuple[str, ...]]:
     """Names of the child modules called before and after ``anchor`` in a module's forward."""
     name = lambda call: call.module.rpartition(".")[2]  # noqa: E731
     called = children(graph, module)
     return {
-        "before": [name(c) for c in called if c.ended < anchor.began],
-        "after": [name(c) for c in called if c.began > anchor.ended],
+        "modules_before": tuple(name(c) for c in called if c.ended < anchor.began),
+        "modules_after": tuple(name(c) for c in called if c.began > anchor.ended),
     }

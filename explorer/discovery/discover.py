@@ -19,10 +19,10 @@ from explorer.discovery.block import (
     first_and_second,
 )
 from explorer.discovery.candidates import HostFindings, TensorCandidate
+from explorer.discovery.details import HostDetails, Step
 from explorer.discovery.final_norm import watched
 from explorer.discovery.hook_point import HookPoint
-from explorer.discovery.mlp import Scoring
-from explorer.discovery.residual import Step, stream
+from explorer.discovery.residual import stream
 from explorer.discovery.trace_graph import record_graph
 from explorer.meta_device import (
     mask_arguments,
@@ -79,7 +79,7 @@ class HostAnatomy:
     sizes: dict[str, int]
     hook_points: dict[str, tuple[HookPoint, ...]]
     missing: dict[str, Unavailability]
-    traits: dict
+    details: HostDetails
     prompt_only: frozenset[str] = frozenset()
 
     @property
@@ -277,7 +277,7 @@ def _passable(
     )
     name = base.blocks.rpartition(".")[2]
     handing = [
-        PassthroughBlock(block, stream, kind.hosts["layers"].traits["returns"])
+        PassthroughBlock(block, stream, kind.hosts["layers"].details.returns)
         for layer, block in enumerate(blocks)
         for kind in found
         if layer in kind.layers
@@ -388,7 +388,7 @@ def _block(
                         "this block's shared expert is a part of its MLP, no module of its own"
                     ),
                 )
-            hosts[name] = HostAnatomy(name, "", {}, {}, missing, {})
+            hosts[name] = HostAnatomy(name, "", {}, {}, missing, HostDetails())
     return BlockAnatomy(
         layers, hosts, tuple(prompt.sublayers), order, tuple(prompt.steps), prompt.mid, stepped
     )
@@ -436,7 +436,7 @@ def _host(
 ) -> HostAnatomy:
     sizes = {**call, **finds.sizes}
     hook_points: dict[str, tuple[HookPoint, ...]] = {}
-    missing, traits = dict(finds.missing), dict(finds.traits)
+    missing, details = dict(finds.missing), finds.details.relative_to(path)
     prompt_only: set[str] = set()
     for value in vocabulary.BY_HOST[name].values():
         if value.derived:
@@ -447,7 +447,7 @@ def _host(
         if place is None and (width := _own_width(value, spot)) is not None:
             own = {**sizes, "hidden_size": width}
             place = spot.place(value.axes, own)
-            traits["widths"] = {**traits.get("widths", {}), value.name: width}
+            details = replace(details, own_widths={**details.own_widths, value.name: width})
         if place is None:
             missing.setdefault(
                 value.name,
@@ -480,7 +480,7 @@ def _host(
             missing[value.name] = missing.get(value.source) or not_traced(
                 "what it is computed from was not found"
             )
-        elif value.fixed and value.name not in traits:
+        elif value.fixed and value.name not in details.constants:
             missing[value.name] = NOT_FOUND
         elif value.derived and prompt_only & set(vocabulary.REPLAYS.get(name, ())):
             prompt_only.add(value.name)
@@ -492,7 +492,7 @@ def _host(
         own,
         hook_points,
         missing,
-        _relative_traits(traits, path),
+        details,
         frozenset(prompt_only),
     )
 
@@ -512,16 +512,3 @@ def _own_width(value: vocabulary.Value, spot: TensorCandidate | None) -> int | N
 def _relative(place: HookPoint, path: str) -> HookPoint:
     """The place with its module named from the block, so that one finding serves every equal block."""
     return replace(place, module=place.module.removeprefix(path).lstrip("."))
-
-
-def _relative_traits(traits: dict, path: str) -> dict:
-    """The traits with paths named from the block."""
-
-    def named(value: object) -> object:
-        if isinstance(value, Scoring):
-            return replace(value, bias=named(value.bias), factor=named(value.factor))
-        if isinstance(value, (tuple, list)):
-            return type(value)(map(named, value))
-        return value.removeprefix(path).lstrip(".") if isinstance(value, str) else value
-
-    return {name: named(value) for name, value in traits.items()}

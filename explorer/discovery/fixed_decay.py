@@ -141,7 +141,7 @@ def find_fading(finds: HostFindings, graph: TraceGraph, module: Call) -> None:
         "attention_head_outputs": _outputs(graph, module, found),
         "state_output": found.handed,
     }
-    finds.traits["decays"] = found.decays
+    finds.note(constants={"decays": found.decays})
 
 
 def _reads_state(graph: TraceGraph, index: int, key_dim: int, value_dim: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -17,6 +17,7 @@ from explorer.discovery.candidates import (
     maker_candidate,
     result,
 )
+from explorer.discovery.details import RouterScoring
 from explorer.discovery.hook_point import ExpertSelection
 from explorer.discovery.residual import constants_of, origins
 from explorer.discovery.trace_graph import PASSING, Call, TraceGraph
@@ -70,20 +71,23 @@ def find_dense(graph: TraceGraph, module: Call, products: list[int] | None = Non
         else graph.owners[products[-1]]
     )
     if down is None and products is None and (own := _own_product(graph, module)) is not None:
-        down, finds.traits["down"] = own
+        down, parameter = own
+        finds.note(down_parameter=parameter)
     if down is None or (not down.labels and down.module == module.module) or not down.args:
         finds.missing |= dict.fromkeys(DENSE, not_traced("no module makes the MLP's output"))
         return finds
     neurons = down.args[0]
     finds.candidates["mlp_neurons"] = TensorCandidate(neurons, down, "input", 0)
     finds.sizes["intermediate_size"] = neurons.shape[-1]
-    finds.traits["normed"] = any(
-        is_norm(graph, c)
-        and c.ended < down.began
-        and c.start > 0
-        and graph.module(c.module) is c
-        and result(c, graph.back(id(neurons))) is not None
-        for c in inner
+    finds.note(
+        normed_neurons=any(
+            is_norm(graph, c)
+            and c.ended < down.began
+            and c.start > 0
+            and graph.module(c.module) is c
+            and result(c, graph.back(id(neurons))) is not None
+            for c in inner
+        )
     )
     activation = _activation(graph, module, down, neurons)
     if activation is None:
@@ -242,7 +246,7 @@ def find_mixture(graph: TraceGraph, module: Call, experts: Call) -> HostFindings
     finds.candidates["expert_weights"] = TensorCandidate(weights[1], experts, "input", weights[0])
     finds.candidates["routed_output"] = TensorCandidate(experts.output, experts, "output", None)
     finds.sizes["top_k"] = indices[1].shape[-1]
-    finds.traits["experts"] = experts.module
+    finds.note(experts=experts.module)
     stacked = next((p.shape[0] for p in experts.fn.parameters() if p.dim() == 3), None)
     if stacked is not None:
         finds.sizes["num_experts"] = stacked
@@ -302,7 +306,7 @@ def find_router(finds: HostFindings, graph: TraceGraph, module: Call, indices: i
         finds.missing["router_margin"] = not_present("every expert is chosen, so none is rejected")
     owner = next(c for c in innermost(inside, choice) if c.labels).module
     if owner != module.module:
-        finds.traits["router"] = owner
+        finds.note(router=owner)
     if scores is not None:
         finds.candidates["router_scores"] = scores
     else:
@@ -329,8 +333,8 @@ def find_router(finds: HostFindings, graph: TraceGraph, module: Call, indices: i
         )
     weights = id(finds.candidates["expert_weights"].tensor)
     scoring = scoring_of(graph, module, projections[-1] if projections else None, choice, weights)
-    finds.traits["scoring"] = (
-        scoring
+    finds.note(
+        scoring=scoring
         if len(choices) == 1
         else replace(scoring, after="none", renormalised=False, factor=None, repeated=True)
     )
@@ -408,44 +412,7 @@ def _idle(finds: HostFindings, graph: TraceGraph, inside: list[Call], choice: in
         and (spot := maker_candidate([c for c in inside if c.fn is not None], numbers)) is not None
     ):
         finds.candidates["expert_indices"] = spot
-        finds.traits["idle"] = True
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """How a router's logits become the weights of the chosen, read off the operations between them.
-
-    function: ``"softmax"``, ``"sigmoid"`` or ``"none"``, of the logits before the choice. bias: the path of
-    the numbers, one per expert, that are added for the choice alone. masked: whether experts, in groups, are
-    struck out before it. after: ``"softmax"`` or ``"sigmoid"`` where that is taken of the chosen. renormalised: whether the chosen
-    weights are divided by their sum. factor: what they are multiplied with at last: a number, or the path of
-    a parameter with one for each expert; None where that is not followed. choice_only: whether the scores decide the choice and go into no weight.
-    repeated: whether the slots are chosen one after another, each the largest of those left.
-    """
-
-    function: str
-    bias: str = ""
-    masked: bool = False
-    after: str = "none"
-    renormalised: bool = False
-    factor: float | str | None = 1.0
-    choice_only: bool = False
-    repeated: bool = False
-
-    @property
-    def words(self) -> str:
-        """In words, for a table."""
-        parts = [
-            self.function
-            if self.function != "none"
-            else f"{self.after} of the chosen"
-            if self.after != "none"
-            else "as projected"
-        ]
-        parts += ["plus a selection bias"] if self.bias else []
-        parts += ["within the best groups"] if self.masked else []
-        parts += ["one after another"] if self.repeated else []
-        return ", ".join(parts)
+        finds.note(null_experts=True)
 
 
 _FUNCTIONS = ("softmax", "sigmoid")
@@ -453,7 +420,7 @@ _FUNCTIONS = ("softmax", "sigmoid")
 
 def scoring_of(
     graph: TraceGraph, module: Call, logits: int | None, choice: int, weights: int
-) -> Scoring:
+) -> RouterScoring:
     """``logits`` is the operation that projects, ``choice`` the top-k, ``weights`` the tensor the experts are called with."""
     start = logits if logits is not None else module.start
     before = _sources(graph, graph.ops[choice].reads[0], choice, start)
@@ -476,7 +443,7 @@ def scoring_of(
         "",
     )
     late_ops = [i for i in after if i > choice]
-    return Scoring(
+    return RouterScoring(
         function,
         bias,
         any("masked_fill" in n or n == "where" for n in names),
@@ -621,8 +588,8 @@ def find_shared(
         finds.missing["shared_expert_output"] = not_present("this mixture has no shared expert")
         return
     direct = routed & set(graph.ops[adds[0]].reads)
-    finds.traits["routed_factor"] = (
-        1.0
+    finds.note(
+        routed_factor=1.0
         if direct
         else prod(
             1 / n if graph.ops[i].name == "div" else n for i in scaled for n in graph.ops[i].numbers
@@ -655,5 +622,4 @@ def find_shared(
         and any(True for _ in c.fn.children())
     ]
     if shared:
-        finds.traits["shared"] = shared[0].module
-        finds.traits["shared_gated"] = id(shared[0].output) != key
+        finds.note(shared=shared[0].module, shared_gated=id(shared[0].output) != key)

@@ -59,7 +59,7 @@ def _find(
         DENSE, not_present("this MLP is a mixture: every expert has neurons of its own")
     )
     finds.sizes = {"top_k": indices.tensor.shape[-1]}
-    finds.traits |= {"experts": experts.module, "spread": True}
+    finds.note(experts=experts.module, runs_all_experts=True)
     slots, routed = graph.ops[summed].reads[0], graph.ops[summed].makes[0]
     finds.candidates = {
         "expert_indices": indices,

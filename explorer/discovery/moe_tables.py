@@ -57,13 +57,12 @@ def find_apart(graph: TraceGraph, module: Call) -> HostFindings | None:
                 "this mixture runs its tokens sorted by expert, so that no slot's output stands in the slot's place"
             )
         )
-        finds.traits |= {
-            "tables" if tables else "stacks": (*(c.module for c in held), between[0].module)
-        }
+        paths = (*(c.module for c in held), between[0].module)
+        finds.note(**{"expert_tables" if tables else "expert_stacks": paths})
         if numbers in graph.ops[choice].makes:
             find_router(finds, graph, module, numbers)
         else:
-            finds.traits["scoring"] = scoring_of(graph, module, None, choice, weights)
+            finds.note(scoring=scoring_of(graph, module, None, choice, weights))
             finds.missing |= dict.fromkeys(
                 ("router_logits", "router_scores"),
                 not_present(

@@ -84,11 +84,11 @@ def find_recurrent(graph: TraceGraph, module: Call, part: Part) -> HostFindings:
     found = kernel(graph, module)
     _FINDERS[found.host](finds, graph, module, found.call)
     finds.candidates = {name: spot for name, spot in finds.candidates.items() if spot is not None}
-    finds.traits |= around(graph, module, found.call)
+    finds.note(**around(graph, module, found.call))
     if found.host != "retention":  # which calls no kernel
-        finds.traits["kernel"] = found.call.name
+        finds.note(kernel=found.call.name)
     if (owner := graph.owners[weighted(graph, part)[-1]]) is not None:
-        finds.traits["projection"] = owner.module
+        finds.note(output_projection=owner.module)
     if "conv_input" in BY_HOST[found.host]:
         _convolution(finds, graph, module)
     return finds
@@ -372,7 +372,7 @@ def find_convolution(graph: TraceGraph, module: Call, part: Part) -> HostFinding
         finds.missing["conv_output"] = not_traced(
             "what the convolution hands on is no result of a call in the mixer's forward"
         )
-    finds.traits["projection"] = graph.owners[weighted(graph, part)[-1]].module
+    finds.note(output_projection=graph.owners[weighted(graph, part)[-1]].module)
     return finds
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from explorer.discovery.candidates import TensorCandidate, argument, innermost, is_norm, result
+from explorer.discovery.details import OutputSteps, Step
 from explorer.discovery.trace_graph import PASSING, Call, Op, TraceGraph, tensors
 
 #: Operations that multiply with weights.
@@ -68,22 +69,6 @@ class Part:
 def stream(block: Call) -> torch.Tensor:
     """The stream as it enters a block: the first tensor the block is called with."""
     return next(tensors((block.args, block.kwargs)))
-
-
-@dataclass(frozen=True)
-class Step:
-    """One thing a block does to its stream, in order.
-
-    kind: ``"add"`` (an addend), ``"scale"`` or ``"shift"`` (times or plus ``by``: a number, or the path of
-    a parameter or buffer from the block), ``"norm"`` (through the module at path ``by``).
-    key: of an add, the tensor added. ops: the operations it is done with.
-    """
-
-    kind: str
-    ops: tuple[int, ...]
-    made: int
-    key: int = 0
-    by: float | str = ""
 
 
 def steps(graph: TraceGraph, block: Call) -> list[Step]:
@@ -412,31 +397,7 @@ def _of_weights(graph: TraceGraph, key: int, before: int) -> bool:
     return any(isinstance(graph.tensors[k], torch.nn.Parameter) for k in graph.back(key, before))
 
 
-@dataclass(frozen=True)
-class Tail:
-    """What is done to a result before the block adds it: norms, scales and biases, in order.
-
-    followed: whether that is all.
-    """
-
-    steps: tuple[Step, ...]
-    followed: bool
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """The norms it goes through, by their paths from the block."""
-        return tuple(step.by for step in self.steps if step.kind == "norm")
-
-    @property
-    def scaled(self) -> bool:
-        return any(step.kind == "scale" for step in self.steps)
-
-    @property
-    def shifted(self) -> bool:
-        return any(step.kind == "shift" for step in self.steps)
-
-
-def tail(graph: TraceGraph, block: Call, part: Part, made: int) -> Tail:
+def tail(graph: TraceGraph, block: Call, part: Part, made: int) -> OutputSteps:
     """What a part does after operation ``made``, which finished its work with weights."""
     maker = graph.owners[made]
     done: list[Step] = []
@@ -454,7 +415,7 @@ def tail(graph: TraceGraph, block: Call, part: Part, made: int) -> Tail:
             done.append(Step("shift", (), 0, by=by))
         elif op.name not in PASSING:
             strange = True
-    return Tail(tuple(done), not strange)
+    return OutputSteps(tuple(done), not strange)
 
 
 def _factor(graph: TraceGraph, block: Call, index: int, *adds: str) -> float | str | None:

@@ -10,7 +10,6 @@ from typing import Any
 from explorer import vocabulary
 from explorer.discovery.block import Sublayer
 from explorer.discovery.discover import BlockAnatomy, HostAnatomy
-from explorer.discovery.residual import Tail
 from explorer.model.language_model import LanguageModel
 from explorer.vocabulary.availability import most_informative
 
@@ -199,11 +198,11 @@ def _sublayer(block: BlockAnatomy, sub: Sublayer, window: int | None) -> dict[st
     }
     if sub.role == "recurrent":
         record["rule"] = _RULES[sub.host]
-    if sub.role == "experts" and "scoring" in host.traits:
-        scoring = host.traits["scoring"]
+    if sub.role == "experts" and host.details.scoring is not None:
+        scoring = host.details.scoring
         text = f"{scoring.words} → {host.sizes['top_k']} of {host.sizes['num_experts']}"
         record["router"] = {
-            "module": host.traits.get("router", "").rsplit(".", 1)[-1],
+            "module": host.details.router.rsplit(".", 1)[-1],
             "text": text + (", renormalised" if scoring.renormalised else ""),
         }
         record["experts"] = {
@@ -211,10 +210,10 @@ def _sublayer(block: BlockAnatomy, sub: Sublayer, window: int | None) -> dict[st
             "chosen": host.sizes["top_k"],
             "width": host.sizes.get("intermediate_size"),
         }
-        if "shared" in host.traits:
+        if host.details.shared:
             record["shared"] = {
-                "module": host.traits["shared"].rsplit(".", 1)[-1],
-                "gate": "gate per token" if host.traits["shared_gated"] else None,
+                "module": host.details.shared.rsplit(".", 1)[-1],
+                "gate": "gate per token" if host.details.shared_gated else None,
             }
     return record
 
@@ -289,14 +288,14 @@ def _summary(role: str, host: HostAnatomy) -> str:
             if shared < sizes["num_heads"]
             else f"{heads} × {sizes['head_dim']}"
         )
-    if role == "experts" and "scoring" in host.traits:
-        scoring = host.traits["scoring"]
+    if role == "experts" and host.details.scoring is not None:
+        scoring = host.details.scoring
         words = [
             f"{scoring.words} → {sizes['top_k']} of {sizes['num_experts']}"
             + (", renormalised" if scoring.renormalised else "")
         ]
-        if "shared" in host.traits:
-            words.append("gated shared expert" if host.traits["shared_gated"] else "shared expert")
+        if host.details.shared:
+            words.append("gated shared expert" if host.details.shared_gated else "shared expert")
         return " · ".join(words)
     return f"{sizes['intermediate_size']} wide" if "intermediate_size" in sizes else ""
 
@@ -307,13 +306,12 @@ def _counted(number: int, what: str) -> str:
 
 def _steps(host: HostAnatomy) -> list[str]:
     """What follows the sublayer's core until its result is added, by the names the model gives its modules."""
-    after = list(host.traits.get("after", []))
-    tail: Tail | None = host.traits.get("tail")
-    if tail is not None:
-        after += [path.rsplit(".", 1)[-1] for path in tail.modules]
-        after += ["× scale"] if tail.scaled else []
-        after += ["+ bias"] if tail.shifted else []
-        after += [] if tail.followed else ["…"]
+    after = list(host.details.modules_after)
+    behind = host.details.output_steps
+    after += [path.rsplit(".", 1)[-1] for path in behind.norms]
+    after += ["× scale"] if behind.has_scale else []
+    after += ["+ bias"] if behind.has_shift else []
+    after += [] if behind.complete else ["…"]
     return [" → ".join(after)] if after else []
 
 

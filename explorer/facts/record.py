@@ -201,7 +201,7 @@ def _shape(
     """The axes of a value: ``symbols``, and as ``numbers`` those of the first block that has it; ``others`` where kinds of blocks differ."""
     widths = (
         model.top if row.host == "model" else model.anatomy.block(row.layers[0]).hosts[row.host]
-    ).traits.get("widths", {})
+    ).details.own_widths
     symbols = [
         "width" if axis == "hidden_size" and row.name in widths else axis for axis in row.value.axes
     ]

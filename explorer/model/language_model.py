@@ -13,6 +13,7 @@ import torch
 
 from explorer import vocabulary
 from explorer.discovery.backbone import after_blocks
+from explorer.discovery.details import HostDetails
 from explorer.discovery.discover import Anatomy, HostAnatomy
 from explorer.discovery.hook_point import HookPoint
 from explorer.engine.nnsight_api import TransformersModel
@@ -76,7 +77,7 @@ def _top(anatomy: Anatomy, config: Any, embedding: int) -> HostAnatomy:
         )
     )
     missing: dict[str, Unavailability] = {}
-    traits = {} if anatomy.embedding_fits else {"widths": {"token_embeddings": embedding}}
+    widths = {} if anatomy.embedding_fits else {"token_embeddings": embedding}
     if anatomy.norm is None:
         missing["final_norm_output"] = anatomy.no_norm
     else:
@@ -94,7 +95,7 @@ def _top(anatomy: Anatomy, config: Any, embedding: int) -> HostAnatomy:
         {"hidden_size": anatomy.width, "vocab_size": config.vocab_size},
         hook_points,
         missing,
-        traits,
+        HostDetails(own_widths=widths),
     )
 
 
@@ -181,12 +182,12 @@ class LanguageModel(
             object.__setattr__(found, "_standard", standard)
             if host.module and host.name != "shared_experts":
                 _alias(envoy, vocabulary.HOSTS[host.name].attribute, host.module)
-        for trait, alias in (
-            ("router", "router"),
-            ("experts", "experts"),
-            ("shared", "shared_experts"),
+        for path, alias in (
+            (host.details.router, "router"),
+            (host.details.experts, "experts"),
+            (host.details.shared, "shared_experts"),
         ):
-            if path := host.traits.get(trait):
+            if path:
                 within = path.removeprefix(host.module).lstrip(".") if host.module else path
                 _alias(
                     at(envoy, host.module) if host.module else envoy.mlp,
@@ -440,7 +441,7 @@ class LanguageModel(
             raise ValueError(f"skip_layers skips upwards: {start} to {end} is empty.")
         stream = self.layers[start].layer_input if skip_with is None else skip_with
         for layer in range(start, end + 1):
-            count = self.anatomy.block(layer).hosts["layers"].traits["returns"]
+            count = self.anatomy.block(layer).hosts["layers"].details.returns
             self.layers[layer].skip(stream if count is None else (stream, *[None] * (count - 1)))
 
     def steer(
@@ -501,7 +502,7 @@ class LanguageModel(
             return after_blocks(
                 self.hf,
                 self.anatomy.backbone.blocks,
-                last.hosts["layers"].traits["returns"],
+                last.hosts["layers"].details.returns,
                 hidden,
                 use_cache=False,
             )

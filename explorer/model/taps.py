@@ -201,8 +201,8 @@ class Taps:
     def _fix(self, taps: HostTaps) -> None:
         """Tell a host where its constants stand in the model."""
         for name, value in taps.values.items():
-            if value.fixed and name in taps.host.traits:
-                path, sign = taps.host.traits[name]
+            if value.fixed and name in taps.host.details.constants:
+                path, sign = taps.host.details.constants[name]
                 module, _, leaf = (
                     _joined(taps.path, path).removeprefix(self.prefix).lstrip(".").rpartition(".")
                 )

@@ -156,7 +156,7 @@ class ModelProbe:
         handed: dict[int, Any] = {}
         stand_ins = [
             _StandIn(
-                block, layer, self.anatomy.block(layer).hosts["layers"].traits["returns"], handed
+                block, layer, self.anatomy.block(layer).hosts["layers"].details.returns, handed
             )
             for layer, block in enumerate(self.blocks)
         ]

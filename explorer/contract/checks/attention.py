@@ -50,7 +50,7 @@ def _products(s: ModelUnderTest) -> list[int]:
     return [
         layer
         for layer in s.layers(HOST, "attention_scores", "attention_queries", "attention_keys")
-        if not s.traits(HOST, layer).get("summed")
+        if not s.details(HOST, layer).summed_scores
     ]
 
 
@@ -73,11 +73,11 @@ def scores(s: ModelUnderTest, host: str, t: Comparisons) -> None:
         found = s.get(HOST, "attention_scores", layer).double()
         seen = (found > -1e4) & torch.ones(s.seq, s.seq, dtype=torch.bool).tril()
         t.holds(layer, seen.any(-1).all(), "a token may look nowhere")
-        traits = s.traits(HOST, layer)
-        if traits["cap"] is not None:
-            found = traits["cap"] * torch.atanh(found / traits["cap"])
+        details = s.details(HOST, layer)
+        if details.score_cap is not None:
+            found = details.score_cap * torch.atanh(found / details.score_cap)
         x, y = products[seen], found[seen]
-        if traits["biased"]:  # by positions alone: the same in every row
+        if details.position_bias:  # by positions alone: the same in every row
             seen = seen.all(0)
             x, y = products[:, seen], found[:, seen]
             x, y = x - x.mean(0, keepdim=True), y - y.mean(0, keepdim=True)
@@ -143,11 +143,11 @@ def premix(s: ModelUnderTest, host: str, t: Comparisons) -> None:
         if layer in s.layers(HOST, "head_scale"):
             heads = heads * s.get(HOST, "head_scale", layer)[..., None]
         found = s.get(HOST, "attention_premix", layer)
-        for path in s.traits(HOST, layer).get("normed", ()):
+        for path in s.details(HOST, layer).output_norms:
             with torch.no_grad():
                 heads = s.module(layer, path)(heads.flatten(2)).view_as(found)
         t.near(layer, found, heads)
-        projection = s.traits(HOST, layer).get("projection")
+        projection = s.details(HOST, layer).output_projection
         if projection:
             with torch.no_grad():
                 made = s.module(layer, projection)(found.flatten(2))

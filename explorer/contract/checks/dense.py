@@ -12,7 +12,7 @@ from explorer.contract.residual_steps import added, constant, followed
 
 def _down(s: ModelUnderTest, host: str, layer: int, neurons: torch.Tensor) -> torch.Tensor:
     """What the down projection makes of neurons: a module, or a matrix of the MLP's own."""
-    if "down" in s.traits(host, layer):
+    if s.details(host, layer).down_parameter:
         return neurons @ _matrix(s, host, layer)
     place = s.model.anatomy.block(layer).hosts[host].hook_points["mlp_neurons"][0]
     with torch.no_grad():
@@ -21,7 +21,7 @@ def _down(s: ModelUnderTest, host: str, layer: int, neurons: torch.Tensor) -> to
 
 def _matrix(s: ModelUnderTest, host: str, layer: int) -> torch.Tensor:
     """The down projection [intermediate_size hidden_size] that is a parameter of the MLP's own, the only one of its stack."""
-    weight = constant(s, layer, s.traits(host, layer)["down"])
+    weight = constant(s, layer, s.details(host, layer).down_parameter)
     weight = weight[0] if weight.dim() > 2 else weight
     return weight.mT if weight.shape[0] == s.envoy(host, layer).hidden_size else weight
 
@@ -56,7 +56,7 @@ def neurons(s: ModelUnderTest, host: str, t: Comparisons) -> None:
                 s.get(host, "mlp_output", layer),
             )
     for layer in s.first(host, "mlp_neurons", "mlp_activation"):
-        if s.traits(host, layer).get("normed"):
+        if s.details(host, layer).normed_neurons:
             continue  # a norm between the two undoes the doubling
         part = s.envoy(host, layer)
         with torch.no_grad(), s.model.trace(s.ids):
@@ -92,7 +92,7 @@ def silenced(s: ModelUnderTest, host: str, t: Comparisons) -> None:
         place = s.model.anatomy.block(layer).hosts[host].hook_points["mlp_neurons"][0]
         weight = (
             _matrix(s, host, layer)
-            if "down" in s.traits(host, layer)
+            if s.details(host, layer).down_parameter
             else s.module(layer, place.module).weight.detach()
         )
         changed = made.clone()
@@ -114,7 +114,7 @@ def _per_token(s: ModelUnderTest) -> list[int]:
     return [
         layer
         for layer in s.first("layers", "mlp_input")
-        if layer in known and not s.traits("mlp", layer).get("convolved")
+        if layer in known and not s.details("mlp", layer).convolved_output
     ]
 
 

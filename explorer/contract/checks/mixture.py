@@ -65,7 +65,7 @@ def weights(s: ModelUnderTest, host: str, t: Comparisons) -> None:
     for layer in s.layers(
         HOST, "router_logits", "router_scores", "expert_indices", "expert_weights"
     ):
-        scoring = s.traits(HOST, layer)["scoring"]
+        scoring = s.details(HOST, layer).scoring
         logits, scores = (
             s.get(HOST, "router_logits", layer).float(),
             s.get(HOST, "router_scores", layer).float(),
@@ -94,9 +94,9 @@ def weights(s: ModelUnderTest, host: str, t: Comparisons) -> None:
         )
         if scoring.renormalised:
             want = want / want.sum(-1, keepdim=True)
-        if s.traits(HOST, layer).get("idle"):
+        if s.details(HOST, layer).null_experts:
             want = want.masked_fill(
-                chosen >= len(s.module(layer, s.traits(HOST, layer)["experts"]).down_proj), 0
+                chosen >= len(s.module(layer, s.details(HOST, layer).experts).down_proj), 0
             )
         found = s.get(HOST, "expert_weights", layer).float()
         if scoring.factor is not None:
@@ -148,7 +148,7 @@ def parts(s: ModelUnderTest, host: str, t: Comparisons) -> None:
         total = s.get(HOST, "routed_output", layer)
         if layer in s.layers(HOST, "shared_expert_output"):
             shared_part = s.get(HOST, "shared_expert_output", layer)
-            total = total * s.traits(HOST, layer)["routed_factor"] + shared_part
+            total = total * s.details(HOST, layer).routed_factor + shared_part
         if followed(s, HOST, layer):
             t.near(layer, added(s, HOST, layer, total), s.get(HOST, "mlp_output", layer))
 
@@ -170,7 +170,7 @@ def shared(s: ModelUnderTest, host: str, t: Comparisons) -> None:
             -1, keepdim=True
         )  # least squares
         t.near(layer, gate * whole, found)
-        if s.traits(HOST, layer).get("shared_gated"):
+        if s.details(HOST, layer).shared_gated:
             t.holds(layer, ((gate >= 0) & (gate <= 1)).all(), f"a gate is {gate.max().item():.3f}")
         else:
             t.near(layer, gate, torch.ones_like(gate))
@@ -180,8 +180,8 @@ def _runnable(s: ModelUnderTest) -> list[int]:
     """The blocks whose experts' matrices are had by the names transformers gives them, so that one can be run by hand."""
 
     def named(layer: int) -> bool:
-        path = s.traits(HOST, layer).get("experts")
-        return path is None or hasattr(s.module(layer, path), "down_proj")
+        path = s.details(HOST, layer).experts
+        return not path or hasattr(s.module(layer, path), "down_proj")
 
     return [
         layer
@@ -192,13 +192,13 @@ def _runnable(s: ModelUnderTest) -> list[int]:
 
 def _alone(s: ModelUnderTest, layer: int, expert: int, x: torch.Tensor) -> torch.Tensor:
     """One expert of a block run by hand on x [tokens hidden_size], however the block has its experts."""
-    traits = s.traits(HOST, layer)
-    if "experts" in traits:
-        return expert_alone(s.module(layer, traits["experts"]), expert, x)
+    details = s.details(HOST, layer)
+    if details.experts:
+        return expert_alone(s.module(layer, details.experts), expert, x)
     first, second, act = (
-        s.module(layer, path) for path in traits.get("tables") or traits["stacks"]
+        s.module(layer, path) for path in details.expert_tables or details.expert_stacks
     )
-    if "tables" in traits:  # one neuron: a row in, a row out
+    if details.expert_tables:  # one neuron: a row in, a row out
         return act(x @ first.weight[expert, :, None]) * second.weight[expert]
     inner = F.linear(x, first.weight[expert])
     if inner.shape[-1] != second.weight.shape[-1]:
@@ -238,9 +238,9 @@ def _linear(
 def _entering(s: ModelUnderTest, layer: int) -> torch.Tensor:
     """What every expert is to run on [tokens hidden_size], by a hook of torch's own: on the MLP where its experts are called with copies."""
     seen: list[torch.Tensor] = []
-    traits = s.traits(HOST, layer)
-    own = "experts" in traits and not traits.get("spread")
-    called = s.module(layer, traits["experts"]) if own else s.envoy(HOST, layer)._module
+    details = s.details(HOST, layer)
+    own = details.experts and not details.runs_all_experts
+    called = s.module(layer, details.experts) if own else s.envoy(HOST, layer)._module
     hook = called.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append(next(tensors((args, kwargs))).detach().clone()),
         with_kwargs=True,
@@ -256,7 +256,7 @@ def _by_hand(
     s: ModelUnderTest, layer: int, x: torch.Tensor, chosen: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
     """Each slot's weighted output [tokens top_k hidden_size] for tokens x [tokens hidden_size]; of a weighted token where copies are weighted."""
-    spread = s.traits(HOST, layer).get("spread")
+    spread = s.details(HOST, layer).runs_all_experts
     out = torch.empty(*chosen.shape, x.shape[-1], dtype=x.dtype)
     with torch.no_grad():
         for expert in chosen.unique().tolist():
@@ -354,7 +354,7 @@ def _each_expert(s: ModelUnderTest, t: Comparisons, layer: int) -> None:
     without = s.model.record(ids, names, [layer], edits=[edit])
     touched = (without["mlp_output", layer] != clean["mlp_output", layer]).any(-1)
     used = (clean["expert_outputs", layer].abs().sum(-1) > 0) & gone
-    for expert in range(count) if not s.traits(HOST, layer).get("convolved") else ():
+    for expert in range(count) if not s.details(HOST, layer).convolved_output else ():
         t.same(layer, touched[expert], used[expert].any(-1))
     left = clean["expert_outputs", layer].masked_fill(gone[..., None], 0)
     t.near(layer, without["routed_output", layer], left.sum(2))

@@ -77,8 +77,8 @@ def names_resolve(s: ModelUnderTest, host: str, t: Comparisons) -> None:
 
 def _parts(s: ModelUnderTest, layer: int) -> dict[str, str]:
     """The aliases of a mixture's parts and the modules they stand for, where they are modules of their own."""
-    traits = s.traits("mlp", layer)
-    return {name: traits[trait] for name, trait in _PARTS.items() if traits.get(trait)}
+    details = s.details("mlp", layer)
+    return {name: path for name, trait in _PARTS.items() if (path := getattr(details, trait))}
 
 
 def _frame(s: ModelUnderTest, t: Comparisons) -> None:
@@ -240,7 +240,7 @@ def _modular(s: ModelUnderTest) -> list[int]:
     return [
         layer
         for layer in s.layers("mlp", "routed_output")
-        if not s.part("mlp", layer) and s.traits("mlp", layer).get("experts")
+        if not s.part("mlp", layer) and s.details("mlp", layer).experts
     ]
 
 
@@ -249,7 +249,7 @@ def _mixes(
 ) -> None:
     numbers = next((x for x in calls["experts"][0] if not x.is_floating_point()), None)
     routed = calls["experts"][1][0].double().flatten(0, -2)
-    if s.traits("mlp", layer).get("spread"):
+    if s.details("mlp", layer).runs_all_experts:
         routed = routed.unflatten(0, (s.envoy("mlp", layer).num_experts, -1)).sum(0)
     elif numbers is None:
         t.holds(layer, False, "what stands for the experts is not called with expert numbers")
@@ -257,8 +257,9 @@ def _mixes(
     if "router" in calls and numbers is not None:  # else the MLP routes itself
         returned = any(torch.equal(tensor, numbers) for tensor in calls["router"][1])
         t.holds(layer, returned, "the experts are not called with numbers the router returns")
-    tail = s.traits("mlp", layer)["tail"]
-    if tail.steps or not tail.followed or s.traits("mlp", layer).get("routed_factor", 1.0) != 1.0:
+    details = s.details("mlp", layer)
+    behind = details.output_steps
+    if behind.steps or not behind.complete or details.routed_factor != 1.0:
         return  # what the MLP returns is no plain sum; the sum is proven by value
     whole = calls["mlp"][1][0].double().flatten(0, -2)
     rest = whole - routed

@@ -256,7 +256,7 @@ def gated_convolution(s: ModelUnderTest, host: str, t: Comparisons) -> None:
         if layer in s.layers(host, "conv_gate"):
             found = found * s.get(host, "conv_gate", layer)
         with torch.no_grad():
-            made = s.module(layer, s.traits(host, layer)["projection"])(found)
+            made = s.module(layer, s.details(host, layer).output_projection)(found)
         if followed(s, host, layer):
             t.near(layer, added(s, host, layer, made), s.get(host, "attention_output", layer))
 
@@ -275,6 +275,6 @@ def gated_channels(s: ModelUnderTest, host: str, t: Comparisons) -> None:
         if layer in s.layers(host, "head_gate"):
             found = found * s.get(host, "head_gate", layer)
         with torch.no_grad():
-            made = s.module(layer, s.traits(host, layer)["projection"])(found.to(s.dtype))
+            made = s.module(layer, s.details(host, layer).output_projection)(found.to(s.dtype))
         if followed(s, host, layer):
             t.near(layer, added(s, host, layer, made), s.get(host, "attention_output", layer))

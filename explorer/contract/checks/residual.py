@@ -152,7 +152,7 @@ def _asked(s: ModelUnderTest, layer: int) -> bool:
 
 def _again(s: ModelUnderTest, layer: int, name: str, sub: Sublayer) -> bool:
     """Whether a norm reads the stream at one point, alone, and is not one the stream itself goes through."""
-    beside = name in s.traits("layers", layer).get("widths", {})
+    beside = name in s.details("layers", layer).own_widths
     return (
         sub.stage is not None and not beside and not _on_stream(s, layer, _path(s, layer, sub.norm))
     )
