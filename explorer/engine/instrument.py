@@ -12,6 +12,7 @@ import ast
 import inspect
 import operator
 from collections.abc import Callable
+from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -47,6 +48,9 @@ OPERATORS = {
 _PREFIX = "__bestiary_"
 _GLOBALS = {f"{_PREFIX}{function.__name__}__": function for function in OPERATORS}
 _COMPILED: dict[CodeType, CodeType] = {}
+
+#: The decorators around a function. The engine parses each one's source for that, which costs more than a block's forward.
+_decorators = lru_cache(maxsize=1024)(decorator_chain)
 
 
 class _Rewriter(EngineInstrument):
@@ -120,7 +124,7 @@ def instrumented(fn: Callable, op: Callable[..., Any]) -> Callable:
     ):
         fn = fn.__call__
     receiver = fn.__self__ if inspect.ismethod(fn) else None
-    inner, chain = decorator_chain(fn.__func__ if receiver is not None else fn)
+    inner, chain = _decorators(fn.__func__ if receiver is not None else fn)
     code = _compiled(inner)
     cells = dict(zip(inner.__code__.co_freevars, inner.__closure__ or ()))
     closure = tuple(cells[name] for name in code.co_freevars) or None
