@@ -22,7 +22,7 @@ class TensorCandidate:
 
     ``repeat`` names an axis that what comes after repeats, and how often; ``axes`` the order
     of the tensor's axes, where what hands it over fixes it; ``written_over`` whether what comes after writes into the very tensor;
-    ``chosen`` that the value is some entries of it.
+    ``selection`` that the value is some entries of it.
     """
 
     tensor: torch.Tensor | None
@@ -32,7 +32,7 @@ class TensorCandidate:
     repeat: tuple[str, int] | None = None
     axes: tuple[str, ...] | None = None
     written_over: bool = False
-    chosen: ExpertSelection | None = None
+    selection: ExpertSelection | None = None
 
     @property
     def when(self) -> int:
@@ -77,7 +77,7 @@ class TensorCandidate:
 
     def place(self, axes: tuple[str, ...], sizes: dict[str, int]) -> HookPoint | None:
         """This spot as a place, or None when its tensor does not have the layout's axes."""
-        axes = axes if self.chosen is None else self.chosen.axes(axes)
+        axes = axes if self.selection is None else self.selection.native_axes(axes)
         shape = (
             tuple(self.tensor.shape)
             if self.tensor is not None
@@ -92,10 +92,10 @@ class TensorCandidate:
         description = self.description
         if self.repeat is not None:
             description += f", each of its heads repeated {self.repeat[1]} times as it does next"
-        if self.chosen is not None:
+        if self.selection is not None:
             description += (
-                f", of which the slots are the entries that {self.chosen.by} names"
-                if self.chosen.by
+                f", of which the slots are the entries that {self.selection.indices} names"
+                if self.selection.indices
                 else ", the first of it"
             )
         return HookPoint(
@@ -107,7 +107,7 @@ class TensorCandidate:
             self.call.labels,
             self.repeat,
             self.written_over,
-            chosen=self.chosen,
+            selection=self.selection,
         )
 
 

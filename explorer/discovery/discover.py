@@ -467,13 +467,17 @@ def _host(
                 "seq": long,
             }
             place = other.place(value.axes, extents) if other is not None else None
-            if place is not None and place.point != found[0].point and place.point[:2] in visited:
+            if (
+                place is not None
+                and place.call_site != found[0].call_site
+                and place.call_site[:2] in visited
+            ):
                 place = None  # a prompt comes there too, with something else
             found += [place] if place is not None else []
             prompt_only |= {value.name} if place is None else set()
         unique: dict[tuple, HookPoint] = {}
         for one in found:  # where both calls hand it over at one place, that of the prompt, whose axes are all longer than one
-            unique.setdefault((one.point, one.element), _relative(one, path))
+            unique.setdefault((one.call_site, one.element), _relative(one, path))
         hook_points[value.name] = tuple(unique.values())
     for value in vocabulary.BY_HOST[name].values():
         if value.derived and value.source not in hook_points:

@@ -1,9 +1,8 @@
-"""Places: where in a forward a value is, and how it is laid out there.
+"""Hook points: where in a forward pass a value is, and how its axes are laid out there.
 
-A place is *what it is* (which module, which call inside its forward, which
-argument or result) together with the arrangement of the value's axes in the
-tensor found there. The engine's labels in it are looked up anew each time a
-model is loaded.
+A hook point names a module, a call inside its forward, an argument or result of that call, and the
+arrangement of the value's axes in the tensor found there. The call's labels are looked up anew each
+time a model is loaded.
 """
 
 from __future__ import annotations
@@ -21,38 +20,39 @@ Arrangement = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class ExpertSelection:
-    """That a place holds an entry for each of many, of which a value has the few chosen.
+    """Selects a value's entries from a native tensor that has an entry for every candidate.
 
-    axis: the value's axis of the chosen. among: the axis the place has there instead. by: the value of the same
-    host that numbers the chosen, handed over earlier in the call; empty where they are the first ones.
+    axis: the value's axis of selected entries. full_axis: the native tensor's axis in its place.
+    indices: name of the value of the same host that holds the selected indices and is read earlier
+    in the call; "" where the first entries are selected.
     """
 
     axis: str
-    among: str
-    by: str
+    full_axis: str
+    indices: str
 
-    def axes(self, axes: tuple[str, ...]) -> tuple[str, ...]:
-        """The axes of what the place holds, where the value's are ``axes``."""
-        return tuple(self.among if axis == self.axis else axis for axis in axes)
+    def native_axes(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the axes of the native tensor for a value with ``axes``."""
+        return tuple(self.full_axis if axis == self.axis else axis for axis in axes)
 
 
 @dataclass(frozen=True)
 class HookPoint:
-    """Where one value is handed over.
+    """Where one value is read and written.
 
     module: path of the module from the root of the model, ``"model.layers.0.mlp"``.
-    operation: labels of the calls inside that module's forward leading to the
-        place, outermost first; empty for the module's own boundary.
+    operation: labels of the nested calls inside that module's forward, outermost first; empty for
+        the module's own input or output.
     side: ``"input"`` or ``"output"`` of the module or the operation.
-    element: argument position or keyword, or element of a returned tuple; None
-        for an output that is the tensor itself.
+    element: argument position or keyword, or element of a returned tuple; None for an output that
+        is the tensor itself.
     arrangement: how the value's axes lie in the native tensor.
-    says: the place in words, for pages and errors.
-    repeat: an axis that the code after the place repeats, and how often; the
-        value is served repeated already, which that code takes as well.
-    written_over: whether the code after the place writes into the very tensor, which is then changed in place.
-    turn: which of the module's calls in one forward, counted from 0, where it makes several; of a module's own boundary.
-    chosen: that the value has some entries of what is found there, which is arranged with an axis for all of them.
+    description: the hook point in words, for pages and errors.
+    repeat: an axis that the code after the hook point repeats, and how often. The value is served
+        after the repeat; that code accepts it as well.
+    written_over: whether later code writes into this tensor in place.
+    call_index: which of the module's calls in one forward, from 0, where it makes several.
+    selection: how the value's entries are selected from the native tensor; None for all of it.
     """
 
     module: str
@@ -63,12 +63,12 @@ class HookPoint:
     operation: tuple[str, ...] = ()
     repeat: tuple[str, int] | None = None
     written_over: bool = False
-    turn: int | None = None
-    chosen: ExpertSelection | None = None
+    call_index: int | None = None
+    selection: ExpertSelection | None = None
 
     @property
-    def point(self) -> tuple[str, tuple[str, ...], str]:
-        """What values handed over at the same moment share."""
+    def call_site(self) -> tuple[str, tuple[str, ...], str]:
+        """Module, operation and side: equal for values that pass at the same moment."""
         return (self.module, self.operation, self.side)
 
 
@@ -78,56 +78,58 @@ def arrange(
     sizes: dict[str, int],
     order: tuple[str, ...] | None = None,
 ) -> Arrangement | None:
-    """How ``axes`` lie in a tensor of ``shape``, or None when they do not; ``order`` is theirs where it is known.
+    """Return how ``axes`` lie in a tensor of ``shape``, or None when they do not fit.
 
-    Each native dimension is one axis, several neighbouring ones merged, or, where
-    its extent is 1, none. The order asked for is tried first, so sizes that happen
-    to be equal do not suggest a transposition.
+    Each native dimension is one axis, several neighbouring axes merged, or none where its extent is
+    1. ``order`` fixes the order of the axes; without it the order of ``axes`` is tried first, so
+    that equal sizes do not suggest a transposition.
     """
     if any(axis not in sizes for axis in axes) or prod(shape) != prod(sizes[a] for a in axes):
         return None
     orders = permutations(axes) if order is None else [order]
-    return next(
-        (found for order in orders if (found := _split(shape, order, sizes)) is not None), None
-    )
+    arrangements = (_group_axes(shape, order, sizes) for order in orders)
+    return next((found for found in arrangements if found is not None), None)
 
 
-def _split(
+def _group_axes(
     shape: tuple[int, ...], order: tuple[str, ...], sizes: dict[str, int]
 ) -> Arrangement | None:
-    """The axes in ``order`` over the dimensions of ``shape``, as few to each as will do."""
+    """Distribute the axes in ``order`` over the dimensions of ``shape``, as few to each as fit."""
     if not shape:
         return None if order else ()
     for count in (*range(1, len(order) + 1), 0):
         if prod(sizes[axis] for axis in order[:count]) == shape[0]:
-            rest = _split(shape[1:], order[count:], sizes)
+            rest = _group_axes(shape[1:], order[count:], sizes)
             if rest is not None:
                 return (order[:count], *rest)
     return None
 
 
-def plain(arrangement: Arrangement, axes: tuple[str, ...]) -> bool:
-    """True where the native tensor already has the layout's axes in order."""
+def is_identity(arrangement: Arrangement, axes: tuple[str, ...]) -> bool:
+    """Return whether the native tensor already has the layout's axes in order."""
     return arrangement == tuple((axis,) for axis in axes)
 
 
 def to_layout(
     tensor: torch.Tensor, arrangement: Arrangement, axes: tuple[str, ...], sizes: dict[str, int]
 ) -> torch.Tensor:
-    """The native ``tensor`` with the layout's ``axes``; a view wherever one exists."""
-    if plain(arrangement, axes):
+    """Return the native ``tensor`` with the layout's ``axes``; a view wherever one exists."""
+    if is_identity(arrangement, axes):
         return tensor
     flat = [axis for group in arrangement for axis in group]
-    sizes = extents(tensor.shape, arrangement, sizes)
+    sizes = actual_sizes(tuple(tensor.shape), arrangement, sizes)
     return tensor.reshape([sizes[axis] for axis in flat]).permute(
         [flat.index(axis) for axis in axes]
     )
 
 
-def extents(
+def actual_sizes(
     shape: tuple[int, ...], arrangement: Arrangement, sizes: dict[str, int]
 ) -> dict[str, int]:
-    """``sizes`` with the lengths that the tensor itself tells: keys may be more than the call's tokens, or fewer, and a part may work on another width."""
+    """Return ``sizes`` with the lengths that the native tensor's own shape fixes.
+
+    The keys may be more or fewer than the call's tokens, and some modules work on another width.
+    """
     found = dict(sizes)
     for extent, group in zip(shape, arrangement, strict=True):
         lengths = [
@@ -143,31 +145,34 @@ def extents(
 def from_layout(
     tensor: torch.Tensor, arrangement: Arrangement, axes: tuple[str, ...]
 ) -> torch.Tensor:
-    """Undo `to_layout`: the tensor in the layout's axes, arranged as the model has it."""
-    if plain(arrangement, axes):
+    """Undo `to_layout`: return the tensor arranged as the model has it."""
+    if is_identity(arrangement, axes):
         return tensor
     sizes = dict(zip(axes, tensor.shape, strict=True))
     flat = [axis for group in arrangement for axis in group]
-    spread = tensor.permute([axes.index(axis) for axis in flat])
-    return spread.reshape([prod(sizes[axis] for axis in group) for group in arrangement])
+    ordered = tensor.permute([axes.index(axis) for axis in flat])
+    return ordered.reshape([prod(sizes[axis] for axis in group) for group in arrangement])
 
 
-def serve(
+def read_value(
     tensor: torch.Tensor,
     place: HookPoint,
     axes: tuple[str, ...],
     sizes: dict[str, int],
-    numbers: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The tensor found at ``place`` as the value: in the layout's axes, with repeats made, the entries ``numbers`` alone where some are chosen."""
-    if place.chosen is not None:
-        whole = to_layout(tensor, place.arrangement, place.chosen.axes(axes), sizes)
-        dim = axes.index(place.chosen.axis)
-        return (
-            whole.gather(dim, _spread(numbers, whole, dim))
-            if place.chosen.by
-            else whole.narrow(dim, 0, sizes[place.chosen.axis])
-        )
+    """Return the value with the layout's ``axes`` from the native ``tensor`` found at ``place``.
+
+    Repeats are applied. ``indices`` are those of the selected entries, where the hook point has a
+    selection by indices.
+    """
+    selection = place.selection
+    if selection is not None:
+        native = to_layout(tensor, place.arrangement, selection.native_axes(axes), sizes)
+        dim = axes.index(selection.axis)
+        if not selection.indices:
+            return native.narrow(dim, 0, sizes[selection.axis])
+        return native.gather(dim, _expanded(indices, native, dim))
     if place.repeat is None:
         return to_layout(tensor, place.arrangement, axes, sizes)
     axis, times = place.repeat
@@ -175,39 +180,41 @@ def serve(
     return narrow.repeat_interleave(times, dim=axes.index(axis))
 
 
-def restore(
+def write_value(
     value: torch.Tensor,
     place: HookPoint,
     axes: tuple[str, ...],
     sizes: dict[str, int],
     native: torch.Tensor,
-    numbers: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Undo `serve`: what goes to ``place`` where ``native`` was, the entries that were not chosen as they are in it."""
-    if place.chosen is None:
+    """Undo `read_value`: return the tensor that replaces ``native`` at ``place``.
+
+    Entries of ``native`` that are not selected stay as they are.
+    """
+    selection = place.selection
+    if selection is None:
         return from_layout(value, place.arrangement, axes)
-    among = place.chosen.axes(axes)
-    whole, dim = to_layout(native, place.arrangement, among, sizes), axes.index(place.chosen.axis)
-    if place.chosen.by:
-        return from_layout(
-            whole.scatter(dim, _spread(numbers, whole, dim), value), place.arrangement, among
-        )
-    first = value.shape[dim]
-    return from_layout(
-        torch.cat([value, whole.narrow(dim, first, whole.shape[dim] - first)], dim),
-        place.arrangement,
-        among,
-    )
+    native_axes, dim = selection.native_axes(axes), axes.index(selection.axis)
+    whole = to_layout(native, place.arrangement, native_axes, sizes)
+    if selection.indices:
+        changed = whole.scatter(dim, _expanded(indices, whole, dim), value)
+    else:
+        count = value.shape[dim]
+        changed = torch.cat([value, whole.narrow(dim, count, whole.shape[dim] - count)], dim)
+    return from_layout(changed, place.arrangement, native_axes)
 
 
-def _spread(numbers: torch.Tensor, whole: torch.Tensor, dim: int) -> torch.Tensor:
-    """Numbers of entries along ``dim``, the last of their axes, once for everything in an entry of ``whole``."""
+def _expanded(indices: torch.Tensor | None, whole: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return indices along ``dim``, their last axis, repeated over the axes of ``whole`` behind it."""
+    if indices is None:
+        raise ValueError("a value selected by indices needs the indices")
     more = whole.shape[dim + 1 :]
-    return numbers.reshape(*numbers.shape, *[1] * len(more)).expand(*numbers.shape, *more)
+    return indices.reshape(*indices.shape, *[1] * len(more)).expand(*indices.shape, *more)
 
 
-def take(container: Any, place: HookPoint) -> Any:
-    """The value at ``place`` in what the call got (``(args, kwargs)``) or returned."""
+def get_element(container: Any, place: HookPoint) -> Any:
+    """Return the value at ``place`` in what the call received (``(args, kwargs)``) or returned."""
     if place.side == "input":
         args, kwargs = container
         if isinstance(place.element, str):
@@ -216,14 +223,13 @@ def take(container: Any, place: HookPoint) -> Any:
     if place.element is None:
         return container
     if isinstance(place.element, int) and not isinstance(container, (tuple, list)):
-        return (
-            container if place.element == 0 else None
-        )  # what returns a tuple elsewhere returns its first alone here
+        # A call that returns a tuple in one setting may return its first element alone in another.
+        return container if place.element == 0 else None
     return container[place.element]
 
 
-def put(container: Any, place: HookPoint, value: Any) -> Any:
-    """``container`` with ``value`` at ``place``, the original left as it was."""
+def with_element(container: Any, place: HookPoint, value: Any) -> Any:
+    """Return ``container`` with ``value`` at ``place``, the original unchanged."""
     if place.side == "input":
         args, kwargs = container
         if isinstance(place.element, str):

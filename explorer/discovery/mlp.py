@@ -379,7 +379,7 @@ def _first_of(finds: HostFindings, graph: TraceGraph, inside: list[Call], projec
         finds.candidates["router_logits"] = replace(
             spot,
             axes=("batch", "seq", "num_projected"),
-            chosen=ExpertSelection("num_experts", "num_projected", ""),
+            selection=ExpertSelection("num_experts", "num_projected", ""),
         )
 
 

@@ -91,7 +91,7 @@ def _with_all(spot: TensorCandidate | None, axes: tuple[str, ...]) -> TensorCand
         None
         if spot is None
         else TensorCandidate(
-            spot.tensor, spot.call, spot.side, spot.element, axes=axes, chosen=_SLOTS
+            spot.tensor, spot.call, spot.side, spot.element, axes=axes, selection=_SLOTS
         )
     )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from explorer import vocabulary
-from explorer.discovery.hook_point import put, take
+from explorer.discovery.hook_point import get_element, with_element
 from explorer.engine.nnsight_api import Envoy, Mediator, OutOfOrderError, WriteBack, eproperty
 from explorer.model.address import REPLAY, BatchShared, ValueAddress, replay_of, unwrap
 from explorer.model.taps import HostTaps
@@ -62,7 +62,7 @@ class Visit:
                 raise Unavailable(
                     f"{name} is unavailable: a decoding step's kernel does not hold it as a tensor of its own; trace the whole sequence at once."
                 )
-            tensor = take(self.raw, reach.place) if self.native else unwrap(self.raw[name])
+            tensor = get_element(self.raw, reach.place) if self.native else unwrap(self.raw[name])
             copied = tensor.clone() if isinstance(tensor, torch.Tensor) else tensor
             self.views[key] = (name, copied, getattr(copied, "_version", 0), reach)
         return self.views[key][1]
@@ -105,7 +105,7 @@ class Visit:
                 f"There are experts 0 to {self.experts - 1}; expert_indices were given {int(value.min())} to {int(value.max())}."
             )
         if self.native:
-            return put(raw, reach.place, value)
+            return with_element(raw, reach.place, value)
         return {**raw, name: BatchShared(value) if isinstance(raw[name], BatchShared) else value}
 
 

@@ -88,7 +88,7 @@ def _top(anatomy: Anatomy, config: Any, embedding: int) -> HostAnatomy:
             else f", of its call {turn + 1} in a forward, the last before the head"
         )
         name, (found,) = place("final_norm_output", anatomy.norm, "output", None, description)
-        hook_points[name] = (replace(found, turn=turn),)
+        hook_points[name] = (replace(found, call_index=turn),)
     return HostAnatomy(
         "model",
         "",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from explorer import vocabulary
-from explorer.discovery.hook_point import put, take
+from explorer.discovery.hook_point import get_element, with_element
 from explorer.model.address import REPLAY, BatchShared, ValueAddress, replay_of, unwrap
 from explorer.model.edits import Edit, JointEdit
 from explorer.model.envoys import COMPUTED, Unavailable, implied
@@ -285,7 +285,7 @@ class RecordingObserver:
         for key, host in derived:
             self.values[key] = kept(self.model._replayed(key, replay_of(host, raw[REPLAY])))
         for edit, name, reach in edits:
-            now = take(changed, reach.place) if reach.native else unwrap(changed[name])
+            now = get_element(changed, reach.place) if reach.native else unwrap(changed[name])
             if now is None:
                 raise Unavailable(
                     f"{edit.value} is None in this call, so there is nothing to edit."
@@ -305,7 +305,7 @@ class RecordingObserver:
                     f"The edit of {edit.value} returned {new.dtype} where {now.dtype} belongs."
                 )
             changed = (
-                put(changed, reach.place, new)
+                with_element(changed, reach.place, new)
                 if reach.native
                 else {
                     **changed,
@@ -314,7 +314,7 @@ class RecordingObserver:
             )
         for key, name, reach in keys:
             self.values[key] = kept(
-                take(changed, reach.place) if reach.native else unwrap(changed[name])
+                get_element(changed, reach.place) if reach.native else unwrap(changed[name])
             )
         return None if changed is raw else changed
 

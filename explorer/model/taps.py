@@ -21,7 +21,14 @@ import torch
 
 from explorer import vocabulary
 from explorer.discovery.discover import Anatomy, HostAnatomy
-from explorer.discovery.hook_point import HookPoint, plain, put, restore, serve, take
+from explorer.discovery.hook_point import (
+    HookPoint,
+    get_element,
+    is_identity,
+    read_value,
+    with_element,
+    write_value,
+)
 from explorer.engine.instrument import OPERATORS, instrumented
 from explorer.engine.nnsight_api import NO_SKIP, STATE, SourceNotAvailable, State, bind, make_op
 from explorer.engine.observers import ModelBusy, Observer
@@ -71,7 +78,7 @@ class HostTaps:
             name: by
             for name, hook_points in host.hook_points.items()
             for place in hook_points
-            if place.chosen is not None and (by := place.chosen.by)
+            if place.selection is not None and (by := place.selection.indices)
         }
         self.choosing = set(numbered.values())
         self.chosen = {self.reach[name].location for name in numbered}
@@ -90,7 +97,7 @@ class HostTaps:
         beside = [
             found
             for found in self.host.hook_points.values()
-            if found[0].point == hook_points[0].point and found[0].operation
+            if found[0].call_site == hook_points[0].call_site and found[0].operation
         ]
         return max(beside, key=len, default=hook_points)
 
@@ -104,9 +111,9 @@ class HostTaps:
             len(hook_points) == 1
             and not first.operation
             and first.repeat is None
-            and first.turn is None
-            and first.chosen is None
-            and plain(first.arrangement, self.values[name].axes)
+            and first.call_index is None
+            and first.selection is None
+            and is_identity(first.arrangement, self.values[name].axes)
         )
         module = _joined(self.path, first.module)
         hook_groups = "+".join(
@@ -119,7 +126,7 @@ class HostTaps:
         self.reach[name] = ValueAddress(location, first, native)
         for place in hook_points:
             hook_group = self.hook_groups.setdefault(
-                (*place.point, location), HookGroup(location, place.side, self)
+                (*place.call_site, location), HookGroup(location, place.side, self)
             )
             hook_group.members[name] = place
 
@@ -142,11 +149,15 @@ class HostTaps:
 
     def numbers(self, place: HookPoint) -> torch.Tensor | None:
         """The entries of what is found at a place that are the value, where it has some of them alone."""
-        return None if place.chosen is None else self.kept.get(place.chosen.by)
+        return None if place.selection is None else self.kept.get(place.selection.indices)
 
     def unnumbered(self, place: HookPoint) -> bool:
         """Whether a value is some entries of what is found at a place, and nothing in this call said which."""
-        return place.chosen is not None and bool(place.chosen.by) and self.numbers(place) is None
+        return (
+            place.selection is not None
+            and bool(place.selection.indices)
+            and self.numbers(place) is None
+        )
 
     @property
     def replay_location(self) -> str:
@@ -395,10 +406,10 @@ class Taps:
 
     def _turned(self, hook_group: HookGroup, place: HookPoint, container: Any) -> Any:
         """Fire at a module's boundary: at each of its calls, or at the one of a forward the place is of."""
-        if place.turn is not None and self._listening:
+        if place.call_index is not None and self._listening:
             turn = self._calls[hook_group.location]
             self._calls[hook_group.location] += 1
-            if turn != place.turn:
+            if turn != place.call_index:
                 return None
         return self.fire(hook_group, container)
 
@@ -430,11 +441,11 @@ class Taps:
     def _served(self, hook_group: HookGroup, container: Any) -> dict[str, torch.Tensor | None]:
         taps = hook_group.host
         sizes = {**taps.host.sizes, **self.call}
-        found = {name: take(container, place) for name, place in hook_group.members.items()}
+        found = {name: get_element(container, place) for name, place in hook_group.members.items()}
         served = {
             name: None
             if tensor is None or taps.unnumbered(place)
-            else serve(tensor, place, taps.values[name].axes, sizes, taps.numbers(place))
+            else read_value(tensor, place, taps.values[name].axes, sizes, taps.numbers(place))
             for (name, tensor), place in zip(found.items(), hook_group.members.values())
         }
         if (
@@ -473,17 +484,20 @@ class Taps:
             place = hook_group.members[name]
             value = unwrap(changed[name])
             axes = hook_group.host.values[name].axes
-            found, sizes = take(container, place), {**hook_group.host.host.sizes, **self.call}
+            found, sizes = (
+                get_element(container, place),
+                {**hook_group.host.host.sizes, **self.call},
+            )
             native = (
                 value
                 if value is None
-                else restore(value, place, axes, sizes, found, hook_group.host.numbers(place))
+                else write_value(value, place, axes, sizes, found, hook_group.host.numbers(place))
             )
             if place.written_over and native is not None:
                 with torch.no_grad():
                     found.copy_(native)
             else:
-                container = put(container, place, native)
+                container = with_element(container, place, native)
             if name in hook_group.host.kept:
                 hook_group.host.kept[name] = changed[name]
         return container

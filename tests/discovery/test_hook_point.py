@@ -17,12 +17,12 @@ from explorer.discovery.hook_point import (
     HookPoint,
     arrange,
     from_layout,
-    plain,
-    put,
-    restore,
-    serve,
-    take,
+    get_element,
+    is_identity,
+    read_value,
     to_layout,
+    with_element,
+    write_value,
 )
 
 AXES = ("batch", "seq", "heads", "key_dim", "value_dim")
@@ -123,7 +123,7 @@ def test_a_size_nobody_knows_is_not_arranged():
 def test_what_is_laid_out_already_is_the_tensor_itself():
     tensor = torch.zeros(2, 7)
     arrangement = (("batch",), ("seq",))
-    assert plain(arrangement, ("batch", "seq"))
+    assert is_identity(arrangement, ("batch", "seq"))
     assert to_layout(tensor, arrangement, ("batch", "seq"), {"batch": 2, "seq": 7}) is tensor
     assert from_layout(tensor, arrangement, ("batch", "seq")) is tensor
 
@@ -143,7 +143,7 @@ def test_repeats_are_made_along_the_axis_and_cost_nothing_else():
     )
     narrow = torch.randn(1, 2, 3, 4)
     where = place("input", 0, tuple((a,) for a in axes), ("heads", 2))
-    served = serve(narrow, where, axes, sizes)
+    served = read_value(narrow, where, axes, sizes)
     assert served.shape == (1, 2, 6, 4)
     for head in range(6):
         assert torch.equal(served[:, :, head], narrow[:, :, head // 2])
@@ -154,14 +154,16 @@ def test_entries_that_were_chosen_are_served_and_put_back_alone():
         ("batch", "seq", "top_k", "width"),
         {"batch": 1, "seq": 2, "num": 4, "width": 3, "top_k": 2},
     )
-    chosen = ExpertSelection("top_k", "num", "numbers")
+    selection = ExpertSelection("top_k", "num", "numbers")
     whole = torch.arange(24.0).view(4, 2, 3)  # an entry for each of four, two tokens
-    where = replace(place("output", None, (("num",), ("batch", "seq"), ("width",))), chosen=chosen)
+    where = replace(
+        place("output", None, (("num",), ("batch", "seq"), ("width",))), selection=selection
+    )
     numbers = torch.tensor([[[2, 0], [3, 1]]])
-    served = serve(whole, where, axes, sizes, numbers)
+    served = read_value(whole, where, axes, sizes, numbers)
     assert torch.equal(served[0, 0, 0], whole[2, 0]) and torch.equal(served[0, 1, 1], whole[1, 1])
-    assert torch.equal(restore(served, where, axes, sizes, whole, numbers), whole)
-    changed = restore(
+    assert torch.equal(write_value(served, where, axes, sizes, whole, numbers), whole)
+    changed = write_value(
         served.index_fill(2, torch.tensor(1), -1.0), where, axes, sizes, whole, numbers
     )
     other = (changed != whole).any(-1)
@@ -175,24 +177,27 @@ def test_the_first_entries_are_served_and_put_back_alone():
         torch.arange(8.0).view(2, 4),
         place("output", None, (("batch", "seq"), ("many",))),
     )
-    where = replace(where, chosen=ExpertSelection("few", "many", ""))
-    served = serve(whole, where, axes, sizes)
+    where = replace(where, selection=ExpertSelection("few", "many", ""))
+    served = read_value(whole, where, axes, sizes)
     assert torch.equal(served, whole[None, :, :3])
-    changed = restore(-served, where, axes, sizes, whole)
+    changed = write_value(-served, where, axes, sizes, whole)
     assert torch.equal(changed[:, :3], -whole[:, :3]) and torch.equal(changed[:, 3:], whole[:, 3:])
 
 
 def test_take_and_put_on_arguments():
     first, second = torch.zeros(1), torch.ones(1)
     call = ((first, second), {"mask": None, "beta": second})
-    assert take(call, place("input", 1)) is second
-    assert take(call, place("input", "beta")) is second
-    assert take(call, place("input", "mask")) is None
-    assert take(call, place("input", 5)) is None and take(call, place("input", "absent")) is None
+    assert get_element(call, place("input", 1)) is second
+    assert get_element(call, place("input", "beta")) is second
+    assert get_element(call, place("input", "mask")) is None
+    assert (
+        get_element(call, place("input", 5)) is None
+        and get_element(call, place("input", "absent")) is None
+    )
     new = torch.full((1,), 9.0)
-    args, kwargs = put(call, place("input", 0), new)
+    args, kwargs = with_element(call, place("input", 0), new)
     assert args[0] is new and args[1] is second and kwargs["beta"] is second
-    args, kwargs = put(call, place("input", "mask"), new)
+    args, kwargs = with_element(call, place("input", "mask"), new)
     assert kwargs["mask"] is new and call[1]["mask"] is None
 
 
@@ -200,17 +205,17 @@ def test_take_and_put_on_results_keep_their_type():
     pair = namedtuple("pair", "stream weights")
     old, new = torch.zeros(1), torch.ones(1)
     for given in ((old, 3), [old, 3], pair(old, 3)):
-        changed = put(given, place("output", 0), new)
+        changed = with_element(given, place("output", 0), new)
         assert (
             type(changed) is type(given)
             and changed[0] is new
             and changed[1] == 3
             and given[0] is old
         )
-    assert put(old, place(), new) is new and take(old, place()) is old
+    assert with_element(old, place(), new) is new and get_element(old, place()) is old
     output = CausalLMOutputWithPast(logits=old)
-    changed = put(output, place("output", "logits"), new)
+    changed = with_element(output, place("output", "logits"), new)
     assert (
         type(changed) is CausalLMOutputWithPast and changed.logits is new and output.logits is old
     )
-    assert take(output, place("output", "logits")) is old
+    assert get_element(output, place("output", "logits")) is old

@@ -19,7 +19,7 @@ from explorer import vocabulary
 from explorer.contract.comparisons import Comparisons
 from explorer.contract.model_under_test import Key, ModelUnderTest, attempt
 from explorer.contract.registry import invariant
-from explorer.discovery.hook_point import HookPoint, serve, take, to_layout
+from explorer.discovery.hook_point import HookPoint, get_element, read_value, to_layout
 
 HOSTS = tuple(vocabulary.HOSTS)
 #: Layouts of a state: one for the whole call, without an axis of tokens.
@@ -83,17 +83,19 @@ class WriteObserver:
 
     def _see(self, key: Key, place: HookPoint, container: Any) -> None:
         value, layer = key
-        raw = take(container, place)
+        raw = get_element(container, place)
         if raw is None:
             return
         sizes = {**self.taps.hosts[value.host, layer].host.sizes, **self.taps.call}
         sizes |= {"query": sizes["seq"], "key": sizes["seq"]}
-        repeated = place.chosen is None and raw.numel() == prod(sizes[axis] for axis in value.axes)
+        repeated = place.selection is None and raw.numel() == prod(
+            sizes[axis] for axis in value.axes
+        )
         numbers = self.taps.hosts[value.host, layer].numbers(place)
         tensor = (
             to_layout(raw, place.arrangement, value.axes, sizes)
             if repeated
-            else serve(raw, place, value.axes, sizes, numbers)
+            else read_value(raw, place, value.axes, sizes, numbers)
         )
         self.seen[key] = tensor.detach().clone()
 
@@ -174,7 +176,9 @@ def _same_tensor(s: ModelUnderTest, keys: list[Key]) -> dict[Key, tuple[vocabula
     names: dict[Key, tuple[vocabulary.Value, ...]] = {}
     for key in keys:
         reach = s.model.taps.hosts[key[0].host, key[1]].reach[key[0].name]
-        first_key = first.setdefault((reach.location, reach.place.element, reach.place.point), key)
+        first_key = first.setdefault(
+            (reach.location, reach.place.element, reach.place.call_site), key
+        )
         names[first_key] = (*names.get(first_key, ()), key[0])
     return names
 
