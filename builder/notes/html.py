@@ -30,11 +30,11 @@ def notes_html(
     converter.preprocessors.deregister("html_block")
     converter.inlinePatterns.deregister("html")
     converter.treeprocessors.register(_Finish(converter, link, shift), "bestiary", 15)
-    hook_points = _Places(converter)
+    places = _Places(converter)
     # After the step that normalises whitespace, which would take the converter's own marks out.
-    converter.preprocessors.register(hook_points, "bestiary", 20)
+    converter.preprocessors.register(places, "bestiary", 20)
     parts = [
-        MARKUP.sub(r"`\1`", block.text) if block.kind == "prose" else hook_points.keep(_code(block))
+        MARKUP.sub(r"`\1`", block.text) if block.kind == "prose" else places.keep(_code(block))
         for block in blocks
     ]
     return converter.convert("\n\n".join(parts))

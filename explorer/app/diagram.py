@@ -1,4 +1,6 @@
-"""The block diagram of a loaded model: the site's own element, from the facts of this very model."""
+"""The block diagram of a loaded model: the site's own element, from the facts of this very
+model.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The Bokeh figures of the explorer: each made once, when it is first shown, then only its data is replaced.
+"""The Bokeh figures of the explorer: each made once, when it is first shown, then only its data is
+replaced.
 
 A figure of cells has one image glyph over bytes that index one palette; the
 palette's mapper is shared by all figures of a page and changes with the theme alone.
@@ -42,21 +43,23 @@ FONT = "Inter, system-ui, sans-serif"
 #: Ticks wanted on an axis; those that would overlap are left out by the axis itself.
 _TICKS = 48
 
-#: The tools lie in a corner of the picture while the pointer is on it, in the page's own colours.
+#: The toolbar is shown in a corner of the figure while the pointer is over it.
 _TOOLS_CSS = """
 :host(.bk-inner) {
-  background: var(--role-ground); opacity: .94; width: min(100%, 190px) !important; margin-left: auto !important;
+  background: var(--role-ground); opacity: .94;
+  width: min(100%, 190px) !important; margin-left: auto !important;
   border-radius: 8px; padding: 0 4px;
 }
 """
 
-#: Runs in the browser: tells the page which cell is under the pointer, without asking the server.
+#: Runs in the browser: reports the cell under the pointer without a round trip to the server.
 _POINT = """
 const detail = {figure: name, inside: cb_obj.event_name === "mousemove", x: cb_obj.x, y: cb_obj.y}
 if (detail.inside && source !== null) {
   const {image, x, y, dw, dh} = source.data
   const cells = image[0], [rows, columns] = cells.shape
-  const column = Math.floor((cb_obj.x - x[0]) / dw[0] * columns), row = Math.floor((cb_obj.y - y[0]) / dh[0] * rows)
+  const column = Math.floor((cb_obj.x - x[0]) / dw[0] * columns)
+  const row = Math.floor((cb_obj.y - y[0]) / dh[0] * rows)
   detail.inside = column >= 0 && row >= 0 && column < columns && row < rows
   if (detail.inside) detail.index = cells[row * columns + column]
 }
@@ -66,7 +69,9 @@ document.dispatchEvent(new CustomEvent("bestiary-point", {detail}))
 
 @functools.cache
 def colours(theme: str) -> list[str]:
-    """The one palette: 0 see-through, 1 to 127 sequential, 128 to 254 centred on zero, 255 spare."""
+    """The one palette: 0 see-through, 1 to 127 sequential, 128 to 254 centred on zero, 255
+    spare.
+    """
     ends = [
         [ramp[round(step * (len(ramp) - 1) / (last - first))] for step in range(last - first + 1)]
         for (first, last), ramp in (
@@ -78,7 +83,9 @@ def colours(theme: str) -> list[str]:
 
 
 class FigureTheme:
-    """What all figures of one page share: the mapper, how ticks are chosen, and the theme they follow."""
+    """What all figures of one page share: the mapper, how ticks are chosen, and the theme they
+    follow.
+    """
 
     def __init__(self, theme: str = "light") -> None:
         self.theme = theme
@@ -109,11 +116,12 @@ class FigureTheme:
 class _Figure:
     """What figures of cells and of lines share: axes, tools, colours, the pointer.
 
-    A new one has no colours and belongs to no page: any thread may make it, then `Ink.add` colours it.
+    A new one has no colours and belongs to no page: any thread may make it, then `FigureTheme.add` colours
+    it.
     """
 
-    def __init__(self, ink: FigureTheme, name: str, tools: str, **options: object) -> None:
-        self.ink, self.name = ink, name
+    def __init__(self, figure_theme: FigureTheme, name: str, tools: str, **options: object) -> None:
+        self.figure_theme, self.name = figure_theme, name
         self.figure = figure(
             name=f"figure_{name}",
             sizing_mode="stretch_both",
@@ -128,7 +136,7 @@ class _Figure:
         )
         self.figure.toolbar.logo = None
         self.figure.toolbar.autohide = True
-        self.figure.toolbar.stylesheets = [ink.tools_style]
+        self.figure.toolbar.stylesheets = [figure_theme.tools_style]
         for axis in self.figure.axis:
             axis.major_label_text_font = axis.axis_label_text_font = FONT
             axis.major_label_text_font_size = axis.axis_label_text_font_size = "11px"
@@ -137,7 +145,7 @@ class _Figure:
         self.figure.center = []  # no grid lines
 
     def colour(self) -> None:
-        muted = self.ink.role("muted")
+        muted = self.figure_theme.role("muted")
         self.figure.outline_line_color = muted
         self.figure.outline_line_alpha = 0.4
         for axis in self.figure.axis:
@@ -168,8 +176,8 @@ class _Figure:
         self.figure.on_event(Tap, lambda event: do(event.x, event.y))
 
 
-def _image(ink: FigureTheme) -> Image:
-    return Image(image="image", x="x", y="y", dw="dw", dh="dh", color_mapper=ink.mapper)
+def _image(figure_theme: FigureTheme) -> Image:
+    return Image(image="image", x="x", y="y", dw="dw", dh="dh", color_mapper=figure_theme.mapper)
 
 
 def _nothing() -> dict[str, list]:
@@ -187,7 +195,9 @@ class Zoom:
     bottom: float
 
     def window_for(self, heatmap: Heatmap) -> Window | None:
-        """The cells in view, None for all of them: the zoom is kept while the matrix keeps its size."""
+        """The cells in view, None for all of them: the zoom is kept while the matrix keeps its
+        size.
+        """
         if self.shape != heatmap.values.shape:
             return None
         rows, columns = self.shape
@@ -208,9 +218,9 @@ class CellFigure(_Figure):
     cells in view of `zoom`.
     """
 
-    def __init__(self, ink: FigureTheme, name: str) -> None:
+    def __init__(self, figure_theme: FigureTheme, name: str) -> None:
         super().__init__(
-            ink,
+            figure_theme,
             name,
             "box_zoom,pan,wheel_zoom,reset,save",
             active_drag="box_zoom",
@@ -222,14 +232,14 @@ class CellFigure(_Figure):
         self._shape: tuple[int, ...] = ()
         self._axes: dict[str, Axis] = {}
         self.source = ColumnDataSource(_nothing())
-        self._glyph(_image(ink), self.source)
+        self._glyph(_image(figure_theme), self.source)
         self._spans = {
             side: Span(dimension=side, visible=False, line_width=1, line_dash=[4, 3])
             for side in ("width", "height")
         }
         self.figure.renderers.extend(self._spans.values())
         for axis in self.figure.axis:
-            axis.update(ticker=ink.ticker, major_label_policy=ink.policy)
+            axis.update(ticker=figure_theme.ticker, major_label_policy=figure_theme.policy)
         for event in (RangesUpdate, Reset):
             self.figure.on_event(event, lambda event: self.window_changed())
         self._point_at(self.source)
@@ -237,10 +247,12 @@ class CellFigure(_Figure):
     def colour(self) -> None:
         super().colour()
         for span in self._spans.values():
-            span.line_color = self.ink.role("ink")
+            span.line_color = self.figure_theme.role("ink")
 
     def zoom(self) -> Zoom:
-        """What is in view now. Reads the figure's ranges: for the thread of the figure's page alone."""
+        """What is in view now. Reads the figure's ranges: for the thread of the figure's page
+        alone.
+        """
         x, y = self.figure.x_range, self.figure.y_range
         return Zoom(self._shape, x.start, y.end, x.end, y.start)
 
@@ -294,10 +306,12 @@ class CellFigure(_Figure):
 
 
 class MarkedFigure(CellFigure):
-    """A heatmap with outlines round some of its cells: white within dark, to be seen on every colour of the map."""
+    """A heatmap with outlines round some of its cells: white within dark, to be seen on every
+    colour of the map.
+    """
 
-    def __init__(self, ink: FigureTheme, name: str) -> None:
-        super().__init__(ink, name)
+    def __init__(self, figure_theme: FigureTheme, name: str) -> None:
+        super().__init__(figure_theme, name)
         self.marks = ColumnDataSource({"x": np.zeros(0), "y": np.zeros(0)})
         for width, colour in ((3, "#10141b"), (1.3, "#ffffff")):
             outline = Rect(
@@ -321,12 +335,12 @@ class MarkedFigure(CellFigure):
 class MosaicFigure(_Figure):
     """All heads small: one image of all tiles, their numbers as text, the chosen one framed."""
 
-    def __init__(self, ink: FigureTheme, name: str) -> None:
-        super().__init__(ink, name, "", x_range=Range1d(0, 1), y_range=Range1d(1, 0))
+    def __init__(self, figure_theme: FigureTheme, name: str) -> None:
+        super().__init__(figure_theme, name, "", x_range=Range1d(0, 1), y_range=Range1d(1, 0))
         self.source = ColumnDataSource(_nothing())
         self.labels = ColumnDataSource({"x": [], "y": [], "text": []})
         self.drawn: MosaicPicture | None = None
-        self._glyph(_image(ink), self.source)
+        self._glyph(_image(figure_theme), self.source)
         self._text = Text(
             x="x",
             y="y",
@@ -353,8 +367,8 @@ class MosaicFigure(_Figure):
     def colour(self) -> None:
         super().colour()
         self.figure.outline_line_color = None
-        self._text.text_color = self.ink.role("muted")
-        self._frame.line_color = self.ink.role("attention")
+        self._text.text_color = self.figure_theme.role("muted")
+        self._frame.line_color = self.figure_theme.role("attention")
 
     def draw(self, drawn: MosaicPicture, labels: list[str]) -> None:
         self.drawn = drawn
@@ -389,9 +403,9 @@ class MosaicFigure(_Figure):
 class CurveFigure(_Figure):
     """Lines over the tokens, with a dashed line at the selected one."""
 
-    def __init__(self, ink: FigureTheme, name: str) -> None:
+    def __init__(self, figure_theme: FigureTheme, name: str) -> None:
         super().__init__(
-            ink,
+            figure_theme,
             name,
             "box_zoom,pan,reset,save",
             active_drag="box_zoom",
@@ -406,25 +420,27 @@ class CurveFigure(_Figure):
         self._span = Span(dimension="height", visible=False, line_width=1, line_dash=[4, 3])
         self.figure.renderers.append(self._span)
         self.figure.xaxis[0].update(
-            ticker=ink.ticker, major_label_policy=ink.policy, major_label_orientation="vertical"
+            ticker=figure_theme.ticker,
+            major_label_policy=figure_theme.policy,
+            major_label_orientation="vertical",
         )
         self._shown: Curves | None = None
         self._point_at(None)
 
     def colour(self) -> None:
         super().colour()
-        self._span.line_color = self.ink.role("ink")
+        self._span.line_color = self.figure_theme.role("ink")
         if self._shown is not None:
             self.draw(self._shown)
 
     def draw(self, curves: Curves) -> None:
         x_changed = self._shown is None or self._shown.x != curves.x
         self._shown = curves
-        hook_points = np.arange(curves.x.size, dtype=np.float32)
+        tokens = np.arange(curves.x.size, dtype=np.float32)
         self.source.data = {
-            "xs": [hook_points for _ in curves.lines],
+            "xs": [tokens for _ in curves.lines],
             "ys": [line.values.astype(np.float32) for line in curves.lines],
-            "colour": [self.ink.role(line.role) for line in curves.lines],
+            "colour": [self.figure_theme.role(line.role) for line in curves.lines],
             "width": [0.8 if line.role == "muted" else 2.0 for line in curves.lines],
         }
         if x_changed:

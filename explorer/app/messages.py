@@ -1,4 +1,6 @@
-"""The words of the page, as plain data: the page puts them into elements as text, never as markup."""
+"""The words of the page, as plain data: the page puts them into elements as text, never as
+markup.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,17 @@ from explorer.app.runs import Run
 from explorer.vocabulary import HOSTS
 from explorer.vocabulary.formatting import ranges, size_in_bytes
 from explorer.widgets.views import attention as views_attention
-from explorer.widgets.views import code as snippets
+from explorer.widgets.views import code as code
 from explorer.widgets.views import next_token as views_next
-from explorer.widgets.views import residual as views_stream
+from explorer.widgets.views import residual as views_residual
 from explorer.widgets.views import router as views_router
-from explorer.widgets.views import tensor as views_part
+from explorer.widgets.views import tensor as views_tensor
 from explorer.widgets.views.labels import number, shown_token
 from explorer.widgets.views.picture import Refusal
 from explorer.widgets.views.selection import Selection
 
 
-def run_words(model: Any, run: Run) -> dict[str, Any]:
+def run_summary(model: Any, run: Run) -> dict[str, Any]:
     """What a finished run is: the model, its tokens, its blocks, its cost."""
     return {
         "source": run.origin.source,
@@ -34,11 +36,11 @@ def run_words(model: Any, run: Run) -> dict[str, Any]:
         "mixers": [[HOSTS[mixer].attribute for mixer in mixers] for mixers in run.mixers],
         "experts": [expert_count(run, layer) for layer in range(run.num_layers)],
         "heads": [dict(heads) for heads in run.heads],
-        "status": status_words(run),
+        "status": status_line(run),
     }
 
 
-def status_words(run: Run) -> list[str]:
+def status_line(run: Run) -> list[str]:
     """The status line: tokens, seconds, what the recording takes, what the process takes."""
     return [
         f"{len(run.tokens)} tokens",
@@ -64,7 +66,9 @@ def process_bytes() -> int:
 
 
 def first_tab(run: Run) -> str:
-    """The tab a page opens on: the first of router, state and attention that the model has something for."""
+    """The tab a page opens on: the first of router, state and attention that the model has
+    something for.
+    """
     if any(expert_count(run, layer) for layer in range(run.num_layers)):
         return "router"
     return (
@@ -80,58 +84,66 @@ def expert_count(run: Run, layer: int) -> int:
 
 
 def head_count(run: Run, layer: int) -> int:
-    """How many heads (or channels with a state) the mixer of a block has, of two the one with more."""
+    """How many heads (or channels with a state) the mixer of a block has, of two the one with
+    more.
+    """
     return max(run.heads[layer].values(), default=0)
 
 
-def router_words(run: Run, chosen: Selection) -> dict[str, Any] | None:
+def router_summary(run: Run, selection: Selection) -> dict[str, Any] | None:
     """The chosen token's experts with their weights, and the experts nobody chose."""
-    if views_router.refusal(run, chosen.block) is not None:
+    if views_router.refusal(run, selection.block) is not None:
         return None
-    count = views_router.num_experts(run, chosen.block)
+    count = views_router.num_experts(run, selection.block)
     return {
         "slots": [
             {"expert": slot.expert, "weight": number(slot.weight)}
-            for slot in views_router.slots_of(run, chosen)
+            for slot in views_router.slots_of(run, selection)
         ],
-        "unused": ranges(views_router.unused(run, chosen.block)),
+        "unused": ranges(views_router.unused(run, selection.block)),
         "count": count,
-        "unused_count": len(views_router.unused(run, chosen.block)),
+        "unused_count": len(views_router.unused(run, selection.block)),
     }
 
 
-def attention_words(run: Run, chosen: Selection) -> dict[str, Any] | None:
+def attention_summary(run: Run, selection: Selection) -> dict[str, Any] | None:
     """What the chosen token reads most through the chosen head."""
-    if views_attention.refusal(run, chosen) is not None:
+    if views_attention.refusal(run, selection) is not None:
         return None
     return {
         "strongest": [
             {"token": key, "number": number(value)}
-            for key, value in views_attention.strongest(run, chosen)
+            for key, value in views_attention.strongest(run, selection)
         ]
     }
 
 
-def compare_words(
-    before: Run, after: Run | None, chosen: Selection, decode: Callable[[int], str], count: int = 10
+def comparison_summary(
+    before: Run,
+    after: Run | None,
+    selection: Selection,
+    decode: Callable[[int], str],
+    count: int = 10,
 ) -> dict[str, Any]:
-    """The next-token table at the chosen token: before, and after and difference where there are interventions."""
-    rows = views_next.top_tokens(before, after, chosen, decode, count)
-    said: dict[str, Any] = {
+    """The next-token table at the chosen token: before, and after and difference where there are
+    interventions.
+    """
+    rows = views_next.top_tokens(before, after, selection, decode, count)
+    message: dict[str, Any] = {
         "rows": [
             {
                 "token": shown_token(row.text, 24),
                 "before": row.before,
-                "before_text": share(row.before),
+                "before_text": percent(row.before),
                 "logit": number(row.logit_before),
                 **(
                     {}
                     if row.after is None
                     else {
                         "after": row.after,
-                        "after_text": share(row.after),
+                        "after_text": percent(row.after),
                         "difference": row.difference,
-                        "difference_text": signed_share(row.difference),
+                        "difference_text": percentage_points(row.difference),
                         "logit_after": number(row.logit_after),
                     }
                 ),
@@ -140,21 +152,21 @@ def compare_words(
         ]
     }
     if after is not None:
-        numbers = views_next.summary(before, after, chosen)
-        said["kl"] = {
+        numbers = views_next.summary(before, after, selection)
+        message["kl"] = {
             key: None if value is None else value if key == "where" else number(value)
             for key, value in numbers.items()
         }
-        said["changed"] = [one.words for one in after.origin.interventions]
-    return said
+        message["changed"] = [one.words for one in after.origin.interventions]
+    return message
 
 
-def share(value: float) -> str:
+def percent(value: float) -> str:
     """A probability: 41.2 %, 0.031 %."""
     return f"{100 * value:.3g} %" if value >= 1e-5 else "< 0.001 %"
 
 
-def signed_share(value: float | None) -> str:
+def percentage_points(value: float | None) -> str:
     """A difference of probabilities in percentage points, sign always shown."""
     points = 100 * (value or 0.0)
     if abs(points) < 1e-3:
@@ -162,43 +174,43 @@ def signed_share(value: float | None) -> str:
     return f"{'+' if points > 0 else '−'}{abs(points):.3g}"
 
 
-def diagram_words(run: Run, chosen: Selection) -> dict[str, Any]:
+def diagram_marks(run: Run, selection: Selection) -> dict[str, Any]:
     """Live marks of the diagram: each addend's weight in the stream, the chosen token's experts."""
     marks: dict[str, Any] = {
-        "block": chosen.block,
-        "addends": views_stream.line_weights(run, chosen),
+        "block": selection.block,
+        "addends": views_residual.line_weights(run, selection),
     }
-    if views_router.refusal(run, chosen.block) is None:
-        marks["experts"] = [slot.expert for slot in views_router.slots_of(run, chosen)]
-        marks["expert_count"] = views_router.num_experts(run, chosen.block)
+    if views_router.refusal(run, selection.block) is None:
+        marks["experts"] = [slot.expert for slot in views_router.slots_of(run, selection)]
+        marks["expert_count"] = views_router.num_experts(run, selection.block)
     return marks
 
 
-def part_words(run: Run, chosen: Selection) -> dict[str, Any]:
+def tensor_summary(run: Run, selection: Selection) -> dict[str, Any]:
     """The clicked part: what it is, its live numbers, the code that reads it."""
     try:
-        value = views_part.value_of(chosen.part, run.mixers[chosen.block])
+        value = views_tensor.value_of(selection.part, run.mixers[selection.block])
     except vocabulary.UnknownValue as error:
-        return {"name": chosen.part, "refusal": str(error)}
-    layer = None if value.host == "model" else chosen.block
-    path = HOSTS[value.host].path.replace("[i]", f"[{chosen.block}]")
-    said: dict[str, Any] = {
+        return {"name": selection.part, "refusal": str(error)}
+    layer = None if value.host == "model" else selection.block
+    path = HOSTS[value.host].path.replace("[i]", f"[{selection.block}]")
+    message: dict[str, Any] = {
         "name": value.name,
         "expression": f"{path}.{value.name}",
         "layout": value.typed,
         "meaning": value.meaning,
         "refusal": None,
     }
-    if (chosen.part, layer) not in run and run.askable(chosen.part, layer):
-        return said | {"refusal": "Being recorded …"}
-    tensor = views_part.read(run, chosen, chosen.part)
-    if (chosen.part, layer) in run:
-        said["code"] = snippets.part(run.origin, chosen.part, layer, value.typed)
+    if (selection.part, layer) not in run and run.can_be_recorded(selection.part, layer):
+        return message | {"refusal": "Being recorded …"}
+    tensor = views_tensor.read(run, selection, selection.part)
+    if (selection.part, layer) in run:
+        message["code"] = code.part(run.origin, selection.part, layer, value.typed)
     if isinstance(tensor, Refusal):
-        return said | {"refusal": tensor.reason}
-    said.setdefault("code", snippets.state_matrix(run, chosen) if value.name == "state" else None)
-    facts = views_part.facts(tensor, value)
-    return said | {
+        return message | {"refusal": tensor.reason}
+    message.setdefault("code", code.state_matrix(run, selection) if value.name == "state" else None)
+    facts = views_tensor.facts(tensor, value)
+    return message | {
         "facts": [
             ["shape", " × ".join(map(str, facts.shape)) or "one number"],
             ["axes", " ".join(facts.axes)],

@@ -9,7 +9,7 @@ from pathlib import Path
 import panel as pn
 from bokeh.document import Document
 
-from explorer.app.cards import TABS, Board
+from explorer.app.cards import TABS, CardBoard
 from explorer.app.figures import FigureTheme
 from explorer.widgets import palette
 from explorer.widgets.views import attention as views_attention
@@ -19,10 +19,14 @@ ASSETS = Path(__file__).parents[1] / "widgets" / "assets"
 _PAGE = Path(__file__).with_name("page.jinja")
 _FULL = Path(__file__).with_name("full.jinja")
 
-#: The theme a page opens in, before anything of it is painted: the one chosen last, else what the system prefers.
+#: The theme a page opens in, before anything of it is painted: the one chosen last, else what the
+#: system prefers.
 _THEME = """
 document.documentElement.dataset.theme = (() => {
-  try { const kept = localStorage.getItem("bestiary-theme"); if (kept) return kept } catch (error) { /* storage may be off */ }
+  try { 
+    const stored = localStorage.getItem("bestiary-theme")
+    if (stored) return stored
+  } catch (error) { /* storage may be off */ }
   return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"
 })()
 """
@@ -32,9 +36,9 @@ _STOPS = 12
 
 
 class Bridge(pn.custom.JSComponent):
-    """The wire between page and server: no looks of its own, messages both ways.
+    """The message channel between page and server; it draws nothing.
 
-    The page's script (``assets/explorer.js``) takes it over, whichever of the two is there first.
+    The page's script (``assets/explorer.js``) connects to it, whichever of the two loads first.
     """
 
     _esm = """
@@ -48,7 +52,7 @@ class Bridge(pn.custom.JSComponent):
 
 @functools.cache
 def theme_css() -> str:
-    """The roles of both themes and the ramps of the heatmaps, as custom properties."""
+    """Return the role colours and the heatmaps' colour ramps of both themes as CSS custom properties."""
     selectors = {"light": ":root", "dark": ':root[data-theme="dark"]'}
     ramps = [
         f"{selectors[theme]} {{ --map-sequential: {_gradient(palette.sequential())}; "
@@ -63,23 +67,24 @@ def _gradient(ramp: Sequence[str]) -> str:
     return f"linear-gradient(to right, {', '.join(stops)})"
 
 
-def build(document: Document) -> tuple[pn.Template, Board, Bridge]:
+def build(document: Document) -> tuple[pn.Template, CardBoard, Bridge]:
     """A page with a place for each of its figures, and the bridge to it.
 
-    The places are plain Bokeh, in ``document`` from the start: figures come and change without Panel.
+    The places are plain Bokeh, in ``document`` from the start: figures come and change without
+    Panel.
     """
-    board, bridge = Board(FigureTheme()), Bridge()
+    board, bridge = CardBoard(FigureTheme()), Bridge()
     page = pn.Template(_PAGE.read_text(encoding="utf-8"))
     for name, value in _variables().items():
         page.add_variable(name, value)
-    for place in board.hook_points.values():
-        document.add_root(place)
+    for slot in board.slots.values():
+        document.add_root(slot)
     page.add_panel("bridge", bridge)
     return page, board, bridge
 
 
-def refused(sentence: str) -> pn.Template:
-    """The page shown instead when there is no room for another one."""
+def full_page(sentence: str) -> pn.Template:
+    """Build the page that is shown when too many pages are open."""
     page = pn.Template(_FULL.read_text(encoding="utf-8"))
     page.add_variable("sentence", sentence)
     page.add_variable("colours", theme_css())

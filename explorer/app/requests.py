@@ -1,52 +1,201 @@
-"""What a page wishes, made sense of: selections in range, what they need recorded, errors as sentences."""
+"""Requests of a page: parsed, put in range, and checked against the run they are about; errors as
+sentences.
+
+A page is not trusted: what is no request is ignored, numbers are coerced, and lists are read entry
+by entry.
+"""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 from typing import Any
 
+from explorer.app.cards import TABS
 from explorer.app.messages import head_count
 from explorer.app.runs import Run
 from explorer.vocabulary import UnknownValue
 from explorer.vocabulary.formatting import numbered
+from explorer.widgets.views import attention as views_attention
 from explorer.widgets.views import router as views_router
 from explorer.widgets.views import state as views_state
-from explorer.widgets.views import tensor as views_part
+from explorer.widgets.views import tensor as views_tensor
 from explorer.widgets.views.code import Intervention
 from explorer.widgets.views.selection import Selection, attends, mixer_words, recurrence_of
 
 log = logging.getLogger(__name__)
 
+#: What a selection may be set to, where it is one of a few.
+_CHOICES = {"pattern": tuple(views_attention.CHOICES), "router": tuple(views_router.CHOICES)}
 
-def clamped(run: Run, chosen: Selection) -> Selection:
-    """``chosen`` with everything in range; token -1 is the last."""
+
+@dataclass(frozen=True)
+class Hello:
+    """The first message of a page: its theme and what its address asks for; empty and None where it
+    asks for nothing.
+    """
+
+    theme: str
+    model: str
+    prompt: str
+    selection: Selection
+    tab: str | None
+
+
+@dataclass(frozen=True)
+class SetTheme:
+    theme: str
+
+
+@dataclass(frozen=True)
+class RunPrompt:
+    model: str
+    prompt: str
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Stop the job that is running for the page."""
+
+
+@dataclass(frozen=True)
+class Select:
+    """Changes of the selection (``block``, ``token``, ``head``, ``pattern``, ``router``, ``part``)
+    and of the tab.
+    """
+
+    changes: dict[str, Any] = field(default_factory=dict)
+    tab: str | None = None
+    seq: int | None = None
+
+
+@dataclass(frozen=True)
+class Intervene:
+    """All switches of the page, each on or off."""
+
+    switches: tuple[tuple[Intervention, bool], ...]
+
+
+@dataclass(frozen=True)
+class ShowRun:
+    """Which run the panels show: with the interventions (``after``) or without."""
+
+    after: bool
+    seq: int | None = None
+
+
+Request = Hello | SetTheme | RunPrompt | Cancel | Select | Intervene | ShowRun
+
+
+def parse(message: object) -> Request | None:
+    """The request in a message of the page, None where it holds none."""
+    if not isinstance(message, dict):
+        return None
+    match message.get("do"):
+        case "hello":
+            return _hello(message)
+        case "theme":
+            return SetTheme(_theme(message))
+        case "run":
+            return RunPrompt(str(message.get("model") or ""), str(message.get("prompt") or ""))
+        case "cancel":
+            return Cancel()
+        case "select":
+            return _select(message)
+        case "intervene":
+            return _intervene(message.get("list"))
+        case "shown":
+            return ShowRun(message.get("shown") == "after", message.get("seq"))
+    return None
+
+
+def _theme(message: dict[str, Any]) -> str:
+    return "dark" if message.get("theme") == "dark" else "light"
+
+
+def _hello(message: dict[str, Any]) -> Hello:
+    asked = message.get("wish")
+    asked = asked if isinstance(asked, dict) else {}
+    selection = Selection(
+        **{name: to_int(asked.get(name), 0) for name in ("block", "token", "head")}
+    )
+    if "token" not in asked:
+        selection = selection.moved(token=-1)
+    if isinstance(asked.get("part"), str):
+        selection = selection.moved(part=asked["part"])
+    tab = asked.get("tab") if asked.get("tab") in TABS else None
+    model, prompt = str(asked.get("model") or ""), str(asked.get("prompt") or "")
+    return Hello(_theme(message), model, prompt, selection, tab)
+
+
+def _select(message: dict[str, Any]) -> Select:
+    numbers = {
+        name: to_int(message[name], None) for name in ("block", "token", "head") if name in message
+    }
+    changes: dict[str, Any] = {
+        name: number for name, number in numbers.items() if number is not None
+    }
+    changes |= {
+        name: message[name] for name, allowed in _CHOICES.items() if message.get(name) in allowed
+    }
+    if "part" in message:
+        changes["part"] = str(message["part"] or "")
+    tab = message["tab"] if message.get("tab") in TABS else None
+    return Select(changes, tab, message.get("seq"))
+
+
+def _intervene(rows: object) -> Intervene | None:
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        return None
+    return Intervene(
+        tuple(
+            (
+                Intervention(
+                    str(row.get("kind")),
+                    to_int(row.get("layer"), -1),
+                    to_int(row.get("index"), -1),
+                    str(row.get("host") or ""),
+                ),
+                bool(row.get("on")),
+            )
+            for row in rows
+        )
+    )
+
+
+def clamp_selection(run: Run, selection: Selection) -> Selection:
+    """``selection`` with everything in range; token -1 is the last."""
     tokens = len(run.tokens)
-    block = min(max(chosen.block, 0), run.num_layers - 1)
-    token = tokens - 1 if chosen.token < 0 else min(chosen.token, tokens - 1)
-    head = min(max(chosen.head, 0), max(head_count(run, block), 1) - 1)
-    return chosen.moved(block=block, token=token, head=head)
+    block = min(max(selection.block, 0), run.num_layers - 1)
+    token = tokens - 1 if selection.token < 0 else min(selection.token, tokens - 1)
+    head = min(max(selection.head, 0), max(head_count(run, block), 1) - 1)
+    return selection.moved(block=block, token=token, head=head)
 
 
-def looked_at(run: Run, chosen: Selection, tab: str) -> list[tuple[str, int | None]]:
-    """The values, with their blocks, that a tab shows of a selection and a run may have left out."""
-    block = chosen.block
-    if tab == "tensor" and chosen.part:
+def values_shown(run: Run, selection: Selection, tab: str) -> list[tuple[str, int | None]]:
+    """The values, with their blocks, that a tab shows of a selection and a run may have left
+    out.
+    """
+    block = selection.block
+    if tab == "tensor" and selection.part:
         try:
-            value = views_part.value_of(chosen.part, run.mixers[block])
+            value = views_tensor.value_of(selection.part, run.mixers[block])
         except UnknownValue:
             return []
-        return [(chosen.part, None if value.host == "model" else block)]
+        return [(selection.part, None if value.host == "model" else block)]
     if tab == "attention" and attends(run, block):
         return [
             (name, block)
-            for name in (f"attention_{chosen.pattern}", "attention_queries", "attention_keys")
+            for name in (f"attention_{selection.pattern}", "attention_queries", "attention_keys")
         ]
     host = recurrence_of(run, block) if tab == "state" else None
     return [(f"{host}.state_attention", block)] if host and views_state.by_head(host) else []
 
 
-def impossible(run: Run | None, one: Intervention) -> str | None:
-    """Why an intervention cannot be made on the model of a run, in one sentence; None where it can."""
+def intervention_problem(run: Run | None, one: Intervention) -> str | None:
+    """Why an intervention cannot be made on the model of a run, in one sentence; None where it
+    can.
+    """
     if run is None:
         return "Run a prompt first: an intervention changes a run."
     if one.kind not in ("expert", "head") or not 0 <= one.layer < run.num_layers:
@@ -67,7 +216,7 @@ def impossible(run: Run | None, one: Intervention) -> str | None:
     return None
 
 
-def sentence(error: BaseException) -> str:
+def error_sentence(error: BaseException) -> str:
     """What went wrong, for people: our own errors speak for themselves."""
     text = str(error).strip()
     if isinstance(error, (ValueError, OSError)) and text:
@@ -76,7 +225,7 @@ def sentence(error: BaseException) -> str:
     return f"That did not work: {type(error).__name__}: {text or 'no message'}."
 
 
-def whole(value: Any, otherwise: int) -> int:
+def to_int(value: Any, otherwise: Any) -> Any:
     """A whole number from the page, or ``otherwise``."""
     try:
         return int(value)

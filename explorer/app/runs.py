@@ -31,7 +31,8 @@ BUDGET = 2_000_000_000
 #: Never recorded with a run: one matrix per token or channel, or wide and rarely looked at.
 _ON_DEMAND = {"states", "expert_outputs", "lm_head_output", "ChannelPattern"}
 
-#: What the panels that show many blocks at once are made of, and replays of a state: without these no run.
+#: What the panels that show many blocks at once are made of, and replays of a state: without these
+#: no run.
 _NEEDED = {
     "layers.layer_input",
     *(f"{mixer}.attention_output" for mixer in vocabulary.MIXERS),
@@ -52,16 +53,16 @@ _MISSING = Refusal("")
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecordingPlan:
     """What to record: value names for all blocks, and those left to be asked for block by block."""
 
     names: tuple[str, ...]
-    later: tuple[str, ...]
+    deferred: tuple[str, ...]
     bytes: int
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RecordableValue:
     """One value a model can give: its qualified name, its size, whether a run can do without."""
 
     name: str
@@ -73,8 +74,10 @@ class TooLong(ValueError):
     """A run that would not fit; the message says so in one sentence."""
 
 
-def wanted(model: Any, tokens: int) -> list[Wanted]:
-    """Everything the model can give for a prompt of ``tokens`` tokens, with what it would take in float32."""
+def recordable_values(model: Any, tokens: int) -> list[RecordableValue]:
+    """Everything the model can give for a prompt of ``tokens`` tokens, with what it would take in
+    float32.
+    """
     found = []
     for row in model.support():
         layers = [None] * row.available if row.host == "model" else list(row.layers)
@@ -82,16 +85,20 @@ def wanted(model: Any, tokens: int) -> list[Wanted]:
             continue
         name = f"{row.host}.{row.name}"
         needed = name in _NEEDED or (
-            name == "layers.layer_output" and logits_from(model)[0] == "layer_output"
+            name == "layers.layer_output" and logits_source(model)[0] == "layer_output"
         )
         found.append(
-            Wanted(name, sum(size(model, row.value, layer, tokens) for layer in layers), needed)
+            RecordableValue(
+                name, sum(value_bytes(model, row.value, layer, tokens) for layer in layers), needed
+            )
         )
     return found
 
 
-def logits_from(model: Any) -> Key:
-    """What the logits of single tokens are worked out from: what the head reads, where its output is the logits."""
+def logits_source(model: Any) -> Key:
+    """What the logits of single tokens are worked out from: what the head reads, where its output
+    is the logits.
+    """
     plain = (
         model.anatomy.norm is not None
         and model.anatomy.head_is_last
@@ -100,8 +107,10 @@ def logits_from(model: Any) -> Key:
     return ("final_norm_output", None) if plain else ("layer_output", model.num_layers - 1)
 
 
-def size(model: Any, value: vocabulary.Value, layer: int | None, tokens: int) -> int:
-    """About what a value takes in float32, in bytes; an axis whose size nothing states counts as the stream's width."""
+def value_bytes(model: Any, value: vocabulary.Value, layer: int | None, tokens: int) -> int:
+    """About what a value takes in float32, in bytes; an axis whose size nothing states counts as
+    the stream's width.
+    """
     sizes = model.sizes
     if layer is not None:
         sizes = sizes | model.anatomy.block(layer).hosts[value.host].sizes
@@ -114,32 +123,35 @@ def size(model: Any, value: vocabulary.Value, layer: int | None, tokens: int) ->
     return count
 
 
-def plan(values: Iterable[Wanted], budget: int | None = None) -> Plan:
-    """Record everything where it fits ``budget``; else all but the largest, which are recorded when looked at.
+def plan_recording(values: Iterable[RecordableValue], budget: int | None = None) -> RecordingPlan:
+    """Record everything where it fits ``budget``; else all but the largest, which are recorded when
+    looked at.
 
     Raises TooLong where even what no run can do without is above the budget.
     """
-    rows, later, budget = list(values), [], BUDGET if budget is None else budget
+    rows, deferred, budget = list(values), [], BUDGET if budget is None else budget
     total = sum(row.bytes for row in rows)
     for row in sorted((row for row in rows if not row.needed), key=lambda row: -row.bytes):
         if total <= budget:
             break
-        later.append(row)
+        deferred.append(row)
         total -= row.bytes
     if total > budget:
         raise TooLong(
-            f"This run would take {size_in_bytes(total)} at the least, above the {size_in_bytes(budget)} that one may hold: "
-            "shorten the prompt."
+            f"This run would take at least {size_in_bytes(total)}, above the limit of "
+            f"{size_in_bytes(budget)} for one run: shorten the prompt."
         )
-    return Plan(
-        tuple(row.name for row in rows if row not in later),
-        tuple(row.name for row in rows if row in later),
+    return RecordingPlan(
+        tuple(row.name for row in rows if row not in deferred),
+        tuple(row.name for row in rows if row in deferred),
         total,
     )
 
 
-def heads_of(model: Any) -> tuple[dict[str, int], ...]:
-    """How many heads (or channels with a state) the mixers of every block have, by what the block calls them."""
+def head_counts(model: Any) -> tuple[dict[str, int], ...]:
+    """How many heads (or channels with a state) the mixers of every block have, by what the block
+    calls them.
+    """
     found = []
     for layer, mixers in enumerate(model.mixers):
         hosts = model.anatomy.block(layer).hosts
@@ -159,10 +171,12 @@ def _counted(mixer: str) -> str | None:
     return outputs and outputs.axes[2]
 
 
-def left_out(model: Any, later: Iterable[str]) -> tuple[frozenset[Key], dict[Key, str]]:
-    """What may still be asked of a run that left ``later`` out, and why the model has not the rest.
+def deferred_values(model: Any, deferred: Iterable[str]) -> tuple[frozenset[Key], dict[Key, str]]:
+    """What may still be asked of a run that left ``deferred`` out, and why the model has not the
+    rest.
 
-    Both by value and block, as a recording knows them: a value is asked for only where the model has it.
+    Both by value and block, as a recording knows them: a value is asked for only where the model
+    has it.
     """
     asked: set[Key] = set()
     lacking: dict[Key, list[Unavailability]] = {}
@@ -171,7 +185,7 @@ def left_out(model: Any, later: Iterable[str]) -> tuple[frozenset[Key], dict[Key
         for layer, reason in row.reasons.items():
             lacking.setdefault((row.value.key, layer), []).append(reason)
         if row.name != "state" and (
-            _ON_DEMAND & {row.name, row.value.layout} or f"{row.host}.{row.name}" in later
+            _ON_DEMAND & {row.name, row.value.layout} or f"{row.host}.{row.name}" in deferred
         ):
             asked |= {
                 (key_of(row.value, () if layer is None else model.mixers[layer]), layer)
@@ -184,16 +198,17 @@ def left_out(model: Any, later: Iterable[str]) -> tuple[frozenset[Key], dict[Key
 class Run:
     """One recorded forward, which nothing changes: sessions and threads share it.
 
-    ``heads`` counts each block's heads, by mixer. ``later`` is what was left out and may be asked
-    for, ``reasons`` why the model has not the rest, ``norms`` the replayed state norms ``[seq heads]`` by block. ``before``
-    is the run without interventions, None where there are none. ``extra`` holds what was
-    asked for since, in a copy made for looking at (see `with_extra`), or why it cannot be had.
+    ``heads`` counts each block's heads, by mixer. ``deferred`` is what was left out and may be
+    asked for, ``reasons`` why the model has not the rest, ``norms`` the replayed state norms ``[seq
+    heads]`` by block. ``before`` is the run without interventions, None where there are none.
+    ``extra`` holds what was asked for since, in a copy made for looking at (see `with_extra`), or
+    why it cannot be had.
     """
 
     origin: Origin
     recording: Any
     heads: tuple[Mapping[str, int], ...]
-    later: frozenset[Key] = frozenset()
+    deferred: frozenset[Key] = frozenset()
     reasons: Mapping[Key, str] = field(default_factory=dict)
     norms: Mapping[int, np.ndarray] = field(default_factory=dict)
     before: Run | None = None
@@ -246,10 +261,10 @@ class Run:
             return found.reason
         return self.reasons.get(key) or self.recording.why(name, layer)
 
-    def askable(self, name: str, layer: int | None) -> bool:
+    def can_be_recorded(self, name: str, layer: int | None) -> bool:
         """Whether a value that is not here was left to be asked for (rather than unavailable)."""
         key = self.key((name, layer))
-        return key in self.later and key not in self.extra and key not in self.recording
+        return key in self.deferred and key not in self.extra and key not in self.recording
 
     def addends(self, layer: int) -> tuple[str, ...]:
         return self.recording.addends(layer)
@@ -258,6 +273,8 @@ class Run:
         """What the recurrence of a block is run again from."""
         return self.recording.replay(layer)
 
-    def lacks_logits(self, token: int) -> bool:
-        """Whether the logits of a token were left out with all of them and are still to be worked out."""
+    def needs_logits(self, token: int) -> bool:
+        """Whether the logits of a token were left out with all of them and are still to be worked
+        out.
+        """
         return "logits" not in self and (views_next.ROW, token) not in self

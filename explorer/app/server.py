@@ -22,9 +22,10 @@ from bokeh.document import Document
 
 import explorer.engine.nnsight_api  # noqa: F401  before anything that imports transformers' modeling code
 from explorer.app.diagram import diagram
+from explorer.app.display import Services
 from explorer.app.loop_monitor import LoopLagMonitor
-from explorer.app.page import ASSETS, build, refused
-from explorer.app.session import Services, Session
+from explorer.app.page import ASSETS, build, full_page
+from explorer.app.session import Session
 from explorer.app.store import Store
 from explorer.app.worker import Worker
 from explorer.checkpoints.load import load
@@ -55,7 +56,7 @@ class Settings:
 
 
 class SessionLimiter:
-    """The open pages: who is in, and whether there is room for another.
+    """Limits the number of open pages.
 
     A page takes its place when its script speaks, over a websocket: what was fetched and
     never connected keeps nobody out. A page that was closed or reloaded lingers on the
@@ -69,15 +70,17 @@ class SessionLimiter:
 
     @property
     def full(self) -> bool:
-        """Whether all places are taken now."""
+        """Whether the limit is reached now."""
         with self._lock:
             return self._full()
 
     def _full(self) -> bool:
-        return sum(not gone() for gone in self._open.values()) >= self.most
+        return sum(not on_closed() for on_closed in self._open.values()) >= self.most
 
     def enter(self, key: object, left: Callable[[], bool] = lambda: False) -> bool:
-        """Take a place; False when all are taken. ``left()`` tells whether the page is no longer looked at."""
+        """Take a place; False when all are taken. ``left()`` tells whether the page is no longer
+        looked at.
+        """
         with self._lock:
             if self._full():
                 return False
@@ -90,14 +93,17 @@ class SessionLimiter:
 
     @property
     def sentence(self) -> str:
-        """What a visitor is told when there is no room."""
-        return f"This explorer already has {self.most} pages open, which is its limit: close one, then reload."
+        """What a visitor reads when the limit is reached."""
+        return (
+            f"This explorer already has {self.most} pages open, which is its limit: "
+            "close one, then reload."
+        )
 
 
-def page(services: Services, desk: SessionLimiter) -> pn.Template:
-    """What one visitor gets: a page and its session, or the sentence that says why not."""
-    if desk.full:
-        return refused(desk.sentence)
+def page(services: Services, limiter: SessionLimiter) -> pn.Template:
+    """Build a page with its session, or the page that says that too many are open."""
+    if limiter.full:
+        return full_page(limiter.sentence)
     document = pn.state.curdoc
     template, board, bridge = build(document)
     session = Session(
@@ -105,45 +111,49 @@ def page(services: Services, desk: SessionLimiter) -> pn.Template:
         board,
         send=bridge._send_msg,
         post=functools.partial(_post, document),
-        together=functools.partial(_together, document),
+        batched=functools.partial(_batched, document),
     )
 
     @functools.cache
-    def admitted() -> bool:
+    def has_place() -> bool:
         """Settled by the first message: others may have come in since the page was fetched."""
-        return desk.enter(document, lambda: connections(document) == 0)
+        return limiter.enter(document, lambda: connections(document) == 0)
 
-    def heard(event: object) -> None:
-        if admitted():
+    def on_message(event: object) -> None:
+        if has_place():
             session.receive(event.data)
         else:
-            bridge._send_msg({"full": desk.sentence})
+            bridge._send_msg({"full": limiter.sentence})
 
-    bridge.on_msg(heard)
+    bridge.on_msg(on_message)
 
-    def gone(context: object) -> None:
-        desk.leave(document)
+    def on_closed(context: object) -> None:
+        limiter.leave(document)
         session.close()
 
-    pn.state.on_session_destroyed(gone)
+    pn.state.on_session_destroyed(on_closed)
     return template
 
 
 def connections(document: Document) -> int:
-    """How many websockets look at a page now."""
+    """Return how many websockets are connected to a page."""
     session = getattr(document.session_context, "session", None)
     return session.connection_count if session is not None else 0
 
 
 @contextlib.contextmanager
-def _together(document: Document) -> Iterator[None]:
-    """Send what is changed in one go. The models of the page are counted once, before anything is sent."""
+def _batched(document: Document) -> Iterator[None]:
+    """Send what is changed in one go. The models of the page are counted once, before anything is
+    sent.
+    """
     with pn.io.hold(document), document.models.freeze():
         yield
 
 
 def _post(document: Document, work: object) -> None:
-    """Run ``work`` on the event loop, with the page's document; a page that is gone hears nothing."""
+    """Run ``work`` on the event loop, with the page's document; a page that is gone hears
+    nothing.
+    """
     try:
         document.add_next_tick_callback(work)
     except RuntimeError:
@@ -168,7 +178,9 @@ def _own_addresses() -> set[str]:
 
 
 def free_port(host: str, port: int) -> int:
-    """``port`` if it can be had on ``host`` (0: one the system gives). Raises BusyPort, or OSError for a host that is not ours."""
+    """``port`` if it can be had on ``host`` (0: one the system gives). Raises BusyPort, or OSError
+    for a host that is not ours.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -201,12 +213,12 @@ def serve(settings: Settings) -> None:
     if settings.prompt is not None:
         prepared(model, settings.prompt)
     services = Services(Worker(), store, diagram, LoopLagMonitor(), settings.model, settings.prompt)
-    desk = SessionLimiter()
+    limiter = SessionLimiter()
     pn.extension()
     shown = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     address = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/"
     server = pn.serve(
-        {"/": lambda: page(services, desk)},
+        {"/": lambda: page(services, limiter)},
         address=settings.host,
         port=port,
         websocket_origin=origins(settings.host, port),
@@ -226,6 +238,6 @@ def serve(settings: Settings) -> None:
     print(f"The explorer is at {address}  (Ctrl-C stops it)", flush=True)
     if settings.browser:
         server.io_loop.add_callback(webbrowser.open, address)
-    services.lateness.start(server.io_loop.asyncio_loop)
+    services.loop_lag.start(server.io_loop.asyncio_loop)
     server.start()
     server.io_loop.start()

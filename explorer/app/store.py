@@ -1,4 +1,6 @@
-"""Models and runs of all sessions, bounded by bytes. What loads or runs a model is for the model worker's thread."""
+"""Models and runs of all sessions, bounded by bytes. What loads or runs a model is for the model
+worker's thread.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from explorer.app.runs import Key, Run, TooLong, heads_of, left_out, logits_from, plan, size, wanted
+from explorer.app.runs import (
+    Key,
+    Run,
+    TooLong,
+    deferred_values,
+    head_counts,
+    logits_source,
+    plan_recording,
+    recordable_values,
+    value_bytes,
+)
 from explorer.app.worker import Cancelled, Job
 from explorer.model import edits
 from explorer.model.prompts import prepared
@@ -39,7 +51,7 @@ LIVE_BYTES = 8_000_000_000
 EXTRA_BYTES = 1_000_000_000
 
 
-class Bounded:
+class BoundedCache:
     """A cache that forgets the least recently used until its sizes fit; any thread may use it."""
 
     def __init__(self, limit: int, size: Callable[[Any], int]) -> None:
@@ -70,7 +82,7 @@ class Bounded:
             while len(self._kept) > 1 and self.bytes > self.limit:
                 self._kept.popitem(last=False)
 
-    def forget_one(self) -> bool:
+    def drop_oldest(self) -> bool:
         """Forget the least recently used; False when nothing is kept."""
         with self._lock:
             return bool(self._kept) and self._kept.popitem(last=False) is not None
@@ -101,10 +113,10 @@ class Store:
 
     def __init__(self, load: Callable[[str], Any]) -> None:
         self._load = load
-        self.models = Bounded(MODEL_BYTES, weight_bytes)
-        self.runs = Bounded(RUN_BYTES, lambda run: run.bytes)
+        self.models = BoundedCache(MODEL_BYTES, weight_bytes)
+        self.runs = BoundedCache(RUN_BYTES, lambda run: run.bytes)
         self._live: weakref.WeakSet[Run] = weakref.WeakSet()
-        self.extras = Bounded(EXTRA_BYTES, tensor_bytes)
+        self.extras = BoundedCache(EXTRA_BYTES, tensor_bytes)
 
     def model(self, source: str) -> Any:
         """The model of ``source``, loaded if need be. Raises what loading raises."""
@@ -131,7 +143,8 @@ class Store:
     def run(
         self, source: str, prompt: str, interventions: tuple[Intervention, ...], job: Job
     ) -> Run:
-        """The run of a prompt, recorded if need be, its baseline first where there are interventions.
+        """The run of a prompt, recorded if need be, its baseline first where there are
+        interventions.
 
         Raises PromptError for a prompt that cannot be run, Cancelled when the job is to stop.
         """
@@ -143,7 +156,7 @@ class Store:
         tokens = prepared(model, prompt)["input_ids"].shape[1]
         baseline = self.run(source, prompt, (), job) if interventions else None
         job.stage(f"Running {tokens} tokens" + (" with interventions" if interventions else ""))
-        recorded = plan(wanted(model, tokens))
+        recorded = plan_recording(recordable_values(model, tokens))
         self._make_room(recorded.bytes)
         recording = self._record(
             model, prompt, job, values=recorded.names, edits=[_edit(one) for one in interventions]
@@ -153,8 +166,8 @@ class Store:
         run = Run(
             Origin(source, prompt, interventions),
             recording,
-            heads_of(model),
-            *left_out(model, recorded.later),
+            head_counts(model),
+            *deferred_values(model, recorded.deferred),
             norms,
             baseline,
         )
@@ -163,32 +176,36 @@ class Store:
         return run
 
     def _make_room(self, needed: int) -> None:
-        """Forget finished runs until ``needed`` bytes fit beside those that pages hold. Raises TooLong when they never do."""
+        """Drop finished runs until ``needed`` bytes fit beside those that open pages hold.
+
+        Raises TooLong when they do not fit without them either.
+        """
         while (held := sum(run.bytes for run in list(self._live))) + needed > LIVE_BYTES:
-            if not self.runs.forget_one():
+            if not self.runs.drop_oldest():
                 raise TooLong(
-                    f"The runs on open pages hold {size_in_bytes(held)} and this one would take {size_in_bytes(needed)}, "
-                    f"above the {size_in_bytes(LIVE_BYTES)} there is for all: close a page, or shorten the prompt."
+                    f"The runs on open pages hold {size_in_bytes(held)} and this one would take "
+                    f"{size_in_bytes(needed)}, above the limit of {size_in_bytes(LIVE_BYTES)} for "
+                    "all runs: close a page, or shorten the prompt."
                 )
 
-    def part(self, run: Run, hook_points: Sequence[Key], job: Job) -> None:
-        """Record more values of a run, all of one block or of the whole model, and keep them for `filled`.
+    def record_more(self, run: Run, keys: Sequence[Key], job: Job) -> None:
+        """Record more values of a run, all of one block or of the model, for `with_recorded_since`.
 
-        What would take more than is kept for such values is kept as the sentence that says so.
-        Raises Unavailable with the reason.
+        Values above the limit are stored as a refusal. Raises Unavailable with the reason.
         """
         model = self.model(run.origin.source)
-        names, layer = [name for name, _ in hook_points], hook_points[0][1]
+        names, layer = [name for name, _ in keys], keys[0][1]
         needed = sum(
-            size(model, value_of(name, run.mixers[layer or 0]), layer, len(run.tokens))
+            value_bytes(model, value_of(name, run.mixers[layer or 0]), layer, len(run.tokens))
             for name in names
         )
         if needed > self.extras.limit:
             reason = Refusal(
                 f"For {len(run.tokens)} tokens this would take {size_in_bytes(needed)}, above the "
-                f"{size_in_bytes(self.extras.limit)} kept for what is looked at: shorten the prompt."
+                f"limit of {size_in_bytes(self.extras.limit)}: shorten the prompt."
             )
-            return self._keep(run, dict.fromkeys(hook_points, reason))
+            self._keep_values(run, dict.fromkeys(keys, reason))
+            return
         job.stage(f"Recording {', '.join(names)}")
         recording = self._record(
             model,
@@ -198,27 +215,31 @@ class Store:
             layers=None if layer is None else [layer],
             edits=[_edit(one) for one in run.origin.interventions],
         )
-        self._keep(run, {place: recording[place] for place in hook_points})
+        self._keep_values(run, {key: recording[key] for key in keys})
 
     def logits(self, run: Run, token: int, job: Job) -> None:
-        """Work out the logits of one token of a run that left them out, and keep them for `filled`."""
+        """Work out the logits of one token of a run that left them out, and keep them for
+        `with_recorded_since`.
+        """
         model = self.model(run.origin.source)
         job.stage(f"Working out the logits of token {token}")
-        place = logits_from(model)
-        hidden = run[place][0, token].to(model.hf.device)
+        source = logits_source(model)
+        hidden = run[source][0, token].to(model.hf.device)
         with model.lock, torch.no_grad():
-            if place[0] == "layer_output":
+            if source[0] == "layer_output":
                 logits = model.project_on_vocab(hidden)
             else:
                 logits = model.hf.get_submodule(model.anatomy.backbone.head)(hidden)
-        self._keep(run, {(views_next.ROW, token): logits.cpu()})
+        self._keep_values(run, {(views_next.ROW, token): logits.cpu()})
 
-    def _keep(self, run: Run, values: dict[Key, Any]) -> None:
-        for place, value in values.items():
-            self.extras.put((run.number, *run.key(place)), value)
+    def _keep_values(self, run: Run, values: dict[Key, Any]) -> None:
+        for key, value in values.items():
+            self.extras.put((run.number, *run.key(key)), value)
 
-    def filled(self, run: Run) -> Run:
-        """The run with what has been asked for since and is still kept, to look at from any thread."""
+    def with_recorded_since(self, run: Run) -> Run:
+        """The run with what has been asked for since and is still kept, to look at from any
+        thread.
+        """
         before = None if run.before is None else run.before.with_extra(self._extras_of(run.before))
         return run.with_extra(self._extras_of(run), before)
 
@@ -250,7 +271,9 @@ def _edit(one: Intervention) -> edits.Edit:
 
 
 def default_prompt(model: Any) -> str:
-    """A prompt that suits a model nobody gave one for: the specimen's own, else a short English one."""
+    """A prompt that suits a model nobody gave one for: the specimen's own, else a short English
+    one.
+    """
     family = model.label.removeprefix("specimen:")
     return recipe(family).prompt if family != model.label else ANY_PROMPT
 

@@ -24,8 +24,8 @@ class Cancelled(Exception):
 class Job:
     """One piece of work: ``work(job)`` runs in the worker's thread, then ``done(job)``.
 
-    ``done`` and ``moved`` are called in the worker's thread; hand on to the event loop
-    from there. Afterwards exactly one of ``result``, ``error`` and ``cancelled`` tells how it ended.
+    ``done`` and ``moved`` are called in the worker's thread; hand on to the event loop from there.
+    Afterwards exactly one of ``result``, ``error`` and ``cancelled`` tells how it ended.
     """
 
     title: str

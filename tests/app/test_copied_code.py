@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 
-from explorer.app.cards import CARDS, seen
+from explorer.app.cards import CARDS, run_for_card
 from explorer.app.store import Store
 from explorer.app.worker import Job
 from explorer.checkpoints import load as loading
@@ -64,10 +64,10 @@ def agree(shown: np.ndarray, drawn: np.ndarray) -> None:
 
 
 CASES = [
-    (card, chosen)
+    (card, selection)
     for card in CARDS
     if card.code is not None and not card.compares
-    for chosen in (
+    for selection in (
         [
             Selection(block=RECURRENT, head=2, token=3, router=choice)
             for choice in ("scores", "logits", "weights")
@@ -83,10 +83,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("card, chosen", CASES, ids=lambda case: getattr(case, "name", None))
-def test_a_cell_makes_the_numbers_of_its_card(card, chosen, runs):
+@pytest.mark.parametrize("card, selection", CASES, ids=lambda case: getattr(case, "name", None))
+def test_a_cell_makes_the_numbers_of_its_card(card, selection, runs):
     plain, _ = runs
-    agree(run_cell(card.code(plain, chosen)), numbers_of(card.view(plain, chosen)))
+    agree(run_cell(card.code(plain, selection)), numbers_of(card.view(plain, selection)))
 
 
 @pytest.mark.parametrize(
@@ -96,28 +96,28 @@ def test_a_cell_makes_the_numbers_of_its_card(card, chosen, runs):
 )
 def test_a_cell_makes_the_numbers_of_a_state_with_fixed_decays(card, store):
     run = store.run("specimen:minimax", PROMPT, (), Job("test", lambda job: None, lambda job: None))
-    chosen = Selection(block=1, head=2, token=3)
+    selection = Selection(block=1, head=2, token=3)
     if "state_written" in card.name or card.name == "written":
-        assert "Nothing scales what this recurrence writes" in card.view(run, chosen).reason
+        assert "Nothing scales what this recurrence writes" in card.view(run, selection).reason
     else:
-        agree(run_cell(card.code(run, chosen)), numbers_of(card.view(run, chosen)))
+        agree(run_cell(card.code(run, selection)), numbers_of(card.view(run, selection)))
 
 
 def test_a_cell_carries_the_interventions_of_its_run(runs):
     _, edited = runs
-    chosen = Selection(block=SOFTMAX)
+    selection = Selection(block=SOFTMAX)
     card = next(card for card in CARDS if card.name == "router_grid")
-    code = card.code(edited, chosen)
+    code = card.code(edited, selection)
     assert "ablate_expert(0, 5)" in code and f"zero_head({SOFTMAX}, 1)" in code
-    agree(run_cell(code), numbers_of(card.view(edited, chosen)))
+    agree(run_cell(code), numbers_of(card.view(edited, selection)))
 
 
 def test_the_cell_of_a_comparison_makes_its_curve(runs, capsys):
     plain, edited = runs
-    chosen = Selection(token=3)
+    selection = Selection(token=3)
     card = next(card for card in CARDS if card.compares)
-    shown = run_cell(card.code(edited, chosen))
-    agree(shown, card.view(seen(card, plain, edited), chosen).lines[0].values)
+    shown = run_cell(card.code(edited, selection))
+    agree(shown, card.view(run_for_card(card, plain, edited), selection).lines[0].values)
     assert shown.max() > 0 and len(capsys.readouterr().out.splitlines()) == 5
 
 

@@ -7,18 +7,18 @@ import functools
 import pytest
 
 from explorer.app import runs as app_runs
-from explorer.app.cards import CARDS, look
+from explorer.app.cards import CARDS, render_card
 from explorer.app.messages import (
-    attention_words,
-    compare_words,
-    diagram_words,
+    attention_summary,
+    comparison_summary,
+    diagram_marks,
     first_tab,
-    part_words,
-    router_words,
-    run_words,
+    tensor_summary,
+    router_summary,
+    run_summary,
 )
-from explorer.app.requests import clamped, impossible, looked_at
-from explorer.app.runs import wanted
+from explorer.app.requests import clamp_selection, intervention_problem, values_shown
+from explorer.app.runs import recordable_values
 from explorer.app.store import Store
 from explorer.app.worker import Job
 from explorer.checkpoints import load as loading
@@ -56,19 +56,25 @@ def a_job() -> Job:
     return Job("test", lambda job: None, lambda job: None)
 
 
-def seen(store, run, chosen, tab):
+def seen(store, run, selection, tab):
     """The cards of a tab, with what they show recorded."""
-    if missing := [place for place in looked_at(run, chosen, tab) if run.askable(*place)]:
-        store.part(run, missing, a_job())
-    filled = store.filled(run)
-    return filled, [look(card, filled, chosen, None) for card in CARDS if card.tab == tab]
+    if missing := [
+        place for place in values_shown(run, selection, tab) if run.can_be_recorded(*place)
+    ]:
+        store.record_more(run, missing, a_job())
+    with_recorded_since = store.with_recorded_since(run)
+    return with_recorded_since, [
+        render_card(card, with_recorded_since, selection, None) for card in CARDS if card.tab == tab
+    ]
 
 
 @pytest.mark.parametrize("tab", ["router", "attention", "state", "stream"])
 def test_every_card_draws_or_says_why_and_its_code_makes_its_numbers(store, run, tab):
     drawn = 0
     for block in range(run.num_layers):
-        for one in seen(store, run, clamped(run, Selection(block=block, token=2, head=1)), tab)[1]:
+        for one in seen(
+            store, run, clamp_selection(run, Selection(block=block, token=2, head=1)), tab
+        )[1]:
             if isinstance(one.view, Refusal):
                 assert (
                     "could not be drawn" not in one.view.reason
@@ -79,7 +85,9 @@ def test_every_card_draws_or_says_why_and_its_code_makes_its_numbers(store, run,
             drawn += 1
             agree(
                 run_cell(
-                    one.card.code(one.run, clamped(run, Selection(block=block, token=2, head=1)))
+                    one.card.code(
+                        one.run, clamp_selection(run, Selection(block=block, token=2, head=1))
+                    )
                 ),
                 numbers_of(one.view),
             )
@@ -94,7 +102,7 @@ def test_every_card_draws_or_says_why_and_its_code_makes_its_numbers(store, run,
 
 def test_every_value_can_be_clicked(store, run):
     model = store.model(run.origin.source)
-    assert run_words(model, run)["mixers"] == [
+    assert run_summary(model, run)["mixers"] == [
         [HOSTS[mixer].attribute for mixer in mixers] for mixers in run.mixers
     ]
     for block in range(run.num_layers):
@@ -103,13 +111,13 @@ def test_every_value_can_be_clicked(store, run):
             key = f"{HOSTS[row.host].attribute}.{row.name}" if second else row.name
             if not row.available:
                 continue
-            layer, chosen = (
+            layer, selection = (
                 None if row.host == "model" else block,
-                clamped(run, Selection(block=block, part=key, token=2)),
+                clamp_selection(run, Selection(block=block, part=key, token=2)),
             )
-            if run.askable(key, layer):
-                store.part(run, [(key, layer)], a_job())
-            said = part_words(store.filled(run), chosen)
+            if run.can_be_recorded(key, layer):
+                store.record_more(run, [(key, layer)], a_job())
+            said = tensor_summary(store.with_recorded_since(run), selection)
             assert said["expression"] == f"{HOSTS[row.host].path}.{row.name}".replace(
                 "[i]", f"[{block}]"
             )
@@ -123,19 +131,19 @@ def test_every_value_can_be_clicked(store, run):
 
 def test_the_words_beside_the_panels_and_the_interventions(store, run):
     for block in range(run.num_layers):
-        chosen = clamped(run, Selection(block=block, token=2))
-        router_words(run, chosen), attention_words(run, chosen)
-        assert set(diagram_words(run, chosen)["addends"]) == set(run.addends(block))
+        selection = clamp_selection(run, Selection(block=block, token=2))
+        router_summary(run, selection), attention_summary(run, selection)
+        assert set(diagram_marks(run, selection)["addends"]) == set(run.addends(block))
         for host in ("", *list(run.heads[block])[1:]):
             one = Intervention("head", block, 0, host)
-            if (reason := impossible(run, one)) is not None:
+            if (reason := intervention_problem(run, one)) is not None:
                 assert not run.heads[block] and "no head to zero" in reason
                 continue
             moved = store.run(run.origin.source, PROMPT, (one,), a_job())
             assert (views_next.divergence(run, moved) > 0).any() and (
-                host in compare_words(run, moved, chosen, str)["changed"][0]
+                host in comparison_summary(run, moved, selection, str)["changed"][0]
             )
-    assert "no second mixer called nonsense" in impossible(
+    assert "no second mixer called nonsense" in intervention_problem(
         run, Intervention("head", 0, 0, "nonsense")
     )
 
@@ -143,14 +151,16 @@ def test_the_words_beside_the_panels_and_the_interventions(store, run):
 def test_logits_that_were_left_out_are_those_of_the_model(store, run, monkeypatch):
     model = store.model(run.origin.source)
     monkeypatch.setattr(
-        app_runs, "BUDGET", sum(row.bytes for row in wanted(model, len(run.tokens)) if row.needed)
+        app_runs,
+        "BUDGET",
+        sum(row.bytes for row in recordable_values(model, len(run.tokens)) if row.needed),
     )
     other = Store(loading.load)
     lean = other.run(run.origin.source, PROMPT, (), a_job())
-    assert "logits" not in lean and lean.lacks_logits(2)
+    assert "logits" not in lean and lean.needs_logits(2)
     other.logits(lean, 2, a_job())
-    found = other.filled(lean)
-    assert not found.lacks_logits(2)
+    found = other.with_recorded_since(lean)
+    assert not found.needs_logits(2)
     assert found[views_next.ROW, 2].sub(run["logits"][0, 2]).abs().max() < 1e-5
 
 

@@ -10,8 +10,14 @@ import pytest
 from explorer import load
 from explorer.app.diagram import diagram
 from explorer.app.figures import Zoom
-from explorer.app.runs import Plan, TooLong, Wanted, plan, wanted
-from explorer.app.store import Bounded, Store
+from explorer.app.runs import (
+    RecordingPlan,
+    TooLong,
+    RecordableValue,
+    plan_recording,
+    recordable_values,
+)
+from explorer.app.store import BoundedCache, Store
 from explorer.app.worker import Job
 from explorer.model.recording import Cancelled as RecordingCancelled
 from explorer.widgets.views.downsample import Window
@@ -33,7 +39,7 @@ def test_a_run_in_the_middle_of_its_forward_is_cancelled():
 
 
 def test_a_cache_forgets_the_least_recently_used_by_bytes():
-    cache = Bounded(10, lambda value: value)
+    cache = BoundedCache(10, lambda value: value)
     for key, size in (("a", 4), ("b", 4)):
         cache.put(key, size)
     assert cache.get("a") == 4
@@ -50,16 +56,22 @@ def test_runs_are_made_once():
 
 def test_the_largest_that_would_not_fit_are_left_for_later():
     rows = [
-        Wanted("stream", 90, True),
-        Wanted("small", 10),
-        Wanted("logits", 100),
-        Wanted("probabilities", 1000),
+        RecordableValue("stream", 90, True),
+        RecordableValue("small", 10),
+        RecordableValue("logits", 100),
+        RecordableValue("probabilities", 1000),
     ]
-    assert plan(rows, 1200) == Plan(("stream", "small", "logits", "probabilities"), (), 1200)
-    assert plan(rows, 1199) == Plan(("stream", "small", "logits"), ("probabilities",), 200)
-    assert plan(rows, 110) == Plan(("stream", "small"), ("logits", "probabilities"), 100)
+    assert plan_recording(rows, 1200) == RecordingPlan(
+        ("stream", "small", "logits", "probabilities"), (), 1200
+    )
+    assert plan_recording(rows, 1199) == RecordingPlan(
+        ("stream", "small", "logits"), ("probabilities",), 200
+    )
+    assert plan_recording(rows, 110) == RecordingPlan(
+        ("stream", "small"), ("logits", "probabilities"), 100
+    )
     with pytest.raises(TooLong, match="90 B at the least, above the 89 B .* shorten the prompt"):
-        plan(rows, 89)
+        plan_recording(rows, 89)
 
 
 def test_a_run_too_large_is_refused_on_the_page_and_the_page_goes_on(monkeypatch):
@@ -80,7 +92,7 @@ def test_a_run_too_large_is_refused_on_the_page_and_the_page_goes_on(monkeypatch
 def lean(store: Store, prompt: str = "In the beginning") -> int:
     """A budget that only what no run can do without fits into."""
     model = store.model(HYBRID)
-    rows = wanted(model, len(model.tokenizer(prompt)["input_ids"]))
+    rows = recordable_values(model, len(model.tokenizer(prompt)["input_ids"]))
     return sum(row.bytes for row in rows if row.needed)
 
 
@@ -123,11 +135,11 @@ def test_what_is_asked_later_is_refused_where_it_would_not_fit():
     store, job = Store(load), Job("test", lambda job: None, lambda job: None)
     run = store.run(HYBRID, "In the beginning", (), job)
     store.extras.limit = 100
-    store.part(run, [("states", 0)], job)
-    looked = store.filled(run)
+    store.record_more(run, [("states", 0)], job)
+    looked = store.with_recorded_since(run)
     assert (
         ("states", 0) not in looked
-        and not looked.askable("states", 0)
+        and not looked.can_be_recorded("states", 0)
         and "above the 100 B kept" in looked.why("states", 0)
     )
 
@@ -135,7 +147,7 @@ def test_what_is_asked_later_is_refused_where_it_would_not_fit():
 def test_the_estimate_of_a_run_is_what_it_takes():
     store, job = Store(load), Job("test", lambda job: None, lambda job: None)
     run = store.run(HYBRID, "In the beginning God created the heaven and the earth.", (), job)
-    estimate = plan(wanted(store.model(HYBRID), len(run.tokens))).bytes
+    estimate = plan_recording(recordable_values(store.model(HYBRID), len(run.tokens))).bytes
     assert 0.8 < estimate / run.recording.bytes < 1.3
 
 
@@ -145,7 +157,7 @@ def test_values_left_out_are_recorded_when_looked_at(monkeypatch):
     page.say(do="hello", wish={"block": 3, "tab": "attention", "prompt": "In the beginning"})
     title = page.wait(lambda: (page.cards.get("attention_one") or {}).get("title", None))
     assert (
-        page.session.run.later
+        page.session.run.deferred
         and page.cards["attention_one"]["refusal"] is None
         and "key/value head" in title
     )
@@ -189,7 +201,7 @@ def test_only_what_the_model_has_there_may_be_asked_for_later(
     runs, source, name, layer, asked, reason
 ):
     run = runs[source]
-    assert run.askable(name, layer) == asked
+    assert run.can_be_recorded(name, layer) == asked
     assert reason is None or reason in run.why(name, layer)
 
 
@@ -198,18 +210,18 @@ def test_a_run_never_changes_and_what_is_asked_later_is_kept_beside_it():
     run = store.run(HYBRID, "In the beginning", (), job)
     with pytest.raises(FrozenInstanceError):
         run.norms = {}
-    store.part(run, [("states", 0)], job)
-    looked = store.filled(run)
-    assert ("states", 0) not in run and run.askable("states", 0)
+    store.record_more(run, [("states", 0)], job)
+    looked = store.with_recorded_since(run)
+    assert ("states", 0) not in run and run.can_be_recorded("states", 0)
     assert (
         ("states", 0) in looked
         and ("linear_attn.states", 0) in looked
-        and not looked.askable("states", 0)
+        and not looked.can_be_recorded("states", 0)
     )
     assert looked["states", 0].shape[1] == len(run.tokens) and looked.number == run.number
     store.extras.limit = looked["states", 0].nbytes
-    store.part(run, [("expert_outputs", 0)], job)
-    assert ("states", 0) not in store.filled(run) and ("states", 0) in looked, (
+    store.record_more(run, [("expert_outputs", 0)], job)
+    assert ("states", 0) not in store.with_recorded_since(run) and ("states", 0) in looked, (
         "what is being looked at stays whole"
     )
 

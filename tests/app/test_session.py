@@ -238,7 +238,7 @@ def test_the_state_is_shown_after_the_chosen_token(opened):
 def test_figures_are_made_when_there_is_first_something_to_draw_on_them():
     page = Page()
     board = page.session.board
-    assert not board.figures and not any(place.children for place in board.hook_points.values())
+    assert not board.figures and not any(place.children for place in board.slots.values())
     page.start(tab="router", block=3)
     made = dict(board.figures)
     assert set(made) == {"router_grid", "router_load", "router_margin"}
@@ -255,7 +255,7 @@ def test_figures_are_made_when_there_is_first_something_to_draw_on_them():
         and made.items() <= board.figures.items()
     )
     for name, figure in board.figures.items():
-        assert board.hook_points[name].children == [figure.figure]
+        assert board.slots[name].children == [figure.figure]
         assert figure.figure.outline_line_color == (
             None if name == "attention_all" else palette.ROLES["muted"].dark
         )
@@ -340,19 +340,23 @@ def test_a_closed_session_hears_nothing_more():
 
 
 def test_pages_are_counted():
-    desk = SessionLimiter(2)
+    limiter = SessionLimiter(2)
     assert (
-        desk.enter("a") and not desk.full and desk.enter("b") and desk.full and not desk.enter("c")
+        limiter.enter("a")
+        and not limiter.full
+        and limiter.enter("b")
+        and limiter.full
+        and not limiter.enter("c")
     )
-    desk.leave("a")
-    assert not desk.full and desk.enter("c")
+    limiter.leave("a")
+    assert not limiter.full and limiter.enter("c")
 
 
 def test_a_page_nobody_looks_at_any_more_keeps_nobody_out():
-    desk, left = SessionLimiter(1), threading.Event()
-    assert desk.enter("a", left.is_set) and not desk.enter("b")
+    limiter, left = SessionLimiter(1), threading.Event()
+    assert limiter.enter("a", left.is_set) and not limiter.enter("b")
     left.set()
-    assert desk.enter("b", left.is_set)
+    assert limiter.enter("b", left.is_set)
 
 
 # -- the server and the command line --------------------------------------------------

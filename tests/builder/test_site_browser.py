@@ -277,12 +277,12 @@ def test_live_marks_light_cells_and_weigh_edges(visit, address: str) -> None:
     # Cells that are lit by the script lie where the drawing has them.
     page.evaluate(f"{element}.layer = 0")
     page.evaluate(f"{element}.setMarks(null)")
-    hook_points = "document.querySelector('.bd-stage .bd-wide .bd-lit').getAttribute('d').match(/M[^h]*/g).map((at) => at.slice(1).split(' ').map(Number))"
-    drawn = page.evaluate(hook_points)
+    points = "document.querySelector('.bd-stage .bd-wide .bd-lit').getAttribute('d').match(/M[^h]*/g).map((at) => at.slice(1).split(' ').map(Number))"
+    drawn = page.evaluate(points)
     page.evaluate(
         f"{element}.setMarks({{addends: {{}}, experts: {numbers}.split(' ').map(Number)}})"
     )
-    for one, other in zip(drawn, page.evaluate(hook_points), strict=True):
+    for one, other in zip(drawn, page.evaluate(points), strict=True):
         assert one == pytest.approx(other, abs=0.05)
     page.evaluate(f"{element}.setMarks({{addends: {{}}, experts: []}})")
     assert page.evaluate(lit) == 0

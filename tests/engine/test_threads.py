@@ -16,7 +16,7 @@ def model():
     return specimen("qwen3_5_moe_text")
 
 
-def together(*jobs) -> list:
+def batched(*jobs) -> list:
     """Run the jobs in a thread each, starting at once; their results, or the first error."""
     results, errors, start = [None] * len(jobs), [], threading.Barrier(len(jobs))
 
@@ -70,7 +70,7 @@ def test_threads_on_one_model_take_turns_and_get_their_own(model):
         for text in TEXTS
         for run in (traced, recorded)
     ]
-    for text, seen in together(*jobs):
+    for text, seen in batched(*jobs):
         assert len(seen) == 6
         for logits, pattern in seen:
             assert torch.equal(logits, expected[text][0]) and torch.equal(
@@ -87,7 +87,7 @@ def test_generations_and_traces_in_threads_take_turns(model):
                 widths.append(model.layers[1].mlp.expert_indices.shape[1])
         return widths
 
-    (first, second, seen) = together(generate, generate, lambda: traced(model, TEXTS[1]))
+    (first, second, seen) = batched(generate, generate, lambda: traced(model, TEXTS[1]))
     start = ids(model, TEXTS[0]).shape[1]
     assert first == second == [start, 1, 1, 1] and len(seen) == 6
 
@@ -104,7 +104,7 @@ def test_a_lens_in_another_thread_takes_no_part_in_a_run(model):
     def record():
         return [model.record(TEXTS[1], ["final_norm_output", "logits"]) for _ in range(15)]
 
-    projected, recs = together(lens, record)
+    projected, recs = batched(lens, record)
     assert all(torch.equal(logits, projected[0]) for logits in projected)
     for rec in recs:
         assert torch.equal(rec["final_norm_output"], expected["final_norm_output"]) and torch.equal(
@@ -119,7 +119,7 @@ def test_a_native_forward_in_another_thread_takes_no_part_in_a_recording(model):
         with torch.no_grad():
             return [model.hf(tokens).logits for _ in range(10)]
 
-    logits, recs = together(native, lambda: [model.record(TEXTS[1]) for _ in range(10)])
+    logits, recs = batched(native, lambda: [model.record(TEXTS[1]) for _ in range(10)])
     assert all(torch.equal(one, logits[0]) for one in logits)
     for rec in recs:
         for key, value in rec.values.items():
@@ -146,7 +146,7 @@ def test_two_models_in_two_threads_do_not_disturb_each_other():
         return out
 
     expected = with_states()
-    for states, heads in (together(with_states, edited) for _ in range(4)):
+    for states, heads in (batched(with_states, edited) for _ in range(4)):
         assert torch.equal(states, expected) and heads.abs().max() == 0
 
 
@@ -158,7 +158,7 @@ def test_an_error_in_one_thread_lets_the_others_on(model):
                 1 / 0
         return "failed"
 
-    results = together(
+    results = batched(
         failing, lambda: traced(model, TEXTS[1]), failing, lambda: recorded(model, TEXTS[2])
     )
     assert results[0] == results[2] == "failed" and len(results[1]) == len(results[3]) == 6

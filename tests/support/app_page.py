@@ -8,10 +8,11 @@ import time
 from contextlib import nullcontext
 
 from explorer import load
-from explorer.app.cards import Board
+from explorer.app.cards import CardBoard
 from explorer.app.figures import FigureTheme
 from explorer.app.loop_monitor import LoopLagMonitor
-from explorer.app.session import Services, Session
+from explorer.app.display import Services
+from explorer.app.session import Session
 from explorer.app.store import Store
 from explorer.app.worker import Worker
 
@@ -34,7 +35,7 @@ class Page:
             source,
             prompt,
         )
-        self.session = Session(services, Board(FigureTheme()), self._sent, self._post, nullcontext)
+        self.session = Session(services, CardBoard(FigureTheme()), self._sent, self._post, nullcontext)
 
     def _sent(self, message: dict) -> None:
         json.dumps(message)  # everything a page is sent is plain data

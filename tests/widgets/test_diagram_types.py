@@ -148,10 +148,10 @@ def test_the_text_form_goes_down_the_stream() -> None:
         "layer_output",
         "logits",
     ]
-    hook_points = []
+    points = []
     for word in order:
-        hook_points.append(html.index(word, hook_points[-1] + 1 if hook_points else 0))
-    assert hook_points == sorted(hook_points)
+        points.append(html.index(word, points[-1] + 1 if points else 0))
+    assert points == sorted(points)
 
 
 def test_the_script_is_given_each_type_once_and_by_shape() -> None:
