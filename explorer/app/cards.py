@@ -1,8 +1,8 @@
-"""The cards of the explorer: which view each shows, in which figure, and the words beside it.
+"""The cards of the explorer: which view each shows, in which kind of figure, with which text.
 
-``CARDS`` is the plan, as data. ``render_card`` is pure and may run in any thread: it turns a
-card, a run and a selection into a view and its picture. `CardBoard` holds the figures of
-one page and puts what was looked up on them.
+``CARDS`` is the plan, as data. `render_card` is pure and may run in any thread: it turns a card, a
+run and a selection into a view and its picture. `CardBoard` holds the figures of one page and puts
+rendered cards on them.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ View = Heatmap | Mosaic | Curves | Refusal
 
 @dataclass(frozen=True)
 class Card:
-    """One card: its figure, its view, the parts of the selection the view depends on.
+    """One card: its figure, its view, and the fields of the selection that the view depends on.
 
     ``token`` says which dashed lines follow the selected token: "row", "column", "both" or "".
-    ``compares`` marks a card that shows the run with interventions whichever one the others show.
+    ``compares`` marks a card that always shows the run with interventions.
     """
 
     name: str
@@ -207,17 +207,17 @@ class RenderedCard:
 
 
 def run_for_card(card: Card, run: Run, other: Run | None) -> Run:
-    """The run a card shows, of the one on show and the one with interventions."""
+    """Return the run a card shows: the one on show, or the one with interventions."""
     return other if card.compares and other is not None else run.baseline if card.compares else run
 
 
 def key_of(card: Card, run: Run, selection: Selection) -> tuple:
-    """What a card's picture depends on: equal keys, equal pictures."""
+    """Return what a card's picture depends on: equal keys mean equal pictures."""
     return (run.number, *(getattr(selection, name) for name in card.depends))
 
 
 def render_card(card: Card, run: Run, selection: Selection, zoom: Zoom | None) -> RenderedCard:
-    """The view of one card and its bytes. Pure; ``zoom`` is what its figure has in view."""
+    """Make the view of one card and its picture. Pure; ``zoom`` is the figure's visible range."""
     try:
         view = card.view(run, selection)
     except Exception as error:
@@ -233,11 +233,10 @@ def render_card(card: Card, run: Run, selection: Selection, zoom: Zoom | None) -
 
 @dataclass
 class CardBoard:
-    """The places of one page for figures, the figures made so far, what is on them, and the words
-    beside them.
+    """The figures of one page, the slots they are put in, and the key of what each shows.
 
-    A figure is made when there is first something to draw on it (`make`, in any thread but one
-    at a time) and put in its place with the drawing; ``wire`` then connects what is done on it.
+    A figure is made when there is first something to draw on it (`make`, in any thread but one at a
+    time) and added to the page with its first drawing; ``wire`` then connects its events.
     """
 
     figure_theme: FigureTheme
@@ -253,13 +252,13 @@ class CardBoard:
         }
 
     def make(self, rendered: RenderedCard) -> None:
-        """Have a figure ready for what was looked up, where it needs one and there is none."""
+        """Create the figure of a rendered card, unless it exists or nothing is drawn."""
         card = rendered.card
         if card.name not in self._made and not isinstance(rendered.view, Refusal):
             self._made[card.name] = card.kind(self.figure_theme, card.name)
 
     def _figure(self, name: str) -> Any:
-        """The figure of a card, in its place on the page."""
+        """Return the figure of a card, adding it to the page the first time."""
         if name not in self.figures:
             figure = self.figures[name] = self._made[name]
             self.figure_theme.add(figure)
@@ -268,7 +267,7 @@ class CardBoard:
         return self.figures[name]
 
     def stale(self, tab: str, run: Run, other: Run | None, selection: Selection) -> list[Card]:
-        """The cards in view whose picture is no longer the one asked for."""
+        """Return the cards of the tab whose picture is not the one the selection asks for."""
         return [
             card
             for card in CARDS
@@ -279,14 +278,14 @@ class CardBoard:
         ]
 
     def zoom_of(self, card: Card) -> Zoom | None:
-        """What the card's figure has in view, None for one that is always seen whole or not there
+        """Return the visible range of a card's figure, None where it has no zoom or is not there
         yet.
         """
         figure = self.figures.get(card.name)
         return figure.zoom() if isinstance(figure, CellFigure) else None
 
     def put(self, rendered: RenderedCard, selection: Selection) -> dict[str, Any]:
-        """Put a picture on its figure, which `make` has made; returns the words of the card."""
+        """Draw a rendered card on its figure and return the card's texts for the page."""
         card, view = rendered.card, rendered.view
         self.shown_keys[card.name] = rendered.key
         if isinstance(view, Refusal):
@@ -325,11 +324,12 @@ class CardBoard:
 
 
 def tile_labels(mosaic: Mosaic) -> list[str]:
+    """Return the label of each tile of a mosaic."""
     return [f"{tile.label} · {tile.group}" if tile.group else tile.label for tile in mosaic.tiles]
 
 
 def card_message(rendered: RenderedCard, code: str | None) -> dict[str, Any]:
-    """The words of a card, for the page: title, note, reduction, scale and axes."""
+    """Return a card's texts for the page: title, note, reduction, scale and axes."""
     view, drawn = rendered.view, rendered.drawn
     message: dict[str, Any] = {
         "refusal": None,
@@ -349,9 +349,7 @@ def card_message(rendered: RenderedCard, code: str | None) -> dict[str, Any]:
 
 
 def axis_message(axis: Any) -> dict[str, Any]:
-    """How the page names a step of an axis: tokens it knows, other labels only where they are not
-    numbers.
-    """
+    """Return how the page names the steps of an axis: as tokens, as numbers, or by labels."""
     if axis.title.startswith("token"):
         return {"title": axis.title, "tokens": True}
     plain = all(label == str(place) for place, label in enumerate(axis.labels))
@@ -359,7 +357,7 @@ def axis_message(axis: Any) -> dict[str, Any]:
 
 
 def scale_message(scale: Scale) -> dict[str, Any]:
-    """The scale in words: its ends, marked where numbers beyond them are drawn as the ends."""
+    """Return the scale for the page: its ends, marked where values beyond them are clipped."""
     low, middle, high = (
         number(value) for value in (scale.low, (scale.low + scale.high) / 2, scale.high)
     )

@@ -1,6 +1,4 @@
-"""The block diagram of a loaded model: the site's own element, from the facts of this very
-model.
-"""
+"""The block diagram of a loaded model: the element of the site, made from this model's facts."""
 
 from __future__ import annotations
 
@@ -16,10 +14,9 @@ _drawn: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictiona
 
 
 def diagram(model: Any) -> dict[str, Any]:
-    """The element's HTML for the page, with a key that tells whether it is another one than before.
+    """Return the element's HTML, with a key that differs for each loaded model.
 
-    Each loaded model has a key of its own: two checkpoints may go by one name. Made once
-    per model, in the thread that runs models.
+    Two checkpoints may share a name. Made once per model, in the thread that runs models.
     """
     if model not in _drawn:
         record = {"family": model.family, "checkpoint": model.label, **anatomy(model)}

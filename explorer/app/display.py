@@ -1,8 +1,7 @@
-"""What one page displays: the run and the selection it shows, and how their pictures get onto the
-page.
+"""What one page displays: the run and selection it shows, and how pictures reach the page.
 
-Pictures are made in a thread of the page's own; figures, which belong to the event loop's thread,
-are changed through ``post``. A picture for a selection that is no longer the newest is dropped.
+Pictures are made in a thread of the page's own; figures belong to the event loop's thread and are
+changed through ``post``. A picture for a selection that is no longer the newest is dropped.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Services:
 class Display:
     """The run, the selection and the tab of one page, and the cards drawn for them.
 
-    ``run`` is what the cards show, ``other`` the run with interventions where there are some. A
+    ``run`` is what the cards show; ``other`` is the run with interventions where there are some. A
     subclass says what a click selects (`select`) and how values that a run left out are recorded
     (`fetch_missing`).
     """
@@ -107,9 +106,7 @@ class Display:
         self._pictures.shutdown(wait=False, cancel_futures=True)
 
     def refresh(self, seq: int | None) -> None:
-        """Bring the page to the current selection: pictures first made aside, then put up in one
-        go.
-        """
+        """Bring the page up to date: render cards in the background, then draw them together."""
         if self.run is None:
             return
         self.selection = clamp_selection(self.run, self.selection)
@@ -158,7 +155,7 @@ class Display:
         rendered: list[RenderedCard],
         texts: dict[str, Any],
     ) -> None:
-        """Back on the event loop: pictures, dashed lines and words in one go."""
+        """Draw rendered cards and send the texts, in one batch on the event loop."""
         if self._closed or refresh_number != self._newest:
             return
         with self._batched():
@@ -180,12 +177,12 @@ class Display:
         self.fetch_missing(*runs, selection)
 
     def _redraw(self, name: str) -> None:
-        """After a zoom: the exact cells of the window that is now in view."""
+        """Draw a card again after a zoom, with the exact cells of the visible range."""
         self.board.shown_keys.pop(name, None)
         self.refresh(None)
 
     def _texts(self, run: Run, other: Run | None, selection: Selection, tab: str) -> dict[str, Any]:
-        """The words of the page that follow the selection."""
+        """Return the texts of the page that depend on the selection."""
         texts = {
             "compare": comparison_summary(run.baseline, other, selection, self._decode),
             "shown": "after" if other is not None and run.number == other.number else "before",
@@ -199,7 +196,7 @@ class Display:
         return texts
 
     def _in_background(self, work: Callable[[], None]) -> None:
-        """Run pure work in the session's own thread, logging what goes wrong."""
+        """Run pure work in the page's own thread and report what fails."""
 
         def guarded() -> None:
             try:
@@ -215,7 +212,7 @@ class Display:
     # -- the figures --------------------------------------------------------
 
     def _wire(self, name: str, figure: Any) -> None:
-        """Listen to what is done on a figure that has come onto the page."""
+        """Listen to the events of a figure that was added to the page."""
         if isinstance(figure, MosaicFigure):
             figure.on_tap(lambda x, y: self._tapped_tile(name, x, y))
         elif isinstance(figure, CellFigure):
@@ -223,15 +220,14 @@ class Display:
             figure.on_tap(lambda x, y: self._tapped_cell(name, x, y))
 
     def _tapped_tile(self, name: str, x: float, y: float) -> None:
+        """Select the head of the tile that was clicked."""
         drawn = self.board.figures[name].drawn
         tile = drawn.tile_at(x, y) if drawn is not None else None
         if tile is not None:
             self.select({"head": tile})
 
     def _tapped_cell(self, name: str, x: float, y: float) -> None:
-        """A click on a cell selects its token (of the rows where both axes are tokens), and its
-        block or head.
-        """
+        """Select the token, block or head that a clicked cell stands for."""
         cell = {"row": round(y), "column": round(x)}
         changes = {name: cell[side] for name, side in _CELL_SELECTS.get(name, {}).items()}
         if changes:

@@ -1,10 +1,8 @@
-"""The Bokeh figures of the explorer: each made once, when it is first shown, then only its data is
-replaced.
+"""The Bokeh figures of the explorer: each is made once, then only its data is replaced.
 
-A figure of cells has one image glyph over bytes that index one palette; the
-palette's mapper is shared by all figures of a page and changes with the theme alone.
-Cell ``k`` spans ``k - 0.5`` to ``k + 0.5`` on its axis, so that ticks at whole numbers
-stand at the middles of cells.
+A figure of cells has one image glyph over bytes that index one palette; the palette's mapper is
+shared by all figures of a page and changes with the theme alone. Cell ``k`` spans ``k - 0.5`` to
+``k + 0.5`` on its axis, so that ticks at whole numbers stand at the middles of cells.
 """
 
 from __future__ import annotations
@@ -69,8 +67,10 @@ document.dispatchEvent(new CustomEvent("bestiary-point", {detail}))
 
 @functools.cache
 def colours(theme: str) -> list[str]:
-    """The one palette: 0 see-through, 1 to 127 sequential, 128 to 254 centred on zero, 255
-    spare.
+    """Return the palette of a theme.
+
+    Index 0 is transparent, 1 to 127 are sequential, 128 to 254 diverging around zero, 255 is
+    unused.
     """
     ends = [
         [ramp[round(step * (len(ramp) - 1) / (last - first))] for step in range(last - first + 1)]
@@ -83,9 +83,7 @@ def colours(theme: str) -> list[str]:
 
 
 class FigureTheme:
-    """What all figures of one page share: the mapper, how ticks are chosen, and the theme they
-    follow.
-    """
+    """What all figures of one page share: the colour mapper, the tickers and the theme."""
 
     def __init__(self, theme: str = "light") -> None:
         self.theme = theme
@@ -96,6 +94,7 @@ class FigureTheme:
         self._figures: list[_Figure] = []
 
     def role(self, name: str) -> str:
+        """Return the colour of a role in the current theme."""
         return palette.ROLES[name].on(self.theme)
 
     def change(self, theme: str) -> None:
@@ -108,16 +107,16 @@ class FigureTheme:
             one.colour()
 
     def add(self, figure: _Figure) -> None:
-        """Let a figure follow the theme from now on."""
+        """Colour a figure and keep it in step with the theme."""
         self._figures.append(figure)
         figure.colour()
 
 
 class _Figure:
-    """What figures of cells and of lines share: axes, tools, colours, the pointer.
+    """Base of all figures: axes, tools, colours, pointer events.
 
-    A new one has no colours and belongs to no page: any thread may make it, then `FigureTheme.add` colours
-    it.
+    A new one has no colours and belongs to no page: any thread may make it, and `FigureTheme.add`
+    colours it.
     """
 
     def __init__(self, figure_theme: FigureTheme, name: str, tools: str, **options: object) -> None:
@@ -145,6 +144,7 @@ class _Figure:
         self.figure.center = []  # no grid lines
 
     def colour(self) -> None:
+        """Apply the colours of the current theme."""
         muted = self.figure_theme.role("muted")
         self.figure.outline_line_color = muted
         self.figure.outline_line_alpha = 0.4
@@ -173,6 +173,7 @@ class _Figure:
         self.figure.js_on_event(MouseLeave, code)
 
     def on_tap(self, do: Callable[[float, float], None]) -> None:
+        """Call ``do(x, y)`` with the coordinates of each click."""
         self.figure.on_event(Tap, lambda event: do(event.x, event.y))
 
 
@@ -186,7 +187,7 @@ def _nothing() -> dict[str, list]:
 
 @dataclass(frozen=True)
 class Zoom:
-    """The part of a matrix of ``shape`` that a figure has in view, in the figure's coordinates."""
+    """The visible range of a figure of a matrix of ``shape``, in the figure's coordinates."""
 
     shape: tuple[int, ...]
     left: float
@@ -195,9 +196,7 @@ class Zoom:
     bottom: float
 
     def window_for(self, heatmap: Heatmap) -> Window | None:
-        """The cells in view, None for all of them: the zoom is kept while the matrix keeps its
-        size.
-        """
+        """Return the visible cells, None for all of them or for a matrix of another shape."""
         if self.shape != heatmap.values.shape:
             return None
         rows, columns = self.shape
@@ -214,8 +213,7 @@ class Zoom:
 class CellFigure(_Figure):
     """A heatmap: one image glyph, and dashed lines along the selected row and column.
 
-    ``window_changed`` is called after a zoom or a reset: whoever draws then sends the
-    cells in view of `zoom`.
+    ``window_changed`` is called after a zoom or a reset; the caller then draws the cells in `zoom`.
     """
 
     def __init__(self, figure_theme: FigureTheme, name: str) -> None:
@@ -250,14 +248,12 @@ class CellFigure(_Figure):
             span.line_color = self.figure_theme.role("ink")
 
     def zoom(self) -> Zoom:
-        """What is in view now. Reads the figure's ranges: for the thread of the figure's page
-        alone.
-        """
+        """Return the visible range; for the event loop's thread alone."""
         x, y = self.figure.x_range, self.figure.y_range
         return Zoom(self._shape, x.start, y.end, x.end, y.start)
 
     def draw(self, heatmap: Heatmap, drawn: Picture) -> None:
-        """Show a picture of ``heatmap`` (whole or a window of it), in one assignment."""
+        """Show a picture of ``heatmap`` (whole or a window of it) in one assignment."""
         if self._shape != heatmap.values.shape:
             self._shape = heatmap.values.shape
             self._frame(*self._shape)
@@ -281,7 +277,7 @@ class CellFigure(_Figure):
                 span.update(location=place, visible=True)
 
     def shows_tokens(self, side: str) -> bool:
-        """Whether the axis of a side ("x" or "y") runs over the tokens of the prompt."""
+        """Return whether an axis ("x" or "y") runs over the tokens of the prompt."""
         return side in self._axes and self._axes[side].title.startswith("token")
 
     def _frame(self, rows: int, columns: int) -> None:
@@ -306,9 +302,7 @@ class CellFigure(_Figure):
 
 
 class MarkedFigure(CellFigure):
-    """A heatmap with outlines round some of its cells: white within dark, to be seen on every
-    colour of the map.
-    """
+    """A heatmap with outlined cells: white inside black, visible on every colour of the map."""
 
     def __init__(self, figure_theme: FigureTheme, name: str) -> None:
         super().__init__(figure_theme, name)
@@ -333,7 +327,7 @@ class MarkedFigure(CellFigure):
 
 
 class MosaicFigure(_Figure):
-    """All heads small: one image of all tiles, their numbers as text, the chosen one framed."""
+    """All heads small: one image of all tiles, their numbers as text, the selected one framed."""
 
     def __init__(self, figure_theme: FigureTheme, name: str) -> None:
         super().__init__(figure_theme, name, "", x_range=Range1d(0, 1), y_range=Range1d(1, 0))
@@ -371,6 +365,7 @@ class MosaicFigure(_Figure):
         self._frame.line_color = self.figure_theme.role("attention")
 
     def draw(self, drawn: MosaicPicture, labels: list[str]) -> None:
+        """Show all tiles in one assignment."""
         self.drawn = drawn
         rows, columns = drawn.indexes.shape
         self.source.data = {
@@ -434,6 +429,7 @@ class CurveFigure(_Figure):
             self.draw(self._shown)
 
     def draw(self, curves: Curves) -> None:
+        """Show the lines in one assignment."""
         x_changed = self._shown is None or self._shown.x != curves.x
         self._shown = curves
         tokens = np.arange(curves.x.size, dtype=np.float32)
@@ -456,4 +452,5 @@ class CurveFigure(_Figure):
         self.figure.y_range.update(reset_start=low, reset_end=high)
 
     def select(self, token: int) -> None:
+        """Put the dashed line at a token."""
         self._span.update(location=token, visible=True)

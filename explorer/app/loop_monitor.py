@@ -1,4 +1,4 @@
-"""How late the server's event loop runs: what a person feels as a page that does not answer."""
+"""How late the server's event loop runs, which people notice as a page that does not answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EVERY, _KEPT = 0.1, 300
 
 
 class LoopLagMonitor:
-    """Asks the loop for a call every tenth of a second and notes how late it came."""
+    """Schedules a call every tenth of a second and notes how late it came."""
 
     def __init__(self) -> None:
         self._late: deque[float] = deque(maxlen=_KEPT)

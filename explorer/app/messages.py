@@ -1,6 +1,4 @@
-"""The words of the page, as plain data: the page puts them into elements as text, never as
-markup.
-"""
+"""Texts and numbers for the page, as plain data; the page inserts them as text, never as markup."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from explorer.widgets.views.selection import Selection
 
 
 def run_summary(model: Any, run: Run) -> dict[str, Any]:
-    """What a finished run is: the model, its tokens, its blocks, its cost."""
+    """Summarise a finished run: the model, its tokens, its blocks, its cost."""
     return {
         "source": run.origin.source,
         "prompt": run.origin.prompt,
@@ -41,7 +39,7 @@ def run_summary(model: Any, run: Run) -> dict[str, Any]:
 
 
 def status_line(run: Run) -> list[str]:
-    """The status line: tokens, seconds, what the recording takes, what the process takes."""
+    """Return the status line: tokens, seconds, bytes of the recording and of the process."""
     return [
         f"{len(run.tokens)} tokens",
         f"{run.recording.seconds:.2g} s for the forward",
@@ -51,7 +49,9 @@ def status_line(run: Run) -> list[str]:
 
 
 def process_bytes() -> int:
-    """Memory this process holds now, where the system says; its peak elsewhere."""
+    """Return the memory of this process in bytes, its peak where the system gives no current
+    figure.
+    """
     statm = Path("/proc/self/statm")
     if statm.exists():
         import resource
@@ -66,9 +66,7 @@ def process_bytes() -> int:
 
 
 def first_tab(run: Run) -> str:
-    """The tab a page opens on: the first of router, state and attention that the model has
-    something for.
-    """
+    """Return the tab a page opens on: the first of router, state and attention the model has."""
     if any(expert_count(run, layer) for layer in range(run.num_layers)):
         return "router"
     return (
@@ -79,19 +77,17 @@ def first_tab(run: Run) -> str:
 
 
 def expert_count(run: Run, layer: int) -> int:
-    """How many experts a block routes to, 0 where it has no router."""
+    """Return how many experts a block routes to, 0 where it has no router."""
     return 0 if views_router.refusal(run, layer) else views_router.num_experts(run, layer)
 
 
 def head_count(run: Run, layer: int) -> int:
-    """How many heads (or channels with a state) the mixer of a block has, of two the one with
-    more.
-    """
+    """Return the largest number of heads (or channels with a state) of a block's mixers."""
     return max(run.heads[layer].values(), default=0)
 
 
 def router_summary(run: Run, selection: Selection) -> dict[str, Any] | None:
-    """The chosen token's experts with their weights, and the experts nobody chose."""
+    """Return the selected token's experts with their weights, and the experts nobody chose."""
     if views_router.refusal(run, selection.block) is not None:
         return None
     count = views_router.num_experts(run, selection.block)
@@ -107,7 +103,7 @@ def router_summary(run: Run, selection: Selection) -> dict[str, Any] | None:
 
 
 def attention_summary(run: Run, selection: Selection) -> dict[str, Any] | None:
-    """What the chosen token reads most through the chosen head."""
+    """Return the keys that the selected token attends to most in the selected head."""
     if views_attention.refusal(run, selection) is not None:
         return None
     return {
@@ -125,9 +121,7 @@ def comparison_summary(
     decode: Callable[[int], str],
     count: int = 10,
 ) -> dict[str, Any]:
-    """The next-token table at the chosen token: before, and after and difference where there are
-    interventions.
-    """
+    """Return the next-token table at the selected token, with differences under interventions."""
     rows = views_next.top_tokens(before, after, selection, decode, count)
     message: dict[str, Any] = {
         "rows": [
@@ -162,12 +156,12 @@ def comparison_summary(
 
 
 def percent(value: float) -> str:
-    """A probability: 41.2 %, 0.031 %."""
+    """Format a probability: 41.2 %, 0.031 %."""
     return f"{100 * value:.3g} %" if value >= 1e-5 else "< 0.001 %"
 
 
 def percentage_points(value: float | None) -> str:
-    """A difference of probabilities in percentage points, sign always shown."""
+    """Format a difference of probabilities in percentage points, always with its sign."""
     points = 100 * (value or 0.0)
     if abs(points) < 1e-3:
         return "0"
@@ -175,7 +169,7 @@ def percentage_points(value: float | None) -> str:
 
 
 def diagram_marks(run: Run, selection: Selection) -> dict[str, Any]:
-    """Live marks of the diagram: each addend's weight in the stream, the chosen token's experts."""
+    """Return the diagram's live marks: norms of the addends, and the selected token's experts."""
     marks: dict[str, Any] = {
         "block": selection.block,
         "addends": views_residual.line_weights(run, selection),
@@ -187,7 +181,7 @@ def diagram_marks(run: Run, selection: Selection) -> dict[str, Any]:
 
 
 def tensor_summary(run: Run, selection: Selection) -> dict[str, Any]:
-    """The clicked part: what it is, its live numbers, the code that reads it."""
+    """Describe the selected value: what it is, its statistics, and the code that reads it."""
     try:
         value = views_tensor.value_of(selection.part, run.mixers[selection.block])
     except vocabulary.UnknownValue as error:

@@ -23,7 +23,7 @@ _FULL = Path(__file__).with_name("full.jinja")
 #: system prefers.
 _THEME = """
 document.documentElement.dataset.theme = (() => {
-  try { 
+  try {
     const stored = localStorage.getItem("bestiary-theme")
     if (stored) return stored
   } catch (error) { /* storage may be off */ }
@@ -52,7 +52,7 @@ class Bridge(pn.custom.JSComponent):
 
 @functools.cache
 def theme_css() -> str:
-    """Return the role colours and the heatmaps' colour ramps of both themes as CSS custom properties."""
+    """Return the role colours and the colour ramps of both themes as CSS custom properties."""
     selectors = {"light": ":root", "dark": ':root[data-theme="dark"]'}
     ramps = [
         f"{selectors[theme]} {{ --map-sequential: {_gradient(palette.sequential())}; "
@@ -68,10 +68,10 @@ def _gradient(ramp: Sequence[str]) -> str:
 
 
 def build(document: Document) -> tuple[pn.Template, CardBoard, Bridge]:
-    """A page with a place for each of its figures, and the bridge to it.
+    """Build a page with a slot for each figure, and the bridge to its script.
 
-    The places are plain Bokeh, in ``document`` from the start: figures come and change without
-    Panel.
+    The slots are plain Bokeh columns that ``document`` holds from the start: figures are added
+    without Panel.
     """
     board, bridge = CardBoard(FigureTheme()), Bridge()
     page = pn.Template(_PAGE.read_text(encoding="utf-8"))

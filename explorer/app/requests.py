@@ -1,8 +1,7 @@
-"""Requests of a page: parsed, put in range, and checked against the run they are about; errors as
-sentences.
+"""Requests of a page: parsing, ranges, checks against the run they are about, and error sentences.
 
-A page is not trusted: what is no request is ignored, numbers are coerced, and lists are read entry
-by entry.
+A page is not trusted: what is no request is ignored, numbers are coerced, lists are read entry by
+entry.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ _CHOICES = {"pattern": tuple(views_attention.CHOICES), "router": tuple(views_rou
 
 @dataclass(frozen=True)
 class Hello:
-    """The first message of a page: its theme and what its address asks for; empty and None where it
-    asks for nothing.
+    """The first message of a page: its theme, and what its address asks for (empty or None:
+    nothing).
     """
 
     theme: str
@@ -44,11 +43,15 @@ class Hello:
 
 @dataclass(frozen=True)
 class SetTheme:
+    """Change the theme: "light" or "dark"."""
+
     theme: str
 
 
 @dataclass(frozen=True)
 class RunPrompt:
+    """Load a model and run a prompt."""
+
     model: str
     prompt: str
 
@@ -60,8 +63,9 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Select:
-    """Changes of the selection (``block``, ``token``, ``head``, ``pattern``, ``router``, ``part``)
-    and of the tab.
+    """Changes of the selection and of the tab.
+
+    ``changes`` may hold ``block``, ``token``, ``head``, ``pattern``, ``router`` and ``part``.
     """
 
     changes: dict[str, Any] = field(default_factory=dict)
@@ -88,7 +92,7 @@ Request = Hello | SetTheme | RunPrompt | Cancel | Select | Intervene | ShowRun
 
 
 def parse(message: object) -> Request | None:
-    """The request in a message of the page, None where it holds none."""
+    """Return the request in a message of the page, None where it holds none."""
     if not isinstance(message, dict):
         return None
     match message.get("do"):
@@ -164,7 +168,7 @@ def _intervene(rows: object) -> Intervene | None:
 
 
 def clamp_selection(run: Run, selection: Selection) -> Selection:
-    """``selection`` with everything in range; token -1 is the last."""
+    """Return the selection with everything in range; token -1 means the last."""
     tokens = len(run.tokens)
     block = min(max(selection.block, 0), run.num_layers - 1)
     token = tokens - 1 if selection.token < 0 else min(selection.token, tokens - 1)
@@ -173,9 +177,7 @@ def clamp_selection(run: Run, selection: Selection) -> Selection:
 
 
 def values_shown(run: Run, selection: Selection, tab: str) -> list[tuple[str, int | None]]:
-    """The values, with their blocks, that a tab shows of a selection and a run may have left
-    out.
-    """
+    """Return the values, with their blocks, that a tab shows and a run may have left out."""
     block = selection.block
     if tab == "tensor" and selection.part:
         try:
@@ -193,9 +195,7 @@ def values_shown(run: Run, selection: Selection, tab: str) -> list[tuple[str, in
 
 
 def intervention_problem(run: Run | None, one: Intervention) -> str | None:
-    """Why an intervention cannot be made on the model of a run, in one sentence; None where it
-    can.
-    """
+    """Return why an intervention is impossible on a run's model, None where it is possible."""
     if run is None:
         return "Run a prompt first: an intervention changes a run."
     if one.kind not in ("expert", "head") or not 0 <= one.layer < run.num_layers:
@@ -217,7 +217,7 @@ def intervention_problem(run: Run | None, one: Intervention) -> str | None:
 
 
 def error_sentence(error: BaseException) -> str:
-    """What went wrong, for people: our own errors speak for themselves."""
+    """Return an error as one sentence: our own as they are, others with their type."""
     text = str(error).strip()
     if isinstance(error, (ValueError, OSError)) and text:
         return text
@@ -226,7 +226,7 @@ def error_sentence(error: BaseException) -> str:
 
 
 def to_int(value: Any, otherwise: Any) -> Any:
-    """A whole number from the page, or ``otherwise``."""
+    """Return a whole number from the page, or ``otherwise``."""
     try:
         return int(value)
     except (TypeError, ValueError, OverflowError):

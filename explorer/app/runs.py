@@ -1,8 +1,8 @@
-"""Runs: what one forward of a prompt left behind, and what of it is worth recording.
+"""Runs: what one forward of a prompt left behind, and which of its values are worth recording.
 
-A `Run` is a recording with what is known beside it; views read it like a recording.
-What is asked for later (one value of one block at a time) is kept by the store, and
-looked at in a copy of the run that holds it.
+A `Run` is a recording with what is known beside it; views read it like a recording. Values that are
+asked for afterwards (one value of one block at a time) are kept by the store and added to a copy of
+the run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _MISSING = Refusal("")
 
 @dataclass(frozen=True)
 class RecordingPlan:
-    """What to record: value names for all blocks, and those left to be asked for block by block."""
+    """What to record: value names for all blocks, and those deferred until they are looked at."""
 
     names: tuple[str, ...]
     deferred: tuple[str, ...]
@@ -63,7 +63,7 @@ class RecordingPlan:
 
 @dataclass(frozen=True)
 class RecordableValue:
-    """One value a model can give: its qualified name, its size, whether a run can do without."""
+    """One value a model can serve: its qualified name, its bytes, whether a run needs it."""
 
     name: str
     bytes: int
@@ -75,8 +75,8 @@ class TooLong(ValueError):
 
 
 def recordable_values(model: Any, tokens: int) -> list[RecordableValue]:
-    """Everything the model can give for a prompt of ``tokens`` tokens, with what it would take in
-    float32.
+    """Return every value the model serves, with the bytes it takes in float32 for ``tokens``
+    tokens.
     """
     found = []
     for row in model.support():
@@ -96,8 +96,8 @@ def recordable_values(model: Any, tokens: int) -> list[RecordableValue]:
 
 
 def logits_source(model: Any) -> Key:
-    """What the logits of single tokens are worked out from: what the head reads, where its output
-    is the logits.
+    """Return the value that logits of single tokens are computed from: the head's input, if it is
+    served.
     """
     plain = (
         model.anatomy.norm is not None
@@ -108,9 +108,7 @@ def logits_source(model: Any) -> Key:
 
 
 def value_bytes(model: Any, value: vocabulary.Value, layer: int | None, tokens: int) -> int:
-    """About what a value takes in float32, in bytes; an axis whose size nothing states counts as
-    the stream's width.
-    """
+    """Estimate the bytes of a value in float32; an unknown axis counts as ``hidden_size``."""
     sizes = model.sizes
     if layer is not None:
         sizes = sizes | model.anatomy.block(layer).hosts[value.host].sizes
@@ -124,10 +122,9 @@ def value_bytes(model: Any, value: vocabulary.Value, layer: int | None, tokens: 
 
 
 def plan_recording(values: Iterable[RecordableValue], budget: int | None = None) -> RecordingPlan:
-    """Record everything where it fits ``budget``; else all but the largest, which are recorded when
-    looked at.
+    """Record everything that fits ``budget`` bytes; defer the largest values first.
 
-    Raises TooLong where even what no run can do without is above the budget.
+    Raises TooLong where the values that every run needs are above the budget.
     """
     rows, deferred, budget = list(values), [], BUDGET if budget is None else budget
     total = sum(row.bytes for row in rows)
@@ -149,9 +146,7 @@ def plan_recording(values: Iterable[RecordableValue], budget: int | None = None)
 
 
 def head_counts(model: Any) -> tuple[dict[str, int], ...]:
-    """How many heads (or channels with a state) the mixers of every block have, by what the block
-    calls them.
-    """
+    """Return the number of heads (or channels with a state) of each mixer, block by block."""
     found = []
     for layer, mixers in enumerate(model.mixers):
         hosts = model.anatomy.block(layer).hosts
@@ -166,17 +161,16 @@ def head_counts(model: Any) -> tuple[dict[str, int], ...]:
 
 
 def _counted(mixer: str) -> str | None:
-    """The axis of a mixer's heads, or channels with a state; None where it has neither."""
+    """Return the axis of a mixer's heads or channels, None where it has neither."""
     outputs = vocabulary.BY_HOST[mixer].get("attention_head_outputs")
     return outputs and outputs.axes[2]
 
 
 def deferred_values(model: Any, deferred: Iterable[str]) -> tuple[frozenset[Key], dict[Key, str]]:
-    """What may still be asked of a run that left ``deferred`` out, and why the model has not the
+    """Return what a run that deferred these names may still record, and why the model lacks the
     rest.
 
-    Both by value and block, as a recording knows them: a value is asked for only where the model
-    has it.
+    Both are keyed by value and block, as a recording is.
     """
     asked: set[Key] = set()
     lacking: dict[Key, list[Unavailability]] = {}
@@ -196,13 +190,13 @@ def deferred_values(model: Any, deferred: Iterable[str]) -> tuple[frozenset[Key]
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One recorded forward, which nothing changes: sessions and threads share it.
+    """One recorded forward, immutable: sessions and threads share it.
 
-    ``heads`` counts each block's heads, by mixer. ``deferred`` is what was left out and may be
-    asked for, ``reasons`` why the model has not the rest, ``norms`` the replayed state norms ``[seq
-    heads]`` by block. ``before`` is the run without interventions, None where there are none.
-    ``extra`` holds what was asked for since, in a copy made for looking at (see `with_extra`), or
-    why it cannot be had.
+    ``heads`` counts each block's heads by mixer. ``deferred`` holds what was left out and may be
+    asked for, ``reasons`` why the model lacks the rest, ``norms`` the replayed state norms [seq
+    heads] by block. ``before`` is the run without interventions, None where there are none.
+    ``extra`` holds what was recorded since, or why it cannot be, in a copy made for looking at it
+    (`with_extra`).
     """
 
     origin: Origin
@@ -234,11 +228,11 @@ class Run:
 
     @property
     def bytes(self) -> int:
-        """What the run holds beside its baseline."""
+        """Bytes the run holds beside its baseline."""
         return self.recording.bytes + sum(norms.nbytes for norms in self.norms.values())
 
     def with_extra(self, extra: Mapping[Key, Any], before: Run | None = None) -> Run:
-        """The same run, by its number, with what was asked for since."""
+        """Return the same run, under its number, with values recorded since."""
         return replace(self, extra=dict(extra), before=before)
 
     def __contains__(self, key: Any) -> bool:
@@ -251,18 +245,20 @@ class Run:
         return self.recording[key] if isinstance(found, Refusal) else found
 
     def key(self, key: str | Key) -> Key:
-        """The name and block a value is kept under."""
+        """Return the name and block that a value is stored under."""
         return self.recording.key(*(key if isinstance(key, tuple) else (key, None)))
 
     def why(self, name: str, layer: int | None = None) -> str:
-        """Why a value is not here: the model's own reason where it has it nowhere in this block."""
+        """Return why a value is not here: the model's own reason where no such value exists in the
+        block.
+        """
         key = self.key((name, layer))
         if isinstance(found := self.extra.get(key), Refusal):
             return found.reason
         return self.reasons.get(key) or self.recording.why(name, layer)
 
     def can_be_recorded(self, name: str, layer: int | None) -> bool:
-        """Whether a value that is not here was left to be asked for (rather than unavailable)."""
+        """Return whether a value was deferred and may be recorded now."""
         key = self.key((name, layer))
         return key in self.deferred and key not in self.extra and key not in self.recording
 
@@ -270,11 +266,9 @@ class Run:
         return self.recording.addends(layer)
 
     def replay(self, layer: int) -> Replay:
-        """What the recurrence of a block is run again from."""
+        """Return what the recurrence of a block is replayed from."""
         return self.recording.replay(layer)
 
     def needs_logits(self, token: int) -> bool:
-        """Whether the logits of a token were left out with all of them and are still to be worked
-        out.
-        """
+        """Return whether the logits of a token were left out and are still to be computed."""
         return "logits" not in self and (views_next.ROW, token) not in self

@@ -78,8 +78,9 @@ class SessionLimiter:
         return sum(not on_closed() for on_closed in self._open.values()) >= self.most
 
     def enter(self, key: object, left: Callable[[], bool] = lambda: False) -> bool:
-        """Take a place; False when all are taken. ``left()`` tells whether the page is no longer
-        looked at.
+        """Take a place; return False when all are taken.
+
+        ``left()`` tells whether the page has no connection any more.
         """
         with self._lock:
             if self._full():
@@ -143,17 +144,13 @@ def connections(document: Document) -> int:
 
 @contextlib.contextmanager
 def _batched(document: Document) -> Iterator[None]:
-    """Send what is changed in one go. The models of the page are counted once, before anything is
-    sent.
-    """
+    """Send all changes in one message; the models of the page are counted once, before that."""
     with pn.io.hold(document), document.models.freeze():
         yield
 
 
 def _post(document: Document, work: object) -> None:
-    """Run ``work`` on the event loop, with the page's document; a page that is gone hears
-    nothing.
-    """
+    """Run ``work`` on the event loop with the page's document; do nothing if the page is gone."""
     try:
         document.add_next_tick_callback(work)
     except RuntimeError:
@@ -161,7 +158,7 @@ def _post(document: Document, work: object) -> None:
 
 
 def origins(host: str, port: int) -> list[str]:
-    """The addresses a page may open its websocket from: exact ones, never all."""
+    """Return the exact origins a page may open its websocket from."""
     names = {host}
     if host in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::"):
         names |= {"127.0.0.1", "localhost"}
@@ -178,8 +175,9 @@ def _own_addresses() -> set[str]:
 
 
 def free_port(host: str, port: int) -> int:
-    """``port`` if it can be had on ``host`` (0: one the system gives). Raises BusyPort, or OSError
-    for a host that is not ours.
+    """Return ``port`` if it is free on ``host`` (0: one the system gives).
+
+    Raises BusyPort with a sentence for a port or host that cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -193,10 +191,12 @@ def free_port(host: str, port: int) -> int:
         except OSError as error:
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
                 raise BusyPort(
-                    f"{host} is not an address of this machine; leave --host out for {DEFAULT_HOST}."
+                    f"{host} is not an address of this machine; "
+                    f"leave --host out for {DEFAULT_HOST}."
                 ) from error
             raise BusyPort(
-                f"Port {port} of {host} is busy; stop what uses it, or choose another one with --port."
+                f"Port {port} of {host} is busy; stop what uses it, "
+                "or choose another one with --port."
             ) from error
         return probe.getsockname()[1]
 

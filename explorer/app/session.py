@@ -102,8 +102,8 @@ class Session(Display):
         self._start(source, prompt)
 
     def _may_open(self, source: str) -> bool:
-        """Whether a page may start with this model unasked: the command line's, a shipped one, or
-        one already loaded.
+        """Return whether a page may load this model unasked: the command line's, a shipped or a
+        loaded one.
         """
         shipped = {choice["source"] for choice in source_choices()}
         return (
@@ -163,7 +163,7 @@ class Session(Display):
     # -- running models -----------------------------------------------------
 
     def _start(self, source: str, prompt: str | None) -> None:
-        """Queue loading a model and running a prompt, the model's default one where none is given."""
+        """Queue loading a model and running a prompt (None: the model's default prompt)."""
 
         def work(job: Job) -> FinishedRun:
             store = self.services.store
@@ -258,9 +258,7 @@ class Session(Display):
             then(job.result)
 
     def fetch_missing(self, run: Run, other: Run | None, selection: Selection) -> None:
-        """Record what is looked at and was left out of the run; first the logits, which need no
-        forward.
-        """
+        """Record deferred values that are looked at; logits first, which need no forward."""
         store = self.services.store
         if self.job is not None:
             return

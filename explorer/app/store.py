@@ -1,6 +1,4 @@
-"""Models and runs of all sessions, bounded by bytes. What loads or runs a model is for the model
-worker's thread.
-"""
+"""Models and runs of all sessions, bounded by bytes. The worker alone loads and runs models."""
 
 from __future__ import annotations
 
@@ -94,7 +92,7 @@ class BoundedCache:
 
 
 def weight_bytes(model: Any) -> int:
-    """What a model's parameters and buffers take; shapes alone take nothing."""
+    """Return the bytes of a model's parameters and buffers; meta tensors take none."""
     return sum(
         tensor.numel() * tensor.element_size()
         for tensors in (model._module.parameters(), model._module.buffers())
@@ -104,7 +102,7 @@ def weight_bytes(model: Any) -> int:
 
 
 def tensor_bytes(value: Any) -> int:
-    """What a recorded value takes; one that is no tensor takes nothing to speak of."""
+    """Return the bytes of a recorded tensor, 0 for anything else."""
     return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
@@ -119,7 +117,7 @@ class Store:
         self.extras = BoundedCache(EXTRA_BYTES, tensor_bytes)
 
     def model(self, source: str) -> Any:
-        """The model of ``source``, loaded if need be. Raises what loading raises."""
+        """Return the model of ``source``, loading it if needed. Raises what loading raises."""
         model = self.models.get(source)
         if model is None:
             model = self._load(source)
@@ -127,9 +125,10 @@ class Store:
         return model
 
     def decoder(self, source: str) -> Callable[[int], str]:
-        """Turns a token id of a loaded model into text, from any thread.
+        """Return a function from a token id to text that any thread may call.
 
-        The tokenizer is a copy: the worker may be encoding with the model's own meanwhile.
+        It uses a copy of the tokenizer: the worker may be encoding with the model's own at the same
+        time.
         """
         tokenizer, lock = copy.deepcopy(self.model(source).tokenizer), threading.Lock()
 
@@ -143,8 +142,8 @@ class Store:
     def run(
         self, source: str, prompt: str, interventions: tuple[Intervention, ...], job: Job
     ) -> Run:
-        """The run of a prompt, recorded if need be, its baseline first where there are
-        interventions.
+        """Return the run of a prompt, recording it (and its baseline, with interventions) if
+        needed.
 
         Raises PromptError for a prompt that cannot be run, Cancelled when the job is to stop.
         """
@@ -218,9 +217,7 @@ class Store:
         self._keep_values(run, {key: recording[key] for key in keys})
 
     def logits(self, run: Run, token: int, job: Job) -> None:
-        """Work out the logits of one token of a run that left them out, and keep them for
-        `with_recorded_since`.
-        """
+        """Compute the logits of one token of a run that left them out."""
         model = self.model(run.origin.source)
         job.stage(f"Working out the logits of token {token}")
         source = logits_source(model)
@@ -237,9 +234,7 @@ class Store:
             self.extras.put((run.number, *run.key(key)), value)
 
     def with_recorded_since(self, run: Run) -> Run:
-        """The run with what has been asked for since and is still kept, to look at from any
-        thread.
-        """
+        """Return the run with the values recorded since, to be read from any thread."""
         before = None if run.before is None else run.before.with_extra(self._extras_of(run.before))
         return run.with_extra(self._extras_of(run), before)
 
@@ -254,7 +249,7 @@ class Store:
 
 
 def state_norms(recording: Any, job: Job) -> dict[int, np.ndarray]:
-    """The state norms of every recurrent block of a recording, ``[seq heads]`` each."""
+    """Return the state norms [seq heads] of every recurrent block of a recording."""
     found = {}
     for layer in range(recording.num_layers):
         if recurrence_of(recording, layer) and views_state.refusal(recording, layer) is None:
@@ -271,22 +266,20 @@ def _edit(one: Intervention) -> edits.Edit:
 
 
 def default_prompt(model: Any) -> str:
-    """A prompt that suits a model nobody gave one for: the specimen's own, else a short English
-    one.
-    """
+    """Return the prompt used where none is given: the specimen's own, else a short English one."""
     family = model.label.removeprefix("specimen:")
     return recipe(family).prompt if family != model.label else ANY_PROMPT
 
 
 def shown_source(source: str) -> str:
-    """A model's name for people: a path by its last part."""
+    """Return a model's name for people: of a path its last part."""
     return (
         Path(source).name if ("/" in source or "\\" in source) and Path(source).exists() else source
     )
 
 
 def source_choices() -> list[dict[str, str]]:
-    """What the model picker offers: the shipped specimens."""
+    """Return what the model picker offers: the shipped specimens."""
     from explorer import specimens
 
     return [{"source": f"specimen:{family}", "name": family} for family in specimens.FAMILIES]
