@@ -15,7 +15,8 @@ import torch
 from explorer import specimens
 from explorer.checkpoints import cards, files, hub
 from explorer.discovery.backbone import NotADecoder
-from explorer.discovery.discover import CannotTrace, discover
+from explorer.discovery.discover import discover
+from explorer.discovery.residual import CannotTrace
 from explorer.errors import LoadError, abbreviated, first_sentence, is_internal_error
 from explorer.meta_device import build_meta
 from explorer.model.language_model import LanguageModel

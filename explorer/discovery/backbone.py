@@ -1,15 +1,16 @@
-"""The frame of a decoder: embedding, block list, final norm and head, found in the built model."""
+"""The backbone of a decoder: embedding, block list and head; which of its blocks are equal, and running it with others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 
 class NotADecoder(ValueError):
-    """The model has no single list of blocks to hang standard names on."""
+    """The model has no single list of blocks between an embedding and a head."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,13 @@ def find_backbone(
     root: torch.nn.Module,
     ran: Callable[[torch.nn.Module, Sequence[str]], list[str]] = lambda root, paths: list(paths),
 ) -> Backbone:
-    """Find the frame of ``root``, a transformers causal language model.
+    """Find the backbone of ``root``, a transformers causal language model.
 
-    The block list is the module list with the most parameters whose entries hold further modules; of several
-    side by side, such as a picture's and a text's, the largest whose blocks ``ran`` says a forward over
-    token ids runs once. Raises NotADecoder when there is none, or no embedding or head.
+    The block list is the module list with the most parameters whose entries hold further modules. Of
+    several side by side, as of an image encoder and a decoder, it is the largest whose blocks a
+    forward over token ids runs exactly once, which ``ran`` tells of some paths.
+
+    Raises NotADecoder when there is no such list, or no embedding or head.
     """
     lists = [
         (sum(p.numel() for p in module.parameters()), name)
@@ -64,53 +67,119 @@ def find_backbone(
     return Backbone(outer[0], embedding, head, len(root.get_submodule(outer[0])))
 
 
-class PassthroughBlock(torch.nn.Module):
-    """Stands in for a block: hands a stream on, whatever it is called with, and is otherwise the block to whoever looks."""
+#: Kinds of blocks that settings may tell apart at most. Where there are more, a setting is a number
+#: of each block's own, and the blocks are told apart by how they are built alone.
+_MOST_KINDS = 16
 
-    def __init__(self, block: torch.nn.Module, stream: torch.Tensor, returns: int | None) -> None:
+
+def built_like(block: torch.nn.Module) -> tuple:
+    """How a block is built: the paths and classes of its modules, the shapes of its parameters and buffers."""
+    modules = tuple((name, type(module).__qualname__) for name, module in block.named_modules())
+    held = (*block.named_parameters(), *block.named_buffers())
+    return modules, tuple((name, tuple(tensor.shape)) for name, tensor in held)
+
+
+def settings(block: torch.nn.Module) -> dict[tuple[str, str], object]:
+    """The numbers, words and switches on a block's modules, by module and attribute."""
+    plain = (bool, int, float, str, type(None))
+    return {
+        (path, name): value
+        for path, module in block.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, plain)
+        or (isinstance(value, tuple) and all(isinstance(one, plain) for one in value))
+    }
+
+
+def equal_blocks(
+    blocks: Iterable[torch.nn.Module], by_settings: bool = True
+) -> list[tuple[int, ...]]:
+    """Indices of equal blocks, grouped, in order of first appearance.
+
+    Blocks are equal that are built alike (see `built_like`) and whose settings are equal, but for
+    those that count the blocks: a number that is in every block the block's index plus a constant.
+    """
+    blocks = list(blocks)
+    built = [built_like(block) for block in blocks]
+    if by_settings:
+        own = [settings(block) for block in blocks]
+        counting = _counting(own)
+        told = [
+            tuple((key, type(value), value) for key, value in each.items() if key not in counting)
+            for each in own
+        ]
+        groups = _grouped(list(zip(built, told, strict=True)))
+        if len(groups) <= _MOST_KINDS:
+            return groups
+    return _grouped(built)
+
+
+def _counting(own: Sequence[dict[tuple[str, str], object]]) -> set[tuple[str, str]]:
+    """The settings that are a block's index plus a constant in every block that has them."""
+    offsets: dict[tuple[str, str], list[int | None]] = {}
+    for index, each in enumerate(own):
+        for key, value in each.items():
+            number = value if isinstance(value, int) and not isinstance(value, bool) else None
+            offsets.setdefault(key, []).append(None if number is None else number - index)
+    return {
+        key
+        for key, found in offsets.items()
+        if len(found) > 1 and len(set(found)) == 1 and None not in found
+    }
+
+
+def _grouped(descriptions: Sequence[tuple]) -> list[tuple[int, ...]]:
+    groups: dict[tuple, list[int]] = {}
+    for index, description in enumerate(descriptions):
+        groups.setdefault(description, []).append(index)
+    return [tuple(indices) for indices in groups.values()]
+
+
+class PassthroughBlock(torch.nn.Module):
+    """Takes the place of a block and returns what ``result`` makes of the arguments; otherwise the block to whoever looks."""
+
+    def __init__(
+        self, block: torch.nn.Module, result: Callable[[tuple, dict[str, object]], object]
+    ) -> None:
         super().__init__()
-        self.__dict__["block"] = block
-        self.__dict__["handed"] = stream if returns is None else (stream, *[None] * (returns - 1))
+        self.__dict__.update(block=block, result=result)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.__dict__["block"], name)
 
     def forward(self, *args: object, **kwargs: object) -> object:
-        return self.__dict__["handed"]
+        return self.__dict__["result"](args, kwargs)
+
+
+def stream_alone(stream: object, returns: int | None) -> object:
+    """What a block returns that returns ``returns`` things (None: the stream itself), the stream and None for all others."""
+    return stream if returns is None else (stream, *[None] * (returns - 1))
+
+
+@contextmanager
+def swapped_blocks(
+    root: torch.nn.Module, path: str, blocks: Iterable[torch.nn.Module]
+) -> Iterator[None]:
+    """``root`` with other blocks in its list at ``path`` for the duration."""
+    owner, _, name = path.rpartition(".")
+    holder, own = root.get_submodule(owner), root.get_submodule(path)
+    setattr(holder, name, torch.nn.ModuleList(blocks))
+    try:
+        yield
+    finally:
+        setattr(holder, name, own)
 
 
 def after_blocks(
     root: torch.nn.Module, path: str, returns: int | None, hidden: torch.Tensor, **options: object
 ) -> torch.Tensor:
-    """The logits [… vocab_size] of a stream [… hidden_size] by the model's own forward, its blocks at ``path`` put aside.
+    """The logits [… vocab_size] of a residual stream [… hidden_size], by the model's own forward with no block at ``path`` run.
 
     returns: how many things a block returns, None where it is the stream alone. options: the forward's own.
     """
-    owner, _, name = path.rpartition(".")
-    holder, blocks = root.get_submodule(owner), root.get_submodule(path)
     stream = hidden.reshape(1, -1, hidden.shape[-1])
-    setattr(
-        holder,
-        name,
-        torch.nn.ModuleList([PassthroughBlock(block, stream, returns) for block in blocks]),
-    )
-    try:
+    left = stream_alone(stream, returns)
+    passing = [PassthroughBlock(block, lambda *_: left) for block in root.get_submodule(path)]
+    with swapped_blocks(root, path, passing):
         ids = torch.ones(1, stream.shape[1], dtype=torch.long, device=hidden.device)
         return root(input_ids=ids, **options).logits.reshape(*hidden.shape[:-1], -1)
-    finally:
-        setattr(holder, name, blocks)
-
-
-def signature(block: torch.nn.Module) -> tuple:
-    """What tells one kind of block from another: its modules' classes and its parameters' shapes."""
-    modules = tuple((name, type(module).__qualname__) for name, module in block.named_modules())
-    shapes = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
-    return modules, shapes
-
-
-def kinds(blocks: torch.nn.ModuleList) -> list[tuple[int, ...]]:
-    """Indices of equal blocks, grouped, in order of first appearance."""
-    groups: dict[tuple, list[int]] = {}
-    for index, block in enumerate(blocks):
-        groups.setdefault(signature(block), []).append(index)
-    return [tuple(indices) for indices in groups.values()]

@@ -1,325 +1,181 @@
-"""Discovery: run a shape-only twin of a model once and say where each of its standard values is."""
+"""Discovery: where each standard value of a model is, read off one recorded run of it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
 
 import torch
 
 from explorer import vocabulary
-from explorer.discovery.backbone import Backbone, PassthroughBlock, find_backbone, kinds
-from explorer.discovery.block import (
-    BlockFindings,
-    CannotTrace,
-    Sublayer,
-    find_block,
-    first_and_second,
+from explorer.discovery.anatomy import Anatomy, BlockAnatomy, HostAnatomy, without
+from explorer.discovery.backbone import (
+    Backbone,
+    PassthroughBlock,
+    find_backbone,
+    stream_alone,
+    swapped_blocks,
 )
+from explorer.discovery.block import BlockFindings, find_block
 from explorer.discovery.candidates import HostFindings, TensorCandidate
-from explorer.discovery.details import HostDetails, Step
-from explorer.discovery.final_norm import watched
+from explorer.discovery.details import AttentionOperations, HostDetails, Step
+from explorer.discovery.final_norm import after_the_blocks
 from explorer.discovery.hook_point import HookPoint
-from explorer.discovery.residual import stream
-from explorer.discovery.trace_graph import record_graph
-from explorer.meta_device import (
-    mask_arguments,
-    probe_lengths,
-    with_first_blocks,
-    without_padding_warning,
-)
-from explorer.vocabulary.availability import (
-    NOT_FOUND,
-    Unavailability,
-    not_in_block,
-    not_present,
-    not_traced,
-)
-
-#: Parameters of a model of which a whole forward more is nothing.
-_SMALL = 10_000_000
+from explorer.discovery.record_run import record_run, recorded_run, remember
+from explorer.discovery.recorded_run import RecordedRun
+from explorer.discovery.residual import SCALES, CannotTrace, stream
+from explorer.meta_device import mask_arguments, without_padding_warning
+from explorer.vocabulary.availability import NOT_FOUND, not_present, not_traced
 
 
-_WITHOUT = {
-    "shared_experts": "this block's MLP has no shared expert",
-    "mlp": "this block has no MLP",
-    "extra": "this block has no part beside its mixer and its MLP",
-}
+def discover(twin: torch.nn.Module) -> Anatomy:
+    """Find the standard values of ``twin``, a model that no engine has wrapped yet: on the meta device, or a small one.
 
+    The model is run once (see `explorer.discovery.recorded_run`) and left as it was found, unless
+    its experts run in a loop: such a twin must not be used for anything else.
 
-def without(host: str, there: Collection[str]) -> Unavailability:
-    """Why a block whose hosts are ``there`` has not ``host``."""
-    if host == "mlp" and "extra" in there:
-        return not_traced("a further part of this block, which may be its MLP, is not followed")
-    if host in _WITHOUT:
-        return not_in_block(_WITHOUT[host])
-    if "mixer" in there and vocabulary.HOSTS[host].mixer and host != "mixer":
-        return not_traced("what is inside the mixer of this block is not followed")
-    mixers = [name for name in there if vocabulary.HOSTS[name].mixer]
-    if not mixers:
-        return not_in_block("this block has no mixer: nothing in it reads another position")
-    return not_in_block(
-        f"this block's mixer is {' and '.join(mixers)}: {' and '.join(vocabulary.HOSTS[name].short for name in mixers)}"
-    )
-
-
-@dataclass(frozen=True)
-class HostAnatomy:
-    """One host of one kind of block: its module (relative to the block), sizes, and its values.
-
-    ``hook_points`` holds one place per way the forward can reach the value (a prompt,
-    a decoding step); ``missing`` the reason for each value that is not there; ``prompt_only`` are
-    values that a decoding step, which runs other code, does not hold.
+    Raises NotADecoder when the model has no list of blocks between an embedding and a head,
+    CannotTrace when a block is not its input plus what mixers and MLPs return, and whatever the
+    model's own forward raises.
     """
-
-    name: str
-    module: str
-    sizes: dict[str, int]
-    hook_points: dict[str, tuple[HookPoint, ...]]
-    missing: dict[str, Unavailability]
-    details: HostDetails
-    prompt_only: frozenset[str] = frozenset()
-
-    @property
-    def part(self) -> bool:
-        """Whether it is a part of the block's own forward, without a module."""
-        return bool(self.hook_points) and not self.module and self.name not in ("layers", "model")
-
-
-@dataclass(frozen=True)
-class BlockAnatomy:
-    """One kind of block: the blocks that are so, their hosts, what they add, and the order of reading, which a decoding step may have of its own.
-
-    ``steps`` is what the block does to its stream, and ``mid`` how many of them ``layer_mid`` has behind it, None where it is not there.
-    """
-
-    layers: tuple[int, ...]
-    hosts: dict[str, HostAnatomy]
-    sublayers: tuple[Sublayer, ...]
-    order: tuple[tuple[str, str], ...]
-    steps: tuple[Step, ...] = ()
-    mid: int | None = None
-    step_order: tuple[tuple[str, str], ...] = ()
-
-    def passes(self, step: bool = False) -> tuple[tuple[str, str], ...]:
-        """Host and name of every value in the order the forward passes them: of a prompt, or of a decoding step."""
-        return self.step_order if step and self.step_order else self.order
-
-    @property
-    def normed(self) -> tuple[Sublayer, Sublayer | None]:
-        """The sublayers whose norms attention_norm_output and mlp_norm_output are of."""
-        return first_and_second(self.sublayers)
-
-
-@dataclass
-class Anatomy:
-    """What discovery found out about a model.
-
-    ``norm`` is the last norm of the stream before the head, if any, else ``no_norm`` says why, and ``norm_turn`` which of its
-    calls in a forward that is, from 0, None where it makes one; ``head_reads_norm`` is whether the head is called
-    with its very output (the last block's, without one); ``head_is_last`` whether the head's output is the logits;
-    ``embedding_fits`` whether the embedding is as wide as the stream; ``passable`` whether blocks can be left out;
-    ``masked`` whether a run on shapes alone has to be given an attention mask.
-
-    A block that runs twice in a forward is noticed on a model of up to `_SMALL` parameters wherever it stands; on a
-    larger one where it is the first of its kind.
-    """
-
-    backbone: Backbone
-    norm: str | None
-    blocks: list[BlockAnatomy]
-    head_is_last: bool
-    head_reads_norm: bool = True
-    embedding_fits: bool = True
-    no_norm: Unavailability | None = None
-    norm_turn: int | None = None
-    masked: bool = False
-    passable: bool = True
-
-    @property
-    def names(self) -> dict[str, str]:
-        """The standard names of what is around the blocks, and of the blocks, with their paths."""
-        found = {
-            "embed_tokens": self.backbone.embedding,
-            "layers": self.backbone.blocks,
-            "lm_head": self.backbone.head,
-        }
-        return found if self.norm is None else {**found, "norm": self.norm}
-
-    @property
-    def width(self) -> int:
-        """How wide the stream is."""
-        return self.blocks[0].hosts["layers"].sizes["hidden_size"]
-
-    def block(self, layer: int) -> BlockAnatomy:
-        return next(block for block in self.blocks if layer in block.layers)
-
-
-def discover(twin: torch.nn.Module, alike: bool = True) -> Anatomy:
-    """Find the standard values of ``twin``, a model that no engine has wrapped yet: on the meta device in bfloat16, or a small one.
-
-    alike: whether blocks of equal modules are taken for equal; where the forward multiplies with numbers, which may be a
-    block's own, they are not.
-    It runs shortened to the blocks that differ and is left as it was found, unless its experts
-    run in a loop: such a twin must not be used for anything else.
-
-    Raises NotADecoder when the model has no list of blocks between an embedding and a head, CannotFollow
-    when a block is not its input plus what mixers and MLPs return, and whatever the model's own forward raises.
-    """
-    try:
-        return _discover(twin, alike, masked=False)
-    except (NotImplementedError, RuntimeError):
-        if twin.device.type != "meta":
-            raise
-        # Some look for packed sequences among the positions where no mask is given, and shapes alone have none to look at.
-        with suppress(NotImplementedError, RuntimeError):
-            return _discover(twin, alike, masked=True)
-        raise
-
-
-def _discover(twin: torch.nn.Module, alike: bool, masked: bool) -> Anatomy:
-    """What `discover` finds, the model called with an attention mask of ones where ``masked``."""
-    base = find_backbone(twin, partial(_ran, masked=masked))
-    blocks = twin.get_submodule(base.blocks)
-    groups = kinds(blocks) if alike else [(layer,) for layer in range(len(blocks))]
-    depth = max(group[0] for group in groups) + 1
     if getattr(twin.config.get_text_config(), "_experts_implementation", None) == "eager":
         _choose_no_expert(twin)
-    paths = [f"{base.blocks}.{group[0]}" for group in groups]
-    batch, seq = probe_lengths(twin)
-    named = twin.config.get_text_config().to_dict().get("num_hidden_layers", len(blocks))
-    if (
-        named != len(blocks) or twin.num_parameters() < _SMALL
-    ):  # some go through their blocks more than once
-        every = [f"{base.blocks}.{layer}" for layer in range(len(blocks))]
-        for path, count in _runs(twin, every, masked).items():
-            if count != 1:
-                raise CannotTrace(
-                    f"{path} runs {count} times in a forward"
-                    if count
-                    else f"{path} does not run in a forward over token ids alone"
-                )
-    ids = (
-        torch.arange(batch * seq, device=twin.device).view(batch, seq)
-        % twin.config.get_text_config().vocab_size
-    )
-    with (
-        torch.no_grad(),
-        without_padding_warning(twin),
-        with_first_blocks(twin, base.blocks, depth),
-    ):
-        with record_graph(twin, paths) as prompt, watched(twin, base) as ending:
-            out = twin(ids, use_cache=True, **mask_arguments(ids, masked))
-        norm, turn = ending.norm()
-        first = [find_block(prompt, path) for path in paths]
-        for path in paths:
-            shape = tuple(stream(prompt.module(path)).shape)
-            if len(shape) != 3 or shape[:2] != (batch, seq):
-                raise CannotTrace(
-                    f"the stream entering {path} is {list(shape)}, not one vector for each of {batch} x {seq} tokens"
-                )
-        second: list[BlockFindings | None] = [None] * len(paths)
-        if "cache" in out and any(
-            vocabulary.HOSTS[host].mixer and host != "self_attn"
-            for finds in first
-            for host in finds.hosts
-        ):
-            with record_graph(twin, paths) as step:
-                twin(ids[:, :1], cache=out.cache, use_cache=True)
-            second = [find_block(step, path) for path in paths]
-    if alike and any(
+    run = recorded_run(twin)
+    if run.backbone is None:
+        find_backbone(twin)  # raises with the reason
+    for layer in range(len(run.blocks)):
+        if (count := run.visits(layer)) != 1:
+            path = run.block_path(layer)
+            raise CannotTrace(
+                f"{path} runs {count} times in a forward"
+                if count
+                else f"{path} does not run in a forward over token ids alone"
+            )
+    first, second = _findings(run)
+    scaled = any(
         step.kind == "scale" and not isinstance(step.by, str)
         for finds in first
         for step in finds.steps
-    ):
-        return _discover(twin, False, masked)
-    sizes = {"batch": batch, "seq": seq, "step": 1}
-    shared = _shared(twin)
-    found = [
-        _block(group, path, a, b, sizes, shared)
-        for group, path, a, b in zip(groups, paths, first, second)
-    ]
-    width = first[0].hosts["layers"].sizes["hidden_size"]
-    fits = twin.get_input_embeddings().weight.shape[1] == width
-    reason = (
-        None
-        if norm is not None
-        else not_present("this model has no norm between the last block and the head")
     )
+    if scaled and _own_factors(run):
+        run = remember(twin, record_run(twin, run.masked, every_block=True, distinct=True))
+        first, second = _findings(run)
+    return _anatomy(run, first, second)
+
+
+def _findings(run: RecordedRun) -> tuple[list[BlockFindings], list[BlockFindings | None]]:
+    """What is found in the first block of each kind: in the prompt, and in the decoding step where it runs other code."""
+    paths = [run.block_path(layer) for layer in run.firsts]
+    first = [find_block(run.prompt.blocks, path) for path in paths]
+    batch, seq = run.prompt.batch, run.prompt.seq
+    for path in paths:
+        shape = tuple(stream(run.prompt.blocks.module(path)).shape)
+        if len(shape) != 3 or shape[:2] != (batch, seq):
+            raise CannotTrace(
+                f"the stream entering {path} is {list(shape)}, "
+                f"not one vector for each of {batch} x {seq} tokens"
+            )
+    others = {host for finds in first for host in finds.hosts} - {"self_attn"}
+    if "cache" not in run.prompt.output or not any(vocabulary.HOSTS[host].mixer for host in others):
+        return first, [None] * len(paths)
+    if run.step is None:
+        raise run.step_error or CannotTrace("the model makes no decoding step with its own cache")
+    return first, [find_block(run.step.blocks, path) for path in paths]
+
+
+def _own_factors(run: RecordedRun) -> bool:
+    """Whether equal blocks multiply with different numbers, so that each has to be looked at."""
+
+    def factors(layer: int) -> list[tuple[str, tuple[float, ...]]]:
+        call, graph = run.prompt.call(run.block_path(layer)), run.prompt.whole
+        assert call is not None
+        ops = (graph.ops[at] for at in range(call.start, call.stop))
+        return [(op.name, op.numbers) for op in ops if op.name in SCALES and op.numbers]
+
+    return any(
+        factors(group[0]) != factors(group[1])
+        for group in run.kinds
+        if len(group) > 1 and group[1] in run.ran
+    )
+
+
+def _anatomy(
+    run: RecordedRun, first: Sequence[BlockFindings], second: Sequence[BlockFindings | None]
+) -> Anatomy:
+    """The anatomy that follows from what was found in the first block of each kind."""
+    base, twin = run.backbone, run.model
+    assert base is not None
+    sizes = {"batch": run.prompt.batch, "seq": run.prompt.seq, "step": 1}
+    shared = _shared(twin)
+    kinds: dict[object, BlockAnatomy] = {}
+    for group, prompt, step in zip(run.kinds, first, second, strict=True):
+        block = _block(group, prompt.path, prompt, step, sizes, shared)
+        # Blocks that differ in a setting that shows nowhere in what was found are one kind.
+        same = kinds.setdefault(_comparable(block, prompt.path), block)
+        if same is not block:
+            layers = tuple(sorted((*same.layers, *block.layers)))
+            kinds[_comparable(block, prompt.path)] = replace(same, layers=layers)
+    found = list(kinds.values())
+    width = found[0].hosts["layers"].sizes["hidden_size"]
+    ending = after_the_blocks(run.prompt.whole, base)
+    norm, turn = ending.norm()
     anatomy = Anatomy(
         base,
         norm,
         found,
-        ending.head is out.logits,
-        ending.head_reads(norm),
-        fits,
-        reason,
-        turn,
-        masked=masked,
+        head_is_last=ending.head is run.prompt.output.logits,
+        head_reads_norm=ending.head_reads(norm),
+        embedding_fits=twin.get_input_embeddings().weight.shape[1] == width,
+        no_norm=None
+        if norm is not None
+        else not_present("this model has no norm between the last block and the head"),
+        norm_turn=turn,
+        masked=run.masked,
     )
-    anatomy.passable = _passable(twin, base, found, masked)
+    anatomy.passable = _passable(twin, base, found, run.masked)
     return anatomy
 
 
+def _comparable(value: object, path: str) -> object:
+    """What was found of the block at ``path``, as something that is equal for blocks that are: without tensors and positions in the run."""
+    if isinstance(value, Step):
+        return value.kind, _comparable(value.by, path)
+    if isinstance(value, TensorCandidate | AttentionOperations):
+        return None
+    if isinstance(value, str):
+        return value.removeprefix(path) if value.startswith(f"{path}.") else value
+    if is_dataclass(value):
+        own = [one.name for one in fields(value) if one.name != "layers"]
+        return type(value), tuple(_comparable(getattr(value, name), path) for name in own)
+    if isinstance(value, dict):
+        return tuple((key, _comparable(one, path)) for key, one in value.items())
+    if isinstance(value, tuple | list):
+        return tuple(_comparable(one, path) for one in value)
+    return value
+
+
 def _passable(
-    twin: torch.nn.Module, base: Backbone, found: list[BlockAnatomy], masked: bool
+    twin: torch.nn.Module, base: Backbone, found: Sequence[BlockAnatomy], masked: bool
 ) -> bool:
-    """Whether the forward goes on where blocks hand on the stream alone, and nothing of what else they return or keep for others."""
-    holder, blocks = (
-        twin.get_submodule(base.blocks.rpartition(".")[0]),
-        twin.get_submodule(base.blocks),
-    )
+    """Whether a block runs where all others return the residual stream alone, and keep nothing for it."""
+    blocks = list(twin.get_submodule(base.blocks))
+    width = found[0].hosts["layers"].sizes["hidden_size"]
+    entering = torch.zeros(1, 3, width, dtype=twin.dtype, device=twin.device)
     ids = torch.zeros(1, 3, dtype=torch.long, device=twin.device)
-    stream = torch.zeros(
-        1, 3, found[0].hosts["layers"].sizes["hidden_size"], dtype=twin.dtype, device=twin.device
-    )
-    name = base.blocks.rpartition(".")[2]
-    handing = [
-        PassthroughBlock(block, stream, kind.hosts["layers"].details.returns)
-        for layer, block in enumerate(blocks)
-        for kind in found
-        if layer in kind.layers
-    ]
+    passing = list(blocks)
+    for kind in found:
+        left = stream_alone(entering, kind.hosts["layers"].details.returns)
+        for layer in kind.layers:
+            passing[layer] = PassthroughBlock(blocks[layer], lambda *_, left=left: left)
     try:
         with torch.no_grad(), without_padding_warning(twin):
-            for left in (layer for kind in found for layer in kind.layers[:2]):
-                setattr(
-                    holder,
-                    name,
-                    torch.nn.ModuleList([*handing[:left], blocks[left], *handing[left + 1 :]]),
-                )
-                twin(ids, **mask_arguments(ids, masked))
+            for layer in (layer for kind in found for layer in kind.layers[:2]):
+                swapped = [*passing[:layer], blocks[layer], *passing[layer + 1 :]]
+                with swapped_blocks(twin, base.blocks, swapped):
+                    twin(ids, **mask_arguments(ids, masked))
     except (TypeError, AttributeError, LookupError, ValueError, RuntimeError):  # whatever it misses
         return False
-    finally:
-        setattr(holder, name, blocks)
     return True
-
-
-def _ran(twin: torch.nn.Module, paths: Sequence[str], masked: bool = False) -> list[str]:
-    """Which of the modules at ``paths`` a forward over token ids runs, and runs once."""
-    return [path for path, count in _runs(twin, paths, masked).items() if count == 1]
-
-
-def _runs(twin: torch.nn.Module, paths: Sequence[str], masked: bool) -> dict[str, int]:
-    """How often a forward over token ids runs each of the modules at ``paths``."""
-    counts = dict.fromkeys(paths, 0)
-    hooks = [
-        twin.get_submodule(path).register_forward_hook(
-            lambda *_, path=path: counts.update({path: counts[path] + 1})
-        )
-        for path in paths
-    ]
-    ids = torch.zeros(1, 3, dtype=torch.long, device=twin.device)
-    try:
-        with torch.no_grad(), without_padding_warning(twin):
-            twin(ids, **mask_arguments(ids, masked))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return counts
 
 
 def _choose_no_expert(twin: torch.nn.Module) -> None:
@@ -343,12 +199,14 @@ def _choose_no_expert(twin: torch.nn.Module) -> None:
         )
         return torch.zeros_like(hidden_states) + (chosen * 0).to(hidden_states)
 
+    made: dict[type, type] = {}
     for module in twin.modules():
+        kind = type(module)
         if hasattr(module, "_is_expert_parallel"):  # what transformers' own experts classes set
-            kind = type(module)
-            module.__class__ = type(
-                kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__}
-            )
+            if kind not in made:
+                own = {"forward": forward, "__module__": kind.__module__}
+                made[kind] = type(kind.__name__, (kind,), own)
+            module.__class__ = made[kind]
 
 
 def _shared(twin: torch.nn.Module) -> set[str]:

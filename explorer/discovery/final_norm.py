@@ -1,84 +1,67 @@
-"""What comes after the blocks: the final norm on the stream's way, and the head."""
+"""What comes after the blocks: the final norm on the residual stream's way, and the head."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from explorer.discovery.backbone import Backbone
-from explorer.discovery.trace_graph import tensors
+from explorer.discovery.trace_graph import TraceGraph, tensors
 
 
 @dataclass
-class FinalNormProbe:
-    """What ran around the blocks: norms that the stream leaving the last block went through, in order, what they returned, and the head's call."""
+class AfterTheBlocks:
+    """What ran after the last block of one forward.
 
-    calls: Counter[str] = field(default_factory=Counter)
-    after: list[tuple[str, int]] = field(default_factory=list)
-    made: dict[str, torch.Tensor] = field(default_factory=dict)
-    left: torch.Tensor | None = None
-    read: torch.Tensor | None = None
-    head: torch.Tensor | None = None
-    open: bool = False
+    counts: how often each module outside the blocks ran. norms: path and number of the call (from 0)
+    of each norm that the stream leaving the last block went through, in order; a norm is a module
+    without children that has no matrix, and behind a matrix there is no stream. outputs: what those
+    norms returned, by path. stream: what the last block returned. head_input, head: what the head was
+    called with, and returned.
+    """
 
-    def block_done(self, left: object) -> None:
-        self.left, self.after, self.open = next(tensors(left), None), [], True
-
-    def ran(self, path: str, module: torch.nn.Module, made: object) -> None:
-        """A module without children outside the blocks; a norm is one that has no matrix, and behind a matrix is no stream."""
-        self.open = self.open and all(parameter.dim() == 1 for parameter in module.parameters())
-        if self.open:
-            self.made[path] = made
-            self.after.append((path, self.calls[path]))
-        self.calls[path] += 1
+    counts: Counter[str] = field(default_factory=Counter)
+    norms: list[tuple[str, int]] = field(default_factory=list)
+    outputs: dict[str, Any] = field(default_factory=dict)
+    stream: torch.Tensor | None = None
+    head_input: torch.Tensor | None = None
+    head: Any = None
 
     def norm(self) -> tuple[str | None, int | None]:
         """The last norm before the head, and which of its calls that is where it makes several; None where there is none."""
-        path, turn = self.after[-1] if self.after else (None, None)
-        return path, turn if path is not None and self.calls[path] > 1 else None
+        path, call = self.norms[-1] if self.norms else (None, None)
+        return path, call if path is not None and self.counts[path] > 1 else None
 
     def head_reads(self, norm: str | None) -> bool:
-        """Whether the head was called with what a norm (or, without one, the last block) returned, itself or a view of it."""
-        made = self.made.get(norm) if norm is not None else self.left if not self.after else None
-        return (
-            isinstance(made, torch.Tensor)
-            and self.read is not None
-            and (
-                self.read is made or self.read._base is (made if made._base is None else made._base)
-            )
-        )
+        """Whether the head was called with what a norm (without one, the last block) returned, itself or a view of it."""
+        made = self.outputs.get(norm) if norm is not None else None if self.norms else self.stream
+        read = self.head_input
+        if not isinstance(made, torch.Tensor) or read is None:
+            return False
+        return read is made or read._base is (made if made._base is None else made._base)
 
 
-@contextmanager
-def watched(twin: torch.nn.Module, base: Backbone) -> Iterator[FinalNormProbe]:
-    """Watch the modules outside the blocks as the run goes on."""
-    ending = FinalNormProbe()
-    inside = f"{base.blocks}."
-    last = twin.get_submodule(base.blocks)[-1]
-
-    def headed(module: torch.nn.Module, args: tuple, out: torch.Tensor) -> None:
-        ending.read, ending.head = args[0], out
-
-    hooks = [last.register_forward_hook(lambda own, args, out: ending.block_done(out))]
-    hooks.append(twin.get_submodule(base.head).register_forward_hook(headed))
-    for path, module in twin.named_modules():
-        if (
+def after_the_blocks(run: TraceGraph, base: Backbone) -> AfterTheBlocks:
+    """What a recorded forward, with every call of a module, ran after its blocks."""
+    found = AfterTheBlocks()
+    last, passing = f"{base.blocks}.{base.num_layers - 1}", False
+    for call in sorted(run.calls, key=lambda call: call.ended):
+        path = call.module
+        if path == last:
+            found.stream, found.norms, passing = next(tensors(call.output), None), [], True
+        elif path == base.head:
+            found.head_input, found.head = call.args[0], call.output
+        elif (
             path
-            and not path.startswith(inside)
-            and path != base.head
-            and not any(True for _ in module.children())
+            and not path.startswith(f"{base.blocks}.")
+            and not any(True for _ in call.fn.children())
         ):
-            hooks.append(
-                module.register_forward_hook(
-                    lambda own, args, out, path=path: ending.ran(path, own, out)
-                )
-            )
-    try:
-        yield ending
-    finally:
-        for hook in hooks:
-            hook.remove()
+            passing = passing and all(one.dim() == 1 for one in call.fn.parameters())
+            if passing:
+                found.outputs[path] = call.output
+                found.norms.append((path, found.counts[path]))
+            found.counts[path] += 1
+    return found

@@ -8,20 +8,12 @@ spanning a range of operations: the places where a value can be handed over.
 
 from __future__ import annotations
 
-import inspect
-import types
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from explorer.engine.instrument import instrumented
-from explorer.engine.nnsight_api import SourceNotAvailable, bind
-from explorer.engine.reference_kernels import reference, runs_kernels
 
 #: Operations that hand their one tensor on with the same numbers, perhaps laid out differently.
 PASSING = frozenset(
@@ -46,18 +38,22 @@ PASSING = frozenset(
     ]
 )
 
-#: Code whose calls are not worth following: bookkeeping, not the forward's arithmetic.
-NOT_FOLLOWED = ("transformers.cache_utils", "transformers.masking_utils", "transformers.utils")
-
 
 @dataclass(frozen=True)
 class Op:
-    """One operation the dispatcher ran: its name, the ids of the tensors it read and made, and the plain numbers among its arguments."""
+    """One operation the dispatcher ran.
+
+    reads, makes: ids of the tensors among its arguments and results. numbers: the plain numbers
+    among its arguments. function, args, kwargs: the call itself, with which it can be run again.
+    """
 
     name: str
     reads: tuple[int, ...]
     makes: tuple[int, ...]
     numbers: tuple[float, ...] = ()
+    function: Callable[..., Any] | None = field(default=None, compare=False)
+    args: tuple = field(default=(), compare=False)
+    kwargs: dict = field(default_factory=dict, compare=False)
 
 
 @dataclass
@@ -121,16 +117,10 @@ class TraceGraph:
     makers: dict[int, list[int]] = field(default_factory=dict)
     readers: dict[int, list[int]] = field(default_factory=dict)
 
-    def add(
-        self,
-        name: str,
-        reads: Iterable[torch.Tensor],
-        makes: Iterable[torch.Tensor],
-        numbers: Iterable[float] = (),
-    ) -> None:
-        reads, makes = tuple(reads), tuple(makes)
+    def add(self, op: Op, reads: Sequence[torch.Tensor], makes: Sequence[torch.Tensor]) -> None:
+        """Append an operation, with the tensors it read and made."""
         index = len(self.ops)
-        self.ops.append(Op(name, tuple(map(id, reads)), tuple(map(id, makes)), tuple(numbers)))
+        self.ops.append(op)
         for tensor in reads:
             self.tensors[id(tensor)] = tensor
             self.readers.setdefault(id(tensor), []).append(index)
@@ -201,146 +191,3 @@ def _below(call: Call, ancestor: Call) -> bool:
         if call is ancestor:
             return True
     return False
-
-
-class _Operations(TorchDispatchMode):
-    def __init__(self, graph: TraceGraph) -> None:
-        super().__init__()
-        self.graph = graph
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        numbers = [x for x in args if isinstance(x, (int, float)) and not isinstance(x, bool)]
-        self.graph.add(
-            func._schema.name.split("::")[-1], tensors((args, kwargs or {})), tensors(out), numbers
-        )
-        return out
-
-
-def _followed(fn: Any) -> bool:
-    """Whether a call's own operations are worth seeing: a Python function of the modeling code."""
-    inner = inspect.unwrap(fn) if callable(fn) else fn
-    home = getattr(inner, "__module__", None) or ""
-    return (
-        isinstance(fn, (types.FunctionType, types.MethodType))
-        and home.startswith("transformers.")
-        and not home.startswith(NOT_FOLLOWED)
-    )
-
-
-class _Calls:
-    """Rewrites the forwards of the recorded modules so that each call reports itself."""
-
-    def __init__(self, graph: TraceGraph) -> None:
-        self.graph = graph
-        self.current: Call | None = None
-        self.calling: tuple[torch.nn.Module | None, tuple[str, tuple[str, ...]] | None] = (
-            None,
-            None,
-        )
-        self.clock = 0
-
-    def tick(self) -> int:
-        self.clock += 1
-        return self.clock
-
-    def run(self, call: Call, fn: Callable) -> Any:
-        call.parent, self.current = self.current, call
-        self.graph.calls.append(call)
-        call.began = self.tick()
-        try:
-            call.output = fn(*call.args, **call.kwargs)
-        finally:
-            self.current = call.parent
-        call.stop, call.ended = len(self.graph.ops), self.tick()
-        for tensor in tensors((call.args, call.kwargs, call.output)):
-            self.graph.tensors[id(tensor)] = tensor
-        return call.output
-
-    def op(self, module: str, labels: tuple[str, ...]) -> Callable:
-        """The callback an instrumented function makes at each of its operations."""
-        followed: dict[tuple, Callable] = {}
-
-        def operation(location: str, fn: Callable, *args: Any, **kwargs: Any) -> Any:
-            own = (*labels, location.removeprefix("source."))
-            fn = reference(fn)  # the run is of shapes alone
-            start = len(self.graph.ops)
-            if fn is bind:
-                return self.run(Call(module, own, None, args, {}, start), bind)
-            if isinstance(fn, torch.nn.Module):  # reports itself, by its own path
-                self.calling = (fn, (module, own))
-                return fn(*args, **kwargs)
-            target = fn
-            if _followed(fn):
-                if (own, fn) not in followed:
-                    followed[own, fn] = _instrumented(fn, self.op(module, own))
-                target = followed[own, fn]
-            return self.run(Call(module, own, fn, args, kwargs, start), target)
-
-        return operation
-
-    def forward(self, module: torch.nn.Module, path: str) -> Callable:
-        own = module.forward
-        if type(module).__module__.startswith("transformers."):
-            own = _instrumented(own, self.op(path, ()))
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            called, made_in = self.calling
-            self.calling, made_in = (None, None), made_in if called is module else None
-            return self.run(
-                Call(path, (), module, args, kwargs, len(self.graph.ops), made_in=made_in), own
-            )
-
-        return forward
-
-
-def _instrumented(fn: Callable, op: Callable) -> Callable:
-    try:
-        return instrumented(fn, op)
-    except SourceNotAvailable:
-        return fn
-
-
-def _in_torch(location: str, fn: Callable, *args: Any, **kwargs: Any) -> Any:
-    """What a forward that is not recorded does at each of its operations."""
-    return reference(fn)(*args, **kwargs)
-
-
-@contextmanager
-def record_graph(root: torch.nn.Module, paths: Iterable[str]) -> Iterator[TraceGraph]:
-    """Record what happens inside the modules at ``paths`` (and all below them) of ``root``.
-
-    The model, of shapes alone, must not be wrapped by the engine and is left as it was found.
-    Where a package's kernel would run, in any of its blocks, the torch function does.
-    """
-    graph = TraceGraph()
-    calls = _Calls(graph)
-    operations = _Operations(graph)
-    chosen: dict[str, torch.nn.Module] = {}
-    for path in paths:
-        top = root.get_submodule(path)
-        for name, module in top.named_modules():
-            chosen.setdefault(f"{path}.{name}" if name else path, module)
-    tops = [root.get_submodule(path) for path in paths]
-    seen = set(chosen.values())
-    others = [module for module in root.modules() if module not in seen and runs_kernels(module)]
-
-    handles = []
-    for top in tops:
-        handles.append(top.register_forward_pre_hook(lambda *_: operations.__enter__() and None))
-        handles.append(
-            top.register_forward_hook(
-                lambda *_: operations.__exit__(None, None, None), always_call=True
-            )
-        )
-    try:
-        for path, module in chosen.items():
-            module.__dict__["forward"] = calls.forward(module, path)
-        for module in others:
-            module.__dict__["forward"] = _instrumented(module.forward, _in_torch)
-        yield graph
-    finally:
-        for module in (*chosen.values(), *others):
-            module.__dict__.pop("forward", None)
-        for handle in handles:
-            handle.remove()

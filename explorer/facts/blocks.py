@@ -9,7 +9,7 @@ from typing import Any
 
 from explorer import vocabulary
 from explorer.discovery.block import Sublayer
-from explorer.discovery.discover import BlockAnatomy, HostAnatomy
+from explorer.discovery.anatomy import BlockAnatomy, HostAnatomy
 from explorer.model.language_model import LanguageModel
 from explorer.vocabulary.availability import most_informative
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from explorer import vocabulary
+from explorer.discovery.anatomy import Anatomy, HostAnatomy
 from explorer.discovery.backbone import after_blocks
 from explorer.discovery.details import HostDetails
-from explorer.discovery.discover import Anatomy, HostAnatomy
 from explorer.discovery.hook_point import HookPoint
 from explorer.engine.nnsight_api import TransformersModel
 from explorer.engine.observers import TraceObserver

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from explorer import vocabulary
-from explorer.discovery.discover import Anatomy, HostAnatomy
+from explorer.discovery.anatomy import Anatomy, HostAnatomy
 from explorer.vocabulary.availability import Unavailability, most_informative
 from explorer.vocabulary.formatting import ranges
 

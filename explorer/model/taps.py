@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from explorer import vocabulary
-from explorer.discovery.discover import Anatomy, HostAnatomy
+from explorer.discovery.anatomy import Anatomy, HostAnatomy
 from explorer.discovery.hook_point import (
     HookPoint,
     get_element,

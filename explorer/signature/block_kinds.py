@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from explorer.discovery.backbone import find_backbone, signature
+from explorer.discovery.backbone import built_like, find_backbone
 from explorer.meta_device import build_meta
 from explorer.signature.sizes import Key, at, changed, figures, per_block, with_blocks
 
@@ -81,7 +81,7 @@ def _kinds(
     said = [values for key in lists if len(values := at(config, key)) == len(blocks)]
     said = [values for values in said if all(isinstance(one, str | int) for one in values)]
     return [
-        (signature(block), tuple(values[i] for values in said), _looks_back(block))
+        (built_like(block), tuple(values[i] for values in said), _looks_back(block))
         for i, block in enumerate(blocks)
     ]
 

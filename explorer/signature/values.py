@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from explorer import vocabulary
-from explorer.discovery.discover import Anatomy, discover
+from explorer.discovery.anatomy import Anatomy
+from explorer.discovery.discover import discover
 from explorer.model.shapes import shapes
 from explorer.signature.expressions import Expr
 from explorer.signature.probes import Probes

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import torch
 
-from explorer.discovery.discover import HostAnatomy
+from explorer.discovery.anatomy import HostAnatomy
 from explorer.discovery.trace_graph import Call, tensors
 from explorer.traits.probe import ModelProbe
 from explorer.traits.replayable_graph import PASSING, NoNumbers, ReplayableGraph

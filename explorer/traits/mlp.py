@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from explorer.discovery.discover import HostAnatomy
+from explorer.discovery.anatomy import HostAnatomy
 from explorer.discovery.trace_graph import Call, tensors
 from explorer.traits.evidence import blocks, listed, name, number
 from explorer.traits.probe import ModelProbe

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from explorer.discovery.discover import Anatomy, HostAnatomy, discover
+from explorer.discovery.anatomy import Anatomy, HostAnatomy
+from explorer.discovery.discover import discover
 from explorer.discovery.trace_graph import Call, tensors
 from explorer.meta_device import build_meta, mask_arguments, probe_lengths, without_padding_warning
 from explorer.traits.buffers import Buffers

@@ -18,7 +18,7 @@ from explorer import load, vocabulary
 from explorer.checkpoints import cards
 from explorer.discovery.backbone import NotADecoder, find_backbone
 from explorer.discovery.discover import discover
-from explorer.discovery.trace_graph import record_graph
+from explorer.discovery.trace_recorder import record_graph
 from explorer.meta_device import build_meta, probe_lengths
 from explorer.model.envoys import Unavailable
 from explorer.model.language_model import LanguageModel

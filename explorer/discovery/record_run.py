@@ -1,0 +1,342 @@
+"""Running a model once and recording it: the making of a `RecordedRun`."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from typing import Any
+
+import torch
+
+from explorer.discovery.backbone import (
+    Backbone,
+    NotADecoder,
+    PassthroughBlock,
+    equal_blocks,
+    find_backbone,
+    swapped_blocks,
+)
+from explorer.discovery.recorded_run import (
+    CachedTensor,
+    RecordedForward,
+    RecordedRun,
+    named_tensors,
+)
+from explorer.discovery.trace_graph import Call
+from explorer.discovery.trace_recorder import Recorder
+from explorer.meta_device import mask_arguments, probe_lengths, without_padding_warning
+
+#: Where a model's record is kept: on the model itself, so that it is there as long as the model is.
+_ATTRIBUTE = "_bestiary_recorded_run"
+
+#: The names under which forwards return what a further call goes on from, and take it.
+_CARRIED = ("cache", "past_key_values", "cache_params", "state")
+
+#: Of each kind of block the first so many run: the second shows what the first changes, such as
+#: the dtype of the residual stream.
+_RUN_OF_EACH_KIND = 2
+
+
+def recorded_run(model: torch.nn.Module, masked: bool | None = None) -> RecordedRun:
+    """The record of a transformers model, made on the first call and kept with the model.
+
+    The model must not be in the middle of a trace; it is left as it was found.
+    masked: whether to give it an attention mask; None for giving it one only where it needs that.
+
+    Raises whatever the model's forward raises.
+    """
+    found: RecordedRun | None = model.__dict__.get(_ATTRIBUTE)
+    if found is None or masked not in (None, found.masked):
+        found = remember(model, record_run(model, masked))
+    return found
+
+
+def remember(model: torch.nn.Module, run: RecordedRun) -> RecordedRun:
+    """Keep ``run`` as the record of ``model``, which is built like the model that ran."""
+    model.__dict__[_ATTRIBUTE] = run
+    return run
+
+
+def record_run(
+    model: torch.nn.Module,
+    masked: bool | None = None,
+    lengths: tuple[int, int] | None = None,
+    every_block: bool = False,
+    distinct: bool = False,
+    operations: bool = True,
+) -> RecordedRun:
+    """Run a model and record it, see `RecordedRun`.
+
+    masked: as for `recorded_run`. lengths: batch and tokens of the prompt, chosen so that no size of
+    the model equals one of them where not given. every_block: whether all blocks run.
+    distinct: whether every block is a kind of its own. operations: whether operations are recorded.
+    """
+    try:
+        return _Run(model, bool(masked), lengths, every_block, distinct, operations).record()
+    except (NotImplementedError, RuntimeError):
+        if masked is not None or next(model.parameters()).device.type != "meta":
+            raise
+        # Some look for packed sequences among the positions where no mask is given, and shapes alone have none to look at.
+        with suppress(NotImplementedError, RuntimeError):
+            return _Run(model, True, lengths, every_block, distinct, operations).record()
+        raise
+
+
+class _Run:
+    """The making of one `RecordedRun`."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        masked: bool,
+        lengths: tuple[int, int] | None,
+        every_block: bool,
+        distinct: bool,
+        operations: bool,
+    ) -> None:
+        self.model, self.masked, self.operations = model, masked, operations
+        self.batch, self.seq = lengths or probe_lengths(model)
+        self.backbone = _backbone(model, masked)
+        count = self.backbone.num_layers if self.backbone is not None else 0
+        self.blocks = [] if not count else list(model.get_submodule(self.backbone.blocks))
+        self.kinds = [(at,) for at in range(count)] if distinct else equal_blocks(self.blocks)
+        few = sorted(at for group in self.kinds for at in group[:_RUN_OF_EACH_KIND])
+        self.ran = tuple(range(count)) if every_block else tuple(few)
+
+    def record(self) -> RecordedRun:
+        device = next(self.model.parameters()).device
+        ids = torch.arange(self.batch * self.seq, device=device).view(self.batch, self.seq)
+        ids = ids % self.model.config.get_text_config().vocab_size
+        meta = device.type == "meta"
+        with (
+            torch.no_grad(),
+            without_padding_warning(self.model) if meta else nullcontext(),
+            _attributes_restored(self.model) as before,
+        ):
+            self.before = before
+            if len(self.ran) < len(self.blocks):
+                try:
+                    run = self._forwards(ids)
+                    if all(run.visits(layer) == 1 for layer in range(len(self.blocks))):
+                        return run
+                except Exception:  # a block may need what a block that was left out has made
+                    pass
+                self.ran = tuple(range(len(self.blocks)))
+            return self._forwards(ids)
+
+    def _forwards(self, ids: torch.Tensor) -> RecordedRun:
+        with self._with_few_blocks():
+            prompt, cache = self._forward(ids, **mask_arguments(ids, self.masked))
+            if cache is None:
+                prompt, cache = self._with_given_cache(ids, prompt)
+            run = RecordedRun(self.model, self.backbone, self.kinds, self.ran, self.masked, prompt)
+            if cache is not None:
+                try:
+                    run.step, _ = self._forward(ids[:, :1], **cache)
+                except Exception as error:
+                    run.step_error = error
+            return run
+
+    def _with_given_cache(
+        self, ids: torch.Tensor, prompt: RecordedForward
+    ) -> tuple[RecordedForward, dict[str, Any] | None]:
+        """The prompt run with a cache, where a forward takes one and hands none back; else as it was."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self.model.config)
+        try:
+            again, _ = self._forward(ids, cache=cache, **mask_arguments(ids, self.masked))
+        except Exception:
+            return prompt, None
+        found = tuple(_cached(cache, again.writers))
+        if not found:
+            return prompt, None
+        again.cache, again.windows = found, _windows(cache)
+        return again, {"cache": cache}
+
+    def _with_few_blocks(self) -> Any:
+        if self.backbone is None or len(self.ran) == len(self.blocks):
+            return nullcontext()
+        return _few_blocks(self.model, self.backbone.blocks, self.kinds, self.ran)
+
+    def _forward(
+        self, ids: torch.Tensor, **options: Any
+    ) -> tuple[RecordedForward, dict[str, Any] | None]:
+        """One forward, and what a further call is given of what it returned."""
+        blocks = f"{self.backbone.blocks}." if self.backbone is not None else ""
+        firsts = [f"{blocks}{group[0]}" for group in self.kinds]
+        seconds = [f"{blocks}{group[1]}" for group in self.kinds if len(group) > 1]
+        with _Writers() as writers:
+            recorder = Recorder(
+                self.model,
+                firsts if self.operations else (),
+                seconds if self.operations else (),
+                whole=True,
+                operations=self.operations,
+                entered=writers.look,
+            )
+            writers.recorder = recorder
+            with recorder:
+                out = self.model(ids, use_cache=True, **options)
+        assert recorder.whole is not None
+        found = RecordedForward(*ids.shape, out, recorder.blocks, recorder.whole, writers.wrote)
+        cache = _carried(out)
+        if cache is not None and "state" not in cache:
+            found.cache = tuple(_cached(next(iter(cache.values())), writers.wrote))
+            found.windows = _windows(next(iter(cache.values())))
+        found.held = {
+            (path, name): value
+            for path, module in self.model.named_modules()
+            for name, value in vars(module).items()
+            if isinstance(value, torch.Tensor)
+            and value.dim() > 1
+            and module in self.before
+            and value is not self.before[module].get(name)
+        }
+        return found, cache
+
+
+def _backbone(model: torch.nn.Module, masked: bool) -> Backbone | None:
+    """The backbone of a model, None where it has none."""
+    try:
+        return find_backbone(model, lambda root, paths: _ran(root, paths, masked))
+    except NotADecoder:
+        return None
+
+
+def _ran(root: torch.nn.Module, paths: Sequence[str], masked: bool) -> list[str]:
+    """Which of the blocks at ``paths``, of several block lists, a forward over token ids runs exactly once."""
+    ids = torch.zeros(1, 3, dtype=torch.long, device=next(root.parameters()).device)
+    counts = dict.fromkeys(paths, 0)
+
+    def count(path: str) -> Any:
+        return lambda *_: counts.update({path: counts[path] + 1})
+
+    with ExitStack() as undo, torch.no_grad(), without_padding_warning(root):
+        for path in paths:
+            undo.callback(root.get_submodule(path).register_forward_hook(count(path)).remove)
+        root(ids, **mask_arguments(ids, masked))
+    return [path for path, number in counts.items() if number == 1]
+
+
+@contextmanager
+def _few_blocks(
+    model: torch.nn.Module, path: str, kinds: Sequence[tuple[int, ...]], ran: Sequence[int]
+) -> Iterator[None]:
+    """``model`` with blocks that did not run in ``ran`` handing on what the last equal block before them returned."""
+    blocks = list(model.get_submodule(path))
+    returned: dict[int, Any] = {}
+    with ExitStack() as undo:
+        for layer in ran:
+            hook = blocks[layer].register_forward_hook(
+                lambda module, args, out, layer=layer: returned.update({layer: out})
+            )
+            undo.callback(hook.remove)
+        swapped = list(blocks)
+        for group in kinds:
+            last = group[0]
+            for layer in group:
+                if layer in ran:
+                    last = layer
+                else:
+                    swapped[layer] = PassthroughBlock(
+                        blocks[layer], lambda args, kwargs, last=last: returned[last]
+                    )
+        undo.enter_context(swapped_blocks(model, path, swapped))
+        yield
+
+
+@contextmanager
+def _attributes_restored(model: torch.nn.Module) -> Iterator[dict[torch.nn.Module, dict[str, Any]]]:
+    """The attributes of every module, put back afterwards: some models keep their state there."""
+    before = {module: dict(vars(module)) for module in model.modules()}
+    try:
+        yield before
+    finally:
+        for module, attributes in before.items():
+            for name in vars(module).keys() - attributes.keys():
+                object.__delattr__(module, name)
+            for name, value in attributes.items():
+                if vars(module).get(name) is not value:
+                    object.__setattr__(module, name, value)
+
+
+class _Writers:
+    """Notes which module is running when something is written to a transformers cache.
+
+    ``wrote`` is, by index in the cache and name of what was written, the path of the module.
+    """
+
+    #: The methods that write, with the position of the argument that says to which index, and what they write.
+    METHODS: Mapping[str, tuple[int, tuple[str, ...]]] = {
+        "update": (2, ("keys", "values")),
+        "update_conv_state": (1, ("conv_states",)),
+        "update_recurrent_state": (1, ("recurrent_states",)),
+    }
+
+    def __init__(self) -> None:
+        self.wrote: dict[tuple[int, str], str] = {}
+        self.recorder: Recorder | None = None
+        self._caches: list[Any] = []
+
+    def __enter__(self) -> _Writers:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for cache in self._caches:
+            for name in self.METHODS:
+                vars(cache).pop(name, None)
+
+    def look(self, path: str, call: Call) -> None:
+        """Watch the caches among a call's arguments."""
+        from transformers import Cache
+
+        for _, value in call.arguments():
+            if isinstance(value, Cache) and all(value is not one for one in self._caches):
+                self._caches.append(value)
+                for name, (position, written) in self.METHODS.items():
+                    if hasattr(value, name):
+                        vars(value)[name] = self._watched(getattr(value, name), position, written)
+
+    def _watched(self, method: Any, position: int, written: Sequence[str]) -> Any:
+        """A method of a cache that writes, with a note of who called it; to whoever looks it is that method."""
+
+        @functools.wraps(method)
+        def write(cache: Any, *args: Any, **kwargs: Any) -> Any:
+            layer = kwargs["layer_idx"] if "layer_idx" in kwargs else args[position]
+            assert self.recorder is not None
+            path = self.recorder.running[-1].module
+            self.wrote.update({(layer, name): path for name in written})
+            return method(*args, **kwargs)
+
+        return types.MethodType(write, method.__self__)
+
+
+def _carried(out: Any) -> dict[str, Any] | None:
+    """What a further call is given of what a forward returned; None where that is nothing to go on from."""
+    if not isinstance(out, Mapping):
+        return None
+    return next(({name: out[name]} for name in _CARRIED if out.get(name) is not None), None)
+
+
+def _cached(cache: Any, wrote: Mapping[tuple[int, str], str]) -> Iterator[CachedTensor]:
+    """The tensors in a cache; a bare number among them is bookkeeping."""
+    layers = getattr(cache, "layers", None)
+    for index, layer in enumerate([cache] if layers is None else layers):
+        for attribute, value in vars(layer).items() if hasattr(layer, "__dict__") else ():
+            for name, tensor in named_tensors(attribute, value):
+                if not tensor.dim():
+                    continue
+                if layers is None:
+                    yield CachedTensor(None, name, tensor, "")
+                    continue
+                # What is written some other way goes with the block's keys or state.
+                others = (path for (at, _), path in wrote.items() if at == index)
+                writer = wrote.get((index, attribute)) or next(others, "")
+                yield CachedTensor(index, name, tensor, writer)
+
+
+def _windows(cache: Any) -> tuple[int | None, ...]:
+    return tuple(getattr(layer, "sliding_window", None) for layer in getattr(cache, "layers", ()))
