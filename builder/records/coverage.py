@@ -46,7 +46,7 @@ _LIBRARIES = ("transformers", "torch", "nnsight")
 _FOR_TYPES = 90.0
 
 #: What the forking server imports once. The model classes' common base is the slow part of the first of them.
-_PRELOAD = ("explorer", "explorer.contract.registry", "transformers.models.llama.modeling_llama")
+_PRELOAD = ("explorer", "explorer.contract", "transformers.models.llama.modeling_llama")
 
 
 def types() -> tuple[str, ...]:

@@ -88,13 +88,16 @@ def load(
         if experts_implementation is not None:
             with _broken(label):
                 module.set_experts_implementation(experts_implementation)
-        return LanguageModel(
+        model = LanguageModel(
             module.eval(),
             tokenizer,
             _anatomy(module, label, attn_implementation, experts_implementation),
             label,
             numbers,
         )
+        if source.startswith(SPECIMEN):
+            model.reload = lambda dtype: load(source, dtype=dtype)
+        return model
 
 
 def _named(source: Any) -> str:

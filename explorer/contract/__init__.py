@@ -1,4 +1,4 @@
-"""The contract: what is proven of a loaded model, law by law, on every block that hosts it.
+"""The contract: what has to hold of a loaded model, checked on every block that it concerns.
 
 from explorer import load
 from explorer.contract import check
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from explorer import vocabulary
+from explorer.contract.checks import INVARIANTS
 from explorer.contract.comparisons import Comparisons
 from explorer.contract.model_under_test import ModelUnderTest
-from explorer.contract.registry import Invariant, invariants
-from explorer.contract.report import Check, Report, named, verified
+from explorer.contract.registry import Invariant
+from explorer.contract.report import Check, Report, value_names, verified
 
 if TYPE_CHECKING:
     from explorer.model.language_model import LanguageModel
@@ -32,73 +33,68 @@ def check(
     bfloat16: LanguageModel | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Prove the contract on ``model`` and say what was measured.
+    """Check the contract on ``model`` and report what was measured.
 
-    prompt: some text; its tokens are what the model is run on. bfloat16: the same model in
-    bfloat16, on which the numeric laws are run again and which stands beside it as the second
-    model of the process; built where the model is a specimen in float32, else left out.
+    prompt: text whose tokens the model is run on. bfloat16: the same model in bfloat16, on which
+    the numeric invariants are repeated and which also serves as the second model of the process;
+    loaded where the model is a specimen in float32, else left out.
     progress: called with (checks done, checks).
 
-    Laws that do not apply to the model (no router, no state) are not listed. A law that
-    raises is a failed check. A model without weights is held to the laws about names,
-    layouts and refusals alone; one that is not in float32 to those whose tolerance holds there.
+    Invariants that do not apply to the model (no router, no state) are not listed. One that raises
+    is a failed check. A model without weights is checked for names, layouts and refusals only; one
+    that is not in float32 for what has a tolerance in its dtype.
     """
-    if bfloat16 is None and model.label.startswith("specimen:") and model.dtype == torch.float32:
-        from explorer.checkpoints.load import load
-
-        bfloat16 = load(model.label, dtype=torch.bfloat16)
-    again = None if bfloat16 is None else ModelUnderTest(bfloat16, prompt)
-    if again is not None and not again.runs:  # it stands beside the model in float32 then
-        from explorer.checkpoints.load import load
-
-        again, bfloat16 = None, load(model.label)
-    subjects = {
-        "": ModelUnderTest(model, prompt, bfloat16),
-        **({" (bfloat16)": again} if again is not None else {}),
-    }
-    todo = [
-        (law, host, mark)
-        for law in invariants()
-        for mark in subjects
-        for host in law.hosts
-        if _applies(law, host, subjects[mark], again=bool(mark))
+    if bfloat16 is None and model.reload is not None and model.dtype == torch.float32:
+        bfloat16 = model.reload(torch.bfloat16)
+    repeated = None if bfloat16 is None else ModelUnderTest(bfloat16, prompt)
+    if repeated is not None and not repeated.native.runs:
+        # The second model of the process is then another one in float32.
+        repeated, bfloat16 = None, model.reload(None) if model.reload is not None else None
+    subjects = {"": ModelUnderTest(model, prompt, bfloat16)}
+    if repeated is not None:
+        subjects[" (bfloat16)"] = repeated
+    planned = [
+        (invariant, host, suffix)
+        for invariant in INVARIANTS
+        for suffix, subject in subjects.items()
+        for host in invariant.hosts
+        if _applies(invariant, host, subject, repeated=bool(suffix))
     ]
     checks = []
-    for law, host, mark in todo:
-        checks.append(_proven(law, host, subjects[mark], mark))
+    for invariant, host, suffix in planned:
+        checks.append(_checked(invariant, host, subjects[suffix], suffix))
         if progress is not None:
-            progress(len(checks), len(todo))
+            progress(len(checks), len(planned))
     return Report.of(checks)
 
 
-def _applies(law: Invariant, host: str, subject: ModelUnderTest, again: bool) -> bool:
-    if (subject.meta and not law.shapes) or (again and law.bfloat16 is None):
+def _applies(invariant: Invariant, host: str, subject: ModelUnderTest, repeated: bool) -> bool:
+    if (subject.on_meta and not invariant.shapes) or (repeated and invariant.bfloat16 is None):
         return False
-    if subject.dtype != torch.float32 and law.bfloat16 is None and law.float32 > 0:
-        return False  # its tolerance is stated for float32 alone
-    return law.applies(subject, host)
+    if subject.dtype != torch.float32 and invariant.bfloat16 is None and invariant.float32 > 0:
+        return False  # its tolerance is stated for float32 only
+    return invariant.applies(subject, host)
 
 
-def _proven(law: Invariant, host: str, subject: ModelUnderTest, mark: str) -> Check:
-    """Run one law on one host."""
-    comparisons = Comparisons(
-        law.float32 if subject.dtype == torch.float32 else law.bfloat16 or 0.0
-    )
-    subject.looked = comparisons.looked
+def _checked(invariant: Invariant, host: str, subject: ModelUnderTest, suffix: str) -> Check:
+    """Run one invariant on one host."""
+    in_float32 = subject.dtype == torch.float32
+    compare = Comparisons(invariant.float32 if in_float32 else invariant.bfloat16 or 0.0)
+    subject.values_read = compare.current
     try:
-        law.run(subject, host, comparisons)
-        passed, detail = comparisons.passed, comparisons.detail
-        values = comparisons.values if passed else comparisons.failing
-    except Exception as error:  # a law that cannot be carried out is a law that does not hold
+        invariant.run(subject, host, compare)
+        passed, detail = compare.passed, compare.detail
+        values = compare.values if passed else compare.failing
+    except Exception as error:  # an invariant that cannot be checked does not hold
         passed, detail = False, f"{type(error).__name__}: {str(error).strip() or 'no message'}"
-        values = comparisons.values | comparisons.looked
-    # A failure is one whatever it looks at; a check of form alone verifies nothing it holds of.
+        values = compare.values | compare.current
+    # A passed check of form verifies no value; a failed one counts against all it compared.
     return Check(
-        f"{law.name}{mark}",
+        f"{invariant.name}{suffix}",
         vocabulary.HOSTS[host].path,
-        law.about,
+        invariant.about,
         passed,
         detail,
-        comparisons.worst,
-        named(() if law.form and passed else values),
+        compare.worst,
+        value_names(() if invariant.form and passed else values),
     )

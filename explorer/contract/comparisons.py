@@ -1,4 +1,4 @@
-"""A tally of comparisons: what a law measured, and the sentence that reports it."""
+"""Comparisons of tensors: what an invariant measured, and the sentence that reports it."""
 
 from __future__ import annotations
 
@@ -9,87 +9,86 @@ import torch
 from explorer.vocabulary import Value
 from explorer.vocabulary.formatting import ranges
 
-#: Where a comparison was made: a block, words, or words about a block (None for the model itself).
+#: Where a comparison was made: a block, words, or words about a block; None for the model itself.
 Where = int | str | tuple[int | None, str] | None
 
 
 class Comparisons:
-    """Collects the comparisons of one law on one host.
+    """Collects the comparisons of one invariant on one host.
 
-    allowed: the relative error `near` lets pass unless told otherwise. ``looked`` are the values
-    the next comparisons are about; ``values`` those compared so far, ``failing`` those of a comparison that failed.
+    tolerance: the relative error that `close` accepts unless it is given another.
+    ``current`` are the values that the next comparisons are about, ``values`` those compared so
+    far, and ``failing`` those of the comparisons that failed.
     """
 
-    def __init__(self, allowed: float = 0.0) -> None:
-        self.allowed = allowed
+    def __init__(self, tolerance: float = 0.0) -> None:
+        self.tolerance = tolerance
         self.count = 0
         self.worst: float | None = None
         self.limit: float | None = None
         self.layers: set[int] = set()
         self.failures: list[str] = []
-        self.looked: set[Value] = set()
+        self.current: set[Value] = set()
         self.values: set[Value] = set()
         self.failing: set[Value] = set()
 
-    def of(self, *values: Value) -> None:
-        """What follows compares these values and no others, until another is looked at."""
-        self.looked.clear()
-        self.looked.update(values)
+    def about(self, *values: Value) -> None:
+        """State that the next comparisons are about these values and no others."""
+        self.current.clear()
+        self.current.update(values)
 
-    def near(self, where: Where, got: Any, want: Any, allowed: float | None = None) -> None:
-        """``got`` equals ``want`` up to ``allowed`` of the largest number in ``want``."""
-        limit = self.allowed if allowed is None else allowed
-        self._seen(where)
-        if not _alike(got, want):
-            self._fail(where, f"{_kind(got)} where {_kind(want)} belongs")
+    def close(
+        self, where: Where, actual: Any, expected: Any, tolerance: float | None = None
+    ) -> None:
+        """Compare up to ``tolerance`` times the largest magnitude in ``expected``."""
+        limit = self.tolerance if tolerance is None else tolerance
+        self._count(where)
+        if not _same_shape(actual, expected):
+            self._fail(where, _mismatch(actual, expected))
             return
-        error = difference(got, want)
+        error = difference(actual, expected)
+        # Written so that a nan counts as the worst error and as a failure.
         if self.worst is None or not error <= self.worst:
             self.worst = error
         self.limit = limit if self.limit is None else max(self.limit, limit)
         if not error <= limit:
-            self._fail(where, f"an error of {error:.2g} where {limit:.2g} is allowed")
+            self._fail(where, f"relative error {error:.2g}, tolerance {limit:.2g}")
 
-    def same(self, where: Where, got: Any, want: Any) -> None:
-        """``got`` equals ``want`` to the bit (None equals None)."""
-        if got is None or want is None:
-            self.holds(where, got is want, f"{_kind(got)} where {_kind(want)} belongs")
-        elif not isinstance(got, torch.Tensor):
-            self.holds(where, got == want, f"{got!r} where {want!r} belongs")
-        elif not _alike(got, want) or got.dtype != want.dtype:
-            self.holds(where, False, f"{_kind(got)} where {_kind(want)} belongs")
+    def equal(self, where: Where, actual: Any, expected: Any) -> None:
+        """Compare for equality; tensors bit by bit, where nan equals nan."""
+        if actual is None or expected is None:
+            self.holds(where, actual is expected, _mismatch(actual, expected))
+        elif not isinstance(actual, torch.Tensor):
+            self.holds(where, actual == expected, f"{actual!r} instead of {expected!r}")
+        elif not _same_shape(actual, expected) or actual.dtype != expected.dtype:
+            self.holds(where, False, _mismatch(actual, expected))
         else:
-            other = (got != want) & ~((got != got) & (want != want))
+            differs = (actual != expected) & ~(actual.isnan() & expected.isnan())
             self.holds(
-                where, not other.any(), f"{int(other.sum())} of {other.numel()} numbers differ"
+                where,
+                not differs.any(),
+                f"{int(differs.sum())} of {differs.numel()} elements differ",
             )
 
     def holds(self, where: Where, condition: Any, otherwise: str) -> None:
-        """``condition`` is true; ``otherwise`` says in words what was found instead."""
-        self._seen(where)
+        """Check a condition; ``otherwise`` is what to report where it is false."""
+        self._count(where)
         if not condition:
             self._fail(where, otherwise)
 
-    def _seen(self, where: Where) -> None:
+    def _count(self, where: Where) -> None:
         self.count += 1
-        self.values |= self.looked
-        layer = where[0] if isinstance(where, tuple) else where
-        if isinstance(layer, int):
+        self.values |= self.current
+        layer, _ = _split(where)
+        if layer is not None:
             self.layers.add(layer)
 
-    def _fail(self, where: Where, words: str) -> None:
-        layer, what = (
-            where
-            if isinstance(where, tuple)
-            else (where, "")
-            if isinstance(where, int)
-            else (None, where)
-        )
-        place = ", ".join(
-            part for part in ("" if layer is None else f"block {layer}", what) if part
-        )
-        self.failures.append(f"{place}: {words}" if place else words)
-        self.failing |= self.looked
+    def _fail(self, where: Where, problem: str) -> None:
+        layer, what = _split(where)
+        parts = ["" if layer is None else f"block {layer}", what]
+        location = ", ".join(part for part in parts if part)
+        self.failures.append(f"{location}: {problem}" if location else problem)
+        self.failing |= self.current
 
     @property
     def passed(self) -> bool:
@@ -99,44 +98,55 @@ class Comparisons:
     def detail(self) -> str:
         """What was measured, in one sentence; on failure what failed first."""
         if not self.count:
-            return "nothing was found to compare"
+            return "nothing to compare"
+        counted = f"{self.count} comparison{'s' * (self.count > 1)}"
         if self.failures:
-            return f"{len(self.failures)} of {self.count} failed; first {self.failures[0]}"
-        parts = [f"{self.count} comparison" + ("s" if self.count > 1 else "")]
+            return f"{len(self.failures)} of {counted} failed; the first: {self.failures[0]}"
         if self.layers:
-            parts[0] += f" on {blocks(self.layers)}"
+            counted += f" on {blocks(self.layers)}"
         if self.worst is None:
-            return parts[0]
-        exact = "equal to the bit" if self.worst == 0 else f"largest error {self.worst:.2g}"
-        return f"{parts[0]}; {exact}, {self.limit:.2g} allowed"
+            return counted
+        error = "no error" if self.worst == 0 else f"largest relative error {self.worst:.2g}"
+        return f"{counted}; {error} (tolerance {self.limit:.2g})"
+
+
+def _split(where: Where) -> tuple[int | None, str]:
+    """Return the block and the words of a `Where`."""
+    if isinstance(where, tuple):
+        return where
+    return (where, "") if isinstance(where, int) else (None, where or "")
 
 
 def blocks(layers: set[int]) -> str:
-    """``block 3``, ``blocks 0-2, 5``."""
+    """Return ``block 3`` or ``blocks 0-2, 5``."""
     return f"block{'' if len(layers) == 1 else 's'} {ranges(sorted(layers), dash='-')}"
 
 
-def difference(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Largest ``|got - want|``, relative to the largest finite ``|want|``; nan where either is nan.
+def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest absolute error, relative to the largest finite magnitude in ``expected``.
 
-    Equal infinities, as a mask has them, differ by nothing.
+    It is nan where either tensor holds a nan. Equal infinities, as in masks, count as no error.
     """
-    a, b = got.detach().double(), want.detach().double()
+    a, b = actual.detach().double(), expected.detach().double()
     if not a.numel():
         return 0.0
-    gap = torch.where(a == b, torch.zeros_like(a), (a - b).abs()).max().item()
-    # A mask is the most negative number there is: it would hide every error beside it.
-    size = b[b.abs() < 1e30].abs()
-    return gap / (scale if size.numel() and (scale := size.max().item()) > 0 else 1.0)
+    error = torch.where(a == b, torch.zeros_like(a), (a - b).abs()).max().item()
+    # A mask holds the most negative number of its dtype, beside which every error would vanish.
+    magnitudes = b[b.abs() < 1e30].abs()
+    scale = magnitudes.max().item() if magnitudes.numel() else 0.0
+    return error / (scale if scale > 0 else 1.0)
 
 
-def _alike(got: Any, want: Any) -> bool:
-    return (
-        isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor) and got.shape == want.shape
-    )
+def _same_shape(actual: Any, expected: Any) -> bool:
+    both = isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor)
+    return both and actual.shape == expected.shape
 
 
-def _kind(value: Any) -> str:
+def _mismatch(actual: Any, expected: Any) -> str:
+    return f"{_describe(actual)} instead of {_describe(expected)}"
+
+
+def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     return type(value).__name__ if isinstance(value, BaseException) else repr(value)

@@ -1,38 +1,48 @@
-"""The model under test, the tokens it is run on, and what one clean run of it gave."""
+"""The model under test, the tokens it is run on, and what one run without edits recorded."""
 
 from __future__ import annotations
 
-import copy
-import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from explorer import vocabulary
-from explorer.discovery.details import HostDetails
+from explorer.contract.native import NativeModel
 
 if TYPE_CHECKING:
+    from explorer.discovery.details import HostDetails, RouterScoring
+    from explorer.discovery.discover import BlockAnatomy, HostAnatomy
     from explorer.model.language_model import LanguageModel
     from explorer.model.recording import Recording
 
-#: A value of one block (None for the model's own).
-Key = tuple[vocabulary.Value, int | None]
+#: A value of one block, or of the model itself where the block is None.
+ValueKey = tuple[vocabulary.Value, int | None]
 
-#: Some English for a model that brings no prompt of its own.
-PROMPT = "In the beginning God created the heaven and the earth. And the earth was without form, and void"
+_T = TypeVar("_T")
 
-#: The model's own values in the order of the forward: before its blocks, and after.
+#: English text for a model that brings no prompt of its own.
+PROMPT = (
+    "In the beginning God created the heaven and the earth. "
+    "And the earth was without form, and void"
+)
+
+#: The model's own values in the order of the forward: before its blocks, and after them.
 _BEFORE_BLOCKS = ("input_ids", "attention_mask", "token_embeddings")
 _AFTER_BLOCKS = ("final_norm_output", "lm_head_output", "logits")
 
+#: Lengths for the batch and the sequence, all prime.
+_LENGTHS = (2, 3, 5, 7, 11, 13, 17, 19, 23)
+
 
 class ModelUnderTest:
-    """One model, ready to be asked.
+    """One model with the token ids it is run on, and what is known of it.
 
-    ids: [batch seq], rows that differ, their lengths unlike any size of the model, so that
-    a layout cannot be right by accident. ``other`` is a second model in the same process, or None.
+    ids: [batch seq], with rows that differ and lengths that equal no size of the model, so that
+    no layout is right by accident. ``native`` is the transformers model by itself, ``other`` a
+    second model in the same process or None, ``support`` the rows of the model's own report of
+    what it serves, ``block_kinds`` the distinct kinds of block.
     """
 
     def __init__(
@@ -40,333 +50,238 @@ class ModelUnderTest:
     ) -> None:
         self.model, self.other = model, other
         self.text = prompt or PROMPT
-        self.hf = model.hf
-        self.blocks = model.anatomy.blocks
-        self.dtype = next(model.hf.parameters()).dtype
-        self.meta = next(model.hf.parameters()).device.type == "meta"
-        self.rows = list(model.support())
+        self.hf: Any = model.hf
+        self.block_kinds = model.anatomy.blocks
+        parameter = next(model.hf.parameters())
+        self.dtype = parameter.dtype
+        self.on_meta = parameter.device.type == "meta"
+        self.support = list(model.support())
         self.batch, self.seq = self._lengths()
-        self.ids = self._ids()
-        self.hooks = sum(
-            len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.hf.modules()
+        self.ids = self._ids(parameter.device)
+        self.native = NativeModel(
+            self.hf, self.ids, all(mixers == ("self_attn",) for mixers in model.mixers)
         )
-        #: Runs that several laws look at, by name.
-        self.memo: dict[str, Any] = {}
-        #: Values the law now run has looked at; the tally of that law holds the same set.
-        self.looked: set[vocabulary.Value] = set()
+        self.hook_count = self.count_hooks()
+        #: Values that the running invariant has read; the same set as its `Comparisons.current`.
+        self.values_read: set[vocabulary.Value] = set()
+        self._results: dict[str, Any] = {}
 
     def _lengths(self) -> tuple[int, int]:
-        taken = {
-            size
-            for block in self.blocks
-            for host in block.hosts.values()
-            for size in host.sizes.values()
-        }
+        hosts = [host for block in self.block_kinds for host in block.hosts.values()]
+        taken = {size for host in hosts for size in host.sizes.values()}
         taken |= set(self.model.sizes.values())
-        free = [n for n in (2, 3, 5, 7, 11, 13, 17, 19, 23) if n not in taken]
+        free = [n for n in _LENGTHS if n not in taken]
         batch = free[0]
         return batch, next(n for n in free if n > max(batch, 10))
 
-    def _ids(self) -> torch.Tensor:
+    def _ids(self, device: torch.device) -> torch.Tensor:
         tokens = self.model.tokenizer(self.text)["input_ids"]
         row = [tokens[i % len(tokens)] for i in range(self.seq)]
-        return torch.tensor(
-            [row[r:] + row[:r] for r in range(self.batch)], device=next(self.hf.parameters()).device
+        return torch.tensor([row[r:] + row[:r] for r in range(self.batch)], device=device)
+
+    def once(self, name: str, compute: Callable[[], _T]) -> _T:
+        """Return the result of a run that several checks use, computed by the first of them."""
+        if name not in self._results:
+            self._results[name] = compute()
+        return self._results[name]
+
+    def count_hooks(self) -> int:
+        """Return how many forward hooks the transformers model has."""
+        return sum(
+            len(module._forward_hooks) + len(module._forward_pre_hooks)
+            for module in self.hf.modules()
         )
 
-    # -- what is there --------------------------------------------------------
+    # -- what is available ------------------------------------------------------
 
     def has(self, host: str) -> bool:
-        return any(row.available for row in self.rows if row.host == host)
+        """Return whether any value of a host is available."""
+        return any(row.available for row in self.support if row.host == host)
 
-    def layers(self, host: str, *names: str) -> list[int | None]:
-        """Blocks on which all ``names`` of a host are available; ``[None]`` on the model itself."""
-        rows = [row for row in self.rows if row.host == host and (not names or row.name in names)]
+    def layers(self, host: str, *names: str) -> list[Any]:
+        """Return the blocks on which all ``names`` are available; ``[None]`` for the model."""
+        rows = [
+            row for row in self.support if row.host == host and (not names or row.name in names)
+        ]
         if host == "model":
             return [None] if all(row.available for row in rows) or not names else []
         if len(rows) < len(names):
             return []
         sets = [set(row.layers) for row in rows if row.available or names]
-        joined = set.intersection(*sets) if names else set().union(*sets)
-        return sorted(joined)
+        return sorted(set.intersection(*sets) if names else set().union(*sets))
 
-    def first(self, host: str, *names: str) -> list[int]:
-        """One block of each kind on which all ``names`` are available."""
-        there = self.layers(host, *names)
-        return [block.layers[0] for block in self.blocks if block.layers[0] in there]
+    def one_per_kind(self, host: str, *names: str) -> list[int]:
+        """Return one block of each kind on which all ``names`` are available."""
+        available = self.layers(host, *names)
+        return [block.layers[0] for block in self.block_kinds if block.layers[0] in available]
+
+    # -- the structure of a block -------------------------------------------------
+
+    def block(self, layer: int) -> BlockAnatomy:
+        """Return what discovery found on a block."""
+        return self.model.anatomy.block(layer)
+
+    def host(self, host: str, layer: int) -> HostAnatomy:
+        """Return what discovery found of a host on a block."""
+        return self.block(layer).hosts[host]
 
     def details(self, host: str, layer: int) -> HostDetails:
-        return self.model.anatomy.block(layer).hosts[host].details
+        """Return what discovery found of a host beyond its values and sizes."""
+        return self.host(host, layer).details
 
-    def module(self, layer: int, path: str) -> torch.nn.Module:
-        """A native module by its path within a block."""
+    def is_part(self, host: str, layer: int) -> bool:
+        """Return whether a host is a part of its block's own forward, without a module."""
+        return self.host(host, layer).part
+
+    def module(self, layer: int, path: str) -> Any:
+        """Return a native module by its path within a block."""
         block = self.hf.get_submodule(f"{self.model.anatomy.backbone.blocks}.{layer}")
         return block.get_submodule(path) if path else block
 
-    def first_read(self, host: str, layer: int) -> int:
-        """When a block's forward comes to a host: the position of the host's first value among all it passes."""
-        return next(
-            i for i, (name, _) in enumerate(self.model.anatomy.block(layer).order) if name == host
-        )
-
-    def part(self, host: str, layer: int) -> bool:
-        """Whether a host is part of its block's forward, without a module."""
-        return self.model.anatomy.block(layer).hosts[host].part
-
     def envoy(self, host: str, layer: int | None) -> Any:
-        """The object that carries a host's values, by the expression pages print for it."""
-        found = self.model
-        for part in vocabulary.HOSTS[host].path.split(".")[1:]:
-            found = found.layers[layer] if part == "layers[i]" else getattr(found, part)
-        return found
+        """Return the object that serves a host's values, by the expression that pages print."""
+        envoy = self.model
+        for name in vocabulary.HOSTS[host].path.split(".")[1:]:
+            envoy = envoy.layers[layer] if name == "layers[i]" else getattr(envoy, name)
+        return envoy
 
-    def read(self, key: Key) -> Any:
-        """Inside a trace: the value, as a user reads it."""
+    # -- reading and writing in a trace ---------------------------------------------
+
+    def read(self, key: ValueKey) -> Any:
+        """Inside a trace: read a value as a user does."""
         value, layer = key
         return getattr(self.envoy(value.host, layer), value.name)
 
-    def write(self, key: Key, new: Any) -> None:
-        """Inside a trace: assign the value, as a user does."""
+    def write(self, key: ValueKey, new: Any) -> None:
+        """Inside a trace: assign a value as a user does."""
         value, layer = key
         setattr(self.envoy(value.host, layer), value.name, new)
 
-    def extent(self, key: Key, axis: str) -> int:
-        """The length an axis must have: the call's, or the size its host names."""
+    def axis_length(self, key: ValueKey, axis: str) -> int:
+        """Return the length an axis must have: the call's, or the size its host names."""
         value, layer = key
         call = {"batch": self.batch, "seq": self.seq, "query": self.seq, "key": self.seq}
         details = self.model.top.details if layer is None else self.details(value.host, layer)
-        if axis == "hidden_size" and (width := details.own_widths.get(value.name)) is not None:
-            return width
+        if axis == "hidden_size" and value.name in details.own_widths:
+            return details.own_widths[value.name]
         return call[axis] if axis in call else getattr(self.envoy(value.host, layer), axis)
 
-    def order(self, derived: bool = False, step: bool = False) -> list[Key]:
-        """Every value of the model in the order its forward passes them; derived ones only if asked for.
+    def reading_order(self, derived: bool = False, decoding: bool = False) -> list[ValueKey]:
+        """Return every available value in the order the forward reaches them.
 
-        step: in the order of a decoding step.
+        derived: include derived values. decoding: in the order of a decoding step.
         """
         keys = self._own(_BEFORE_BLOCKS)
         for layer in range(self.model.num_layers):
-            keys += self._block_order(layer, step)
+            keys += self._block_order(layer, decoding)
         keys += self._own(_AFTER_BLOCKS)
         return self._with_derived(keys) if derived else keys
 
-    def _own(self, names: tuple[str, ...]) -> list[Key]:
-        there = {row.name for row in self.rows if row.host == "model" and row.available}
-        return [(vocabulary.BY_HOST["model"][name], None) for name in names if name in there]
+    def _own(self, names: tuple[str, ...]) -> list[ValueKey]:
+        available = {row.name for row in self.support if row.host == "model" and row.available}
+        return [(vocabulary.BY_HOST["model"][name], None) for name in names if name in available]
 
-    def _block_order(self, layer: int, step: bool) -> Iterator[Key]:
-        for host, name in self.model.anatomy.block(layer).passes(step):
+    def _block_order(self, layer: int, decoding: bool) -> Iterator[ValueKey]:
+        for host, name in self.block(layer).passes(decoding):
             yield vocabulary.BY_HOST[host][name], layer
 
-    def _with_derived(self, keys: list[Key]) -> list[Key]:
-        found = list(keys)
-        for row in self.rows:
-            if not row.value.derived or row.name == "state":  # which is read step by step
+    def _with_derived(self, keys: list[ValueKey]) -> list[ValueKey]:
+        keys = list(keys)
+        for row in self.support:
+            if row.value.source is None or row.name == "state":  # it is read step by step
                 continue
+            source = vocabulary.BY_HOST[row.host][row.value.source]
             for layer in [None] if row.host == "model" else row.layers:
-                source = vocabulary.BY_HOST[row.host][row.value.source]
-                found.insert(found.index((source, layer)) + 1, (row.value, layer))
-        return found
+                keys.insert(keys.index((source, layer)) + 1, (row.value, layer))
+        return keys
 
-    # -- what a clean run gave --------------------------------------------------
+    # -- what a run without edits recorded ---------------------------------------------
+
+    @cached_property
+    def recordable(self) -> list[str]:
+        """The names of all values that one call of ``record`` returns."""
+        return [
+            f"{row.host}.{row.name}"
+            for row in self.support
+            if row.available and row.name != "state"
+        ]
 
     @cached_property
     def clean(self) -> Recording:
-        """Everything, recorded in one forward, per-token states included."""
-        names = [
-            f"{row.host}.{row.name}" for row in self.rows if row.available and row.name != "state"
-        ]
-        return self.model.record(self.ids, names)
-
-    def get(self, host: str, name: str, layer: int | None = None) -> Any:
-        """A value of the clean run, in the model's own dtype."""
-        self.looks(host, name)
-        return self.recorded((vocabulary.BY_HOST[host][name], layer))
-
-    def recorded(self, key: Key) -> Any:
-        """A value of the clean run, by its entry in the vocabulary."""
-        value, layer = key
-        return self.clean[
-            f"{value.host}.{value.name}" if value.host != "model" else value.name, layer
-        ]
-
-    def looks(self, host: str, *names: str) -> None:
-        """Note that the law now run looks at these values."""
-        self.looked.update(vocabulary.BY_HOST[host][name] for name in names)
-
-    def named(self, key: str, layer: int | None) -> vocabulary.Value:
-        """The value a recording keeps under ``key`` on a block."""
-        other = set(vocabulary.MIXERS) - set(self.model.mixers[layer] if layer is not None else ())
-        bare = [value for value in vocabulary.lookup(key) if value.host not in other]
-        mixers = self.model.mixers[layer] if layer is not None else ()
-        return min(bare, key=lambda value: mixers.index(value.host) if value.host in mixers else 0)
+        """Everything recorded in one forward without edits, states after every token included."""
+        return self.model.record(self.ids, self.recordable)
 
     @cached_property
-    def plain(self) -> torch.Tensor:
-        """The logits [batch seq vocab_size] of the transformers model called as anyone would call it."""
-        return self.forward(self.ids).logits
-
-    @cached_property
-    def masks(self) -> bool:
-        """Whether the transformers model heeds a mask at all."""
-        mask = torch.ones_like(self.ids)
-        mask[:, :2] = 0
-        return not torch.equal(self.forward(self.ids, attention_mask=mask).logits, self.plain)
-
-    @cached_property
-    def causal(self) -> bool:
-        """Whether the transformers model itself reads no later token: some choose, from the whole text, what may be looked at."""
-        ids = self.ids.clone()
-        ids[:, -1] = (ids[:, -1] + 1) % self.model.vocab_size
-        return torch.allclose(
-            self.forward(ids).logits[:, :-1], self.plain[:, :-1], rtol=1e-4, atol=1e-5
-        )
-
-    @cached_property
-    def rows_apart(self) -> bool:
-        """Whether the transformers model itself gives a row of a batch what it gives the row alone."""
-        return torch.allclose(
-            self.forward(self.ids[:1]).logits, self.plain[:1], rtol=1e-3, atol=1e-4
-        )
-
-    @cached_property
-    def differentiable(self) -> bool:
-        """Whether autograd goes through the transformers model: some forwards write over what it needs."""
-        try:
-            with torch.enable_grad():
-                self.hf(self.ids).logits.float().sum().backward()
-        except RuntimeError:
-            return False
-        finally:
-            self.hf.zero_grad(set_to_none=True)
-        return True
-
-    @property
-    def runs(self) -> bool:
-        """Whether the transformers model itself runs at all: some have parts that stay in float32 and do not take bfloat16."""
-        try:
-            self.plain  # noqa: B018  it is made and kept
-        except RuntimeError:
-            return False
-        return True
-
-    def forward(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
-        with torch.no_grad():
-            return self.hf(input_ids, **kwargs)
-
-    @cached_property
-    def traced(self) -> dict[Key, Any]:
+    def traced(self) -> dict[ValueKey, Any]:
         """Every value, read in one trace in the order of the forward."""
-        found: dict[Key, Any] = {}
-        keys = self.order(derived=True)
+        values: dict[ValueKey, Any] = {}
+        keys = self.reading_order(derived=True)
         with torch.no_grad(), self.model.trace(self.ids):
             for key in keys:
-                found[key] = self.read(key)
-        return found
+                values[key] = self.read(key)
+        return values
 
-    @cached_property
-    def continues(self) -> bool:
-        """Whether a forward hands its cache on, so that another can go on from it."""
-        return getattr(self.forward(self.ids, use_cache=True), "cache", None) is not None
+    def get(self, host: str, name: str, layer: int | None = None) -> Any:
+        """Return a value of the clean run in the model's own dtype, and note that it was read."""
+        self.note_read(host, name)
+        return self.recorded((vocabulary.BY_HOST[host][name], layer))
 
-    def goes_on(self, start: int, stop: int) -> bool:
-        """Whether the untouched model, run on tokens ``start`` to ``stop`` with a cache of those before, says what it says of the whole.
+    def recorded(self, key: ValueKey) -> Any:
+        """Return a value of the clean run by its entry in the vocabulary."""
+        value, layer = key
+        name = value.name if value.host == "model" else f"{value.host}.{value.name}"
+        return self.clean[name, layer]
 
-        Some kernels take no state with several tokens at once: they start anew, or fail.
+    def note_read(self, host: str, *names: str) -> None:
+        """Note that the running invariant has read these values."""
+        self.values_read.update(vocabulary.BY_HOST[host][name] for name in names)
+
+    def value_named(self, key: str, layer: int | None) -> vocabulary.Value:
+        """Return the value that a recording keeps under ``key`` on a block."""
+        mixers = () if layer is None else self.model.mixers[layer]
+        absent = set(vocabulary.MIXERS) - set(mixers)
+        values = [value for value in vocabulary.lookup(key) if value.host not in absent]
+        return min(values, key=lambda v: mixers.index(v.host) if v.host in mixers else 0)
+
+    # -- what a value does -----------------------------------------------------------
+
+    def _scoring(self, key: ValueKey) -> RouterScoring | None:
+        """Return how a router scores where the value is one of its scores or logits, else None."""
+        value, layer = key
+        if value.host != "mlp" or value.name not in ("router_scores", "router_logits"):
+            return None
+        return None if layer is None else self.details("mlp", layer).scoring
+
+    def never_weighs(self, key: ValueKey) -> bool:
+        """Return whether a router's value only decides which experts run and enters no weight.
+
+        It is so where only the choice reads it, or where a single weight is normalised to one.
         """
-        if not self.continues:
-            return False
-        try:
-            found = self.forward(
-                **self.continued(start, stop), cache=self.prefilled(start), use_cache=True
-            ).logits.float()
-        except (RuntimeError, ValueError):
-            return False
-        return torch.allclose(
-            found,
-            self.plain[:, start:stop].float(),
-            rtol=1e-3,
-            atol=1e-3 * float(self.plain.abs().max()),
-        )
-
-    def indifferent(self, key: Key) -> bool:
-        """Whether a router's value goes into no weight: it decides the choice alone, or the only chosen one's weight is made one."""
         value, layer = key
-        if (
-            value.host != "mlp"
-            or value.name not in ("router_scores", "router_logits")
-            or (scoring := self.details("mlp", layer).scoring) is None
-        ):
+        scoring = self._scoring(key)
+        if scoring is None or layer is None:
             return False
-        alone = (
-            scoring.renormalised
-            and self.model.anatomy.block(layer).hosts["mlp"].sizes["top_k"] == 1
-        )
-        return alone or (value.name == "router_scores" and scoring.choice_only)
+        single = scoring.renormalised and self.host("mlp", layer).sizes["top_k"] == 1
+        return single or (value.name == "router_scores" and scoring.choice_only)
 
-    def stepped(self, key: Key) -> bool:
-        """Whether a router's value may change a little with nothing moved: slots chosen one after another weigh the same but next to a tie."""
+    def piecewise_constant(self, key: ValueKey) -> bool:
+        """Return whether a small change of a router's value may move no weight.
+
+        It is so where slots are chosen one after another and weigh the same except near a tie.
+        """
+        scoring = self._scoring(key)
+        return scoring is not None and scoring.repeated
+
+    def prompt_only(self, key: ValueKey) -> bool:
+        """Return whether a decoding step does not hold a value."""
         value, layer = key
-        if (
-            value.host != "mlp"
-            or value.name not in ("router_scores", "router_logits")
-            or (scoring := self.details("mlp", layer).scoring) is None
-        ):
-            return False
-        return scoring.repeated
-
-    def prompt_only(self, key: Key) -> bool:
-        value, layer = key
-        return (
-            layer is not None
-            and value.name in self.model.anatomy.block(layer).hosts[value.host].prompt_only
-        )
-
-    def prefilled(self, length: int) -> Any:
-        """A cache that holds the first ``length`` tokens, a fresh copy each time."""
-        name = f"cache of {length}"
-        if name not in self.memo:
-            self.memo[name] = self.forward(self.ids[:, :length], use_cache=True).cache
-        return copy.deepcopy(self.memo[name])
-
-    def continued(self, start: int, stop: int | None = None) -> dict[str, torch.Tensor]:
-        """The inputs of tokens ``start`` to ``stop`` (one, where not said), their mask as long as the text so far."""
-        stop = start + 1 if stop is None else stop
-        mask = (
-            {
-                "attention_mask": torch.ones(
-                    self.batch, stop, dtype=torch.long, device=self.ids.device
-                )
-            }
-            if self._masked
-            else {}
-        )
-        positions = (
-            {
-                "position_ids": torch.arange(start, stop, device=self.ids.device).expand(
-                    self.batch, -1
-                )
-            }
-            if self._placed
-            else {}
-        )
-        return {"input_ids": self.ids[:, start:stop], **mask, **positions}
-
-    @cached_property
-    def _placed(self) -> bool:
-        """Whether the forward takes positions, as generation tells it."""
-        return "position_ids" in inspect.signature(type(self.hf).forward).parameters
-
-    @property
-    def _masked(self) -> bool:
-        """Whether a step takes the mask of the whole text: recurrent mixers multiply their input with it, as long as it is."""
-        return all(mixers == ("self_attn",) for mixers in self.model.mixers)
+        return layer is not None and value.name in self.host(value.host, layer).prompt_only
 
 
-def attempt(action: Any) -> BaseException | None:
-    """Do something inside a trace; what it raised, or None."""
+def attempt(action: Callable[[], object]) -> Exception | None:
+    """Run an action, inside a trace say, and return what it raised, or None."""
     try:
         action()
-    except Exception as error:  # whatever it is, it is what the law looks at
+    except Exception as error:  # whatever it is, it is what the invariant looks at
         return error
     return None

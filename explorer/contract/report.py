@@ -1,4 +1,4 @@
-"""What a run of the contract says: one row per law and host, plain data."""
+"""The outcome of the contract as plain data: one row per invariant and host."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from explorer import vocabulary
 
 @dataclass(frozen=True)
 class Check:
-    """One law on one host.
+    """One invariant on one host.
 
-    host is written as pages write it (``model.layers[i].mlp``). ``about`` says what is
-    proven, ``detail`` what was measured; ``worst`` is the largest error met, relative to
-    the largest number of the tensor it was met in, or None where nothing numeric was compared.
-    ``values`` are the values compared, as ``host.name``; where the check failed, those the failed comparisons were of.
+    host is written as on the pages (``model.layers[i].mlp``). ``about`` states what is checked,
+    ``detail`` what was measured. ``worst`` is the largest error, relative to the largest magnitude
+    of the tensor it occurred in, or None where nothing was compared with a tolerance. ``values``
+    are the values compared, as ``host.name``; of a failed check, those whose comparisons failed.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Report:
 
     @classmethod
     def of(cls, checks: list[Check]) -> Report:
+        """Make the report of some checks."""
         passed = sum(check.passed for check in checks)
         return cls(checks, passed, len(checks) - passed)
 
@@ -46,23 +47,23 @@ class Report:
         return [check for check in self.checks if not check.passed]
 
     def to_json(self) -> dict[str, Any]:
-        """``{checks: [{name, host, about, passed, detail, worst, values}], passed, failed}``."""
+        """Return the report as JSON types: ``checks`` with their fields, ``passed``, ``failed``."""
         return {
             **asdict(self),
             "checks": [{**asdict(check), "values": list(check.values)} for check in self.checks],
         }
 
 
-def named(values: Iterable[vocabulary.Value]) -> tuple[str, ...]:
-    """Values as a check names them, in the vocabulary's order."""
-    there = set(values)
-    return tuple(f"{value.host}.{value.name}" for value in vocabulary.VALUES if value in there)
+def value_names(values: Iterable[vocabulary.Value]) -> tuple[str, ...]:
+    """Return values as ``host.name``, in the vocabulary's order."""
+    chosen = set(values)
+    return tuple(f"{value.host}.{value.name}" for value in vocabulary.VALUES if value in chosen)
 
 
 def verified(checks: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The values, as ``host.name``, that a check which passed has compared and none which failed."""
-    held: set[str] = set()
-    broken: set[str] = set()
+    """Return the values, as ``host.name``, that a passed check compared and no failed one."""
+    passed: set[str] = set()
+    failed: set[str] = set()
     for check in checks:
-        (held if check["passed"] else broken).update(check["values"])
-    return held - broken
+        (passed if check["passed"] else failed).update(check["values"])
+    return passed - failed

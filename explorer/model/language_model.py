@@ -106,8 +106,11 @@ class LanguageModel(
 
     ``label`` says what was loaded, ``weights`` what its numbers are (``"trained"``,
     ``"random, seed 0"``, ``"from the hub"``, ``"none: shapes only"``), ``family`` its
-    model type. ``hf`` is the transformers model itself.
+    model type. ``hf`` is the transformers model itself. ``reload`` loads the same model once more,
+    in a dtype or by default in its usual one; None where that is not cheap.
     """
+
+    reload: Callable[[torch.dtype | None], LanguageModel] | None = None
 
     def __init__(
         self, module: torch.nn.Module, tokenizer: Any, anatomy: Anatomy, label: str, weights: str

@@ -1,4 +1,4 @@
-"""What a value needs of the way a model is loaded: the conditions told, and the packages that need none."""
+"""Conditions on how a model is loaded, and values under packages with kernels of their own."""
 
 from __future__ import annotations
 
@@ -109,15 +109,15 @@ def test_values_are_read_at_the_kernel_that_is_installed(tmp_path):
         """
 import explorer
 from explorer import load
-from explorer.contract.registry import laws
-from explorer.contract.model_under_test import Subject
-from explorer.contract.comparisons import Tally
-subject = Subject(load("specimen:qwen3_next"))
-for law in laws():
-    if law.name in ("replay", "states", "implied attention", "one step at a time"):
-        tally = Tally(law.float32)
-        law.run(subject, "linear_attn", tally)
-        print(law.name, tally.passed or tally.detail, sep=": ")
+from explorer.contract.checks import INVARIANTS
+from explorer.contract.model_under_test import ModelUnderTest
+from explorer.contract.comparisons import Comparisons
+subject = ModelUnderTest(load("specimen:qwen3_next"))
+for invariant in INVARIANTS:
+    if invariant.name in ("replay", "states", "implied attention", "one step at a time"):
+        compare = Comparisons(invariant.float32)
+        invariant.run(subject, "linear_attn", compare)
+        print(invariant.name, compare.passed or compare.detail, sep=": ")
 """,
     )
     assert sorted(out.splitlines()) == [

@@ -1,4 +1,4 @@
-"""The contract: every specimen keeps all of it, and a broken model breaks exactly the laws it should."""
+"""The contract: every specimen passes it, and a broken model fails exactly what it should."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from builder.commands import check as command
 from explorer import load
 from explorer.checkpoints import load as loading
 from explorer.contract import check, verified
-from explorer.contract.checks import order
+from explorer.contract.checks import INVARIANTS, order
 from explorer.contract.comparisons import Comparisons, difference
 from explorer.contract.model_under_test import ModelUnderTest
-from explorer.contract.registry import invariants
 from explorer.contract.report import Check, Report
 from explorer.engine.nnsight_api import STATE
 from explorer.model import envoys as hosts
@@ -40,11 +39,12 @@ def failing(report: Report) -> set[tuple[str, str]]:
     return {(each.name, each.host.rpartition(".")[2]) for each in report.failures}
 
 
-def held(model, name: str, host: str) -> Comparisons:
-    """What one law finds on one host of a model."""
-    law, comparisons = next(law for law in invariants() if law.name == name), Comparisons()
-    law.run(ModelUnderTest(model), host, comparisons)
-    return comparisons
+def checked(model, name: str, host: str) -> Comparisons:
+    """The comparisons that one invariant makes on one host of a model."""
+    invariant = next(each for each in INVARIANTS if each.name == name)
+    compare = Comparisons()
+    invariant.run(ModelUnderTest(model), host, compare)
+    return compare
 
 
 def names(report: Report) -> set[str]:
@@ -61,14 +61,14 @@ def reports() -> dict[str, Report]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_specimen_keeps_the_contract(reports, family):
+def test_every_specimen_passes_the_contract(reports, family):
     report = reports[family]
     assert not report.failures, report.failures
     assert report.passed == len(report.checks) > 70 and report.failed == 0
     assert all(each.about.endswith(".") and each.detail for each in report.checks)
 
 
-def test_laws_are_listed_where_they_apply(reports):
+def test_invariants_are_listed_where_they_apply(reports):
     mixture, recurrent = (
         {"choice", "ablating an expert", "slots sum"},
         {"replay", "states", "implied attention"},
@@ -87,10 +87,10 @@ def test_laws_are_listed_where_they_apply(reports):
         } <= names(reports[hybrid])
 
 
-def test_every_law_is_met_by_some_specimen(reports):
+def test_every_invariant_applies_to_some_specimen(reports):
     met = set().union(*(names(report) for report in reports.values()))
-    assert {law.name for law in invariants()} <= met
-    assert {f"{law.name} (bfloat16)" for law in invariants() if law.bfloat16 is not None} <= met
+    assert {each.name for each in INVARIANTS} <= met
+    assert {f"{each.name} (bfloat16)" for each in INVARIANTS if each.bfloat16 is not None} <= met
 
 
 def test_a_report_is_plain_data(reports):
@@ -174,8 +174,8 @@ def test_a_block_that_adds_half_its_addend():
         ("addends", "layers[i]"),
         ("a block adds what its parts return", "layers[i]"),
     }
-    (told,) = (check.detail for check in report.failures if check.name == "addends")
-    assert "block 1" in told and "allowed" in told
+    (detail,) = (check.detail for check in report.failures if check.name == "addends")
+    assert "block 1" in detail and "tolerance" in detail
 
 
 def test_a_place_at_another_argument(monkeypatch):
@@ -221,8 +221,8 @@ def test_a_tap_whose_writes_do_not_land():
     model.taps._edited = lambda hook_group, container: serve(hook_group, container) and None
     assert failing(check(model)) >= {
         *(
-            (law, "self_attn")
-            for law in ("writes land", "edits are position-exact", "zero a head", "gradients flow")
+            (name, "self_attn")
+            for name in ("writes land", "edits are position-exact", "zero a head", "gradients flow")
         ),
         ("the stream between is the stream", "layers[i]"),
     }
@@ -269,7 +269,7 @@ def test_a_read_that_waits_for_the_next_step(monkeypatch):
     assert failing(check(model)) == {
         ("out of order", host) for host in ("model", "layers[i]", "self_attn", "mlp")
     }
-    assert "a tensor of another step" in order._late(ModelUnderTest(model)).values()
+    assert order.WRONG_STEP in order.late_reads(ModelUnderTest(model)).values()
 
 
 def test_values_that_are_not_snapshots(monkeypatch):
@@ -284,7 +284,7 @@ def test_values_that_are_not_snapshots(monkeypatch):
     assert ("snapshots", "mlp") in failing(check(model))
 
 
-def test_a_law_that_raises_is_one_failed_check(monkeypatch):
+def test_an_invariant_that_raises_is_one_failed_check(monkeypatch):
     model = load("specimen:llama")
 
     def steer(*args, **kwargs):
@@ -297,9 +297,9 @@ def test_a_law_that_raises_is_one_failed_check(monkeypatch):
 
 def test_a_final_norm_that_is_another_module():
     model = load("specimen:llama")
-    assert held(model, "names", "model").passed
+    assert checked(model, "names", "model").passed
     model.__dict__["norm"] = model.layers[2].input_layernorm
-    comparisons = held(model, "names", "model")
+    comparisons = checked(model, "names", "model")
     assert (
         not comparisons.passed
         and "norm: it is not called with what the last block returns" in comparisons.detail
@@ -307,25 +307,25 @@ def test_a_final_norm_that_is_another_module():
 
 
 @pytest.mark.parametrize(
-    "alias, other, words",
+    ("alias", "other", "words"),
     [
-        ("router", "experts", "the experts are not called with numbers the router returns"),
+        ("router", "experts", "the experts are not called with indices that the router returns"),
         ("shared_experts", "act_fn", "does not return a stream"),
-        ("experts", "shared_experts", "is not called with expert numbers"),
+        ("experts", "shared_experts", "are not called with expert indices"),
     ],
 )
 def test_a_part_of_a_mixture_that_is_another_module(alias, other, words):
     model = load("specimen:qwen3_next")
-    assert held(model, "a mixture's parts", "mlp").passed
+    assert checked(model, "a mixture's parts", "mlp").passed
     mlp = model.layers[1].mlp
     mlp.__dict__[alias] = mlp.experts.act_fn if other == "act_fn" else getattr(mlp, other)
-    comparisons = held(model, "a mixture's parts", "mlp")
+    comparisons = checked(model, "a mixture's parts", "mlp")
     assert not comparisons.passed and words in comparisons.detail
 
 
 def test_a_printout_that_shows_a_value_under_the_wrong_host(monkeypatch):
     model = load("specimen:qwen3_next")
-    assert held(model, "printout", "model").passed
+    assert checked(model, "printout", "model").passed
     shown = printing.printout(model)
     line = next(line for line in shown.splitlines() if "(attention_scores) ->" in line)
     other = next(line for line in shown.splitlines() if "(decays) ->" in line)
@@ -333,7 +333,7 @@ def test_a_printout_that_shows_a_value_under_the_wrong_host(monkeypatch):
         "explorer.model.language_model.printout",
         lambda model: shown.replace(line + "\n", "").replace(other, f"{other}\n{line}"),
     )
-    comparisons = held(model, "printout", "model")
+    comparisons = checked(model, "printout", "model")
     assert {failure.partition(":")[0] for failure in comparisons.failures} == {
         "block 3, self_attn",
         *(f"block {layer}, linear_attn" for layer in range(3)),
@@ -341,8 +341,8 @@ def test_a_printout_that_shows_a_value_under_the_wrong_host(monkeypatch):
 
 
 def test_nothing_to_compare_is_not_listed():
-    model = load("specimen:llama")
-    applying = {law.name: law.applies(ModelUnderTest(model), law.hosts[0]) for law in invariants()}
+    subject = ModelUnderTest(load("specimen:llama"))
+    applying = {each.name: each.applies(subject, each.hosts[0]) for each in INVARIANTS}
     assert applying["the stream is handed on"] and not applying["a mixture's parts"]
 
 
@@ -357,20 +357,20 @@ def test_differences_are_relative_and_see_through_masks():
     assert not difference(torch.tensor([torch.nan]), torch.tensor([1.0])) <= 1
 
 
-def test_a_tally_says_what_failed_first():
-    comparisons = Comparisons(allowed=0.1)
-    comparisons.near(0, torch.ones(2), torch.ones(2))
+def test_comparisons_report_the_first_failure():
+    comparisons = Comparisons(tolerance=0.1)
+    comparisons.close(0, torch.ones(2), torch.ones(2))
     assert (
         comparisons.passed
-        and comparisons.detail == "1 comparison on block 0; equal to the bit, 0.1 allowed"
+        and comparisons.detail == "1 comparison on block 0; no error (tolerance 0.1)"
     )
-    comparisons.near((2, "betas"), torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0]))
-    comparisons.near(3, torch.ones(2), torch.ones(3))
-    comparisons.same(None, torch.tensor([torch.nan]), torch.tensor([torch.nan]))
+    comparisons.close((2, "betas"), torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0]))
+    comparisons.close(3, torch.ones(2), torch.ones(3))
+    comparisons.equal(None, torch.tensor([torch.nan]), torch.tensor([torch.nan]))
     assert not comparisons.passed and comparisons.worst == 1.0
     assert (
         comparisons.detail
-        == "2 of 4 failed; first block 2, betas: an error of 1 where 0.1 is allowed"
+        == "2 of 4 comparisons failed; the first: block 2, betas: relative error 1, tolerance 0.1"
     )
     assert not Comparisons().passed  # nothing compared proves nothing
 

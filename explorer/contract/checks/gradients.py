@@ -1,111 +1,117 @@
-"""Laws about gradients: they flow through what is served."""
+"""Invariants of gradients: they flow through what is served."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
 from explorer import vocabulary
 from explorer.contract.comparisons import Comparisons
-from explorer.contract.model_under_test import Key, ModelUnderTest
+from explorer.contract.model_under_test import ModelUnderTest, ValueKey
 from explorer.contract.registry import invariant
-
-HOSTS = tuple(vocabulary.HOSTS)
 
 
 @invariant(
     "gradients flow",
-    "A loss on the logits (and, for a state leaving the call, on that state) has a gradient with respect to every floating-point value served, "
-    "and derived values are not cut off from what they come from.",
-    *HOSTS,
-    when=lambda s: s.differentiable,
+    "A loss on the logits (and, for a state that leaves the call, on that state) has a gradient "
+    "with respect to every floating-point value served, and derived values stay connected to what "
+    "they are computed from.",
+    *vocabulary.HOSTS,
+    when=lambda subject: subject.native.differentiable,
 )
-def flow(s: ModelUnderTest, host: str, t: Comparisons) -> None:
-    served, grads = _grads(s)
-    for key, value in served.items():
-        if (
-            key[0].host != host
-            or not isinstance(value, torch.Tensor)
-            or not value.is_floating_point()
-        ):
+def gradients(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
+    served, grads = subject.once("gradients", lambda: _gradients(subject))
+    for key, tensor in served.items():
+        value, layer = key
+        if value.host != host or value.fixed or not isinstance(tensor, torch.Tensor):
             continue
-        where = (key[1], key[0].name)
-        t.of(key[0])
-        if key[0].fixed:
+        if not tensor.is_floating_point():
             continue
-        if key[0].derived:
-            source = served.get((vocabulary.BY_HOST[host][key[0].source], key[1]))
-            # Where the model itself cut that off, there is nothing to hand on.
-            cut = isinstance(source, torch.Tensor) and not source.requires_grad
-            t.holds(where, value.requires_grad is not cut, "it is cut off from what it comes from")
+        compare.about(value)
+        if value.source is None:
+            _compare_gradient(subject, compare, key, grads.get(key))
             continue
-        grad = grads.get(key)
-        if s.indifferent(key):
-            t.holds(
-                where, grad is None or not grad.any(), "a gradient reaches what goes into no weight"
-            )
-            continue
-        if key[0].host == "gated_recurrence" and key[0].name == "state_input":
-            continue  # a text's first token forgets it
-        t.holds(where, grad is not None, "no gradient reaches it")
-        t.holds(
-            where,
-            grad is None or (bool(torch.isfinite(grad).all()) and bool(grad.any())),
-            "its gradient is zero or not finite",
+        source = served.get((vocabulary.BY_HOST[host][value.source], layer))
+        # Where the model itself detaches the source, there is no gradient to pass on.
+        detached = isinstance(source, torch.Tensor) and not source.requires_grad
+        compare.holds(
+            (layer, value.name),
+            tensor.requires_grad is not detached,
+            "it is detached from what it is computed from",
         )
 
 
-def _grads(s: ModelUnderTest) -> tuple[dict[Key, object], dict[Key, torch.Tensor]]:
-    if "grads" not in s.memo:
-        served: dict[Key, object] = {}
-        keys = s.order(derived=True)
-        with torch.enable_grad(), s.model.trace(s.ids):
-            for key in keys:
-                served[key] = s.read(key)
-        wanted = {
-            k: v
-            for k, v in served.items()
-            if isinstance(v, torch.Tensor) and v.requires_grad and not k[0].derived
-        }
-        logits = next(v for k, v in served.items() if k[0].name == "logits")
-        loss = _weighed(logits)
-        for key, value in wanted.items():
-            if key[0].name == "state_output":
-                loss = loss + _weighed(value)
-        found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
-        s.memo["grads"] = (
-            served,
-            {k: g for k, g in zip(wanted, found, strict=True) if g is not None},
-        )
-    return s.memo["grads"]
+def _compare_gradient(
+    subject: ModelUnderTest, compare: Comparisons, key: ValueKey, grad: torch.Tensor | None
+) -> None:
+    value, layer = key
+    where = (layer, value.name)
+    if subject.never_weighs(key):
+        zero = grad is None or not grad.any()
+        compare.holds(where, zero, "a gradient reaches a value that enters no weight")
+        return
+    if value.host == "gated_recurrence" and value.name == "state_input":
+        return  # the first token of a text forgets it
+    compare.holds(where, grad is not None, "no gradient reaches it")
+    useful = grad is None or (bool(torch.isfinite(grad).all()) and bool(grad.any()))
+    compare.holds(where, useful, "its gradient is zero or not finite")
 
 
-def _weighed(value: torch.Tensor) -> torch.Tensor:
-    """A sum in which no two numbers weigh the same, so that no symmetry makes a gradient vanish."""
-    weights = torch.linspace(-1, 1, value.numel(), dtype=torch.float32, device=value.device).sin()
-    return (value.float() * weights.view_as(value)).sum()
+def _gradients(subject: ModelUnderTest) -> tuple[dict[ValueKey, Any], dict[ValueKey, torch.Tensor]]:
+    """Return every value served with gradients enabled, and the gradients that reach them."""
+    served: dict[ValueKey, Any] = {}
+    keys = subject.reading_order(derived=True)
+    with torch.enable_grad(), subject.model.trace(subject.ids):
+        for key in keys:
+            served[key] = subject.read(key)
+    sources = {
+        key: tensor
+        for key, tensor in served.items()
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and not key[0].derived
+    }
+    loss = _weighted_sum(served[vocabulary.BY_HOST["model"]["logits"], None])
+    for (value, _), tensor in sources.items():
+        if value.name == "state_output":
+            loss = loss + _weighted_sum(tensor)
+    grads = torch.autograd.grad(loss, list(sources.values()), allow_unused=True)
+    reached = {key: g for key, g in zip(sources, grads, strict=True) if g is not None}
+    return served, reached
+
+
+def _weighted_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a sum with a weight per element, so that no symmetry makes a gradient vanish."""
+    weights = torch.linspace(-1, 1, tensor.numel(), dtype=torch.float32, device=tensor.device).sin()
+    return (tensor.float() * weights.view_as(tensor)).sum()
 
 
 @invariant(
     "backward in a trace",
-    "Inside `with loss.backward():` the .grad of the stream leaving each block is what autograd gives for it.",
+    "Inside `with loss.backward():` the .grad of the stream leaving each block is what autograd "
+    "gives for it.",
     "layers",
     float32=1e-6,
-    when=lambda s: s.differentiable,
+    when=lambda subject: subject.native.differentiable,
 )
-def backward(s: ModelUnderTest, host: str, t: Comparisons) -> None:
-    last = s.model.num_layers - 1
+def backward(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
+    model = subject.model
+    layers = range(model.num_layers)
     streams: dict[int, torch.Tensor] = {}
-    told: dict[int, torch.Tensor] = {}
-    with torch.enable_grad(), s.model.trace(s.ids):
-        for layer in range(last + 1):
-            streams[layer] = s.model.layers[layer].layer_output
-        loss = _weighed(s.model.logits)
-        with loss.backward(retain_graph=True):
-            for layer in range(last, -1, -1):
-                told[layer] = streams[layer].grad.clone()
-        loss.save()
-    found = torch.autograd.grad(loss, list(streams.values()))
-    s.looks("layers", "layer_output")
-    for layer, grad in zip(streams, found, strict=True):
-        t.near(layer, told[layer], grad)
-    s.hf.zero_grad(set_to_none=True)  # backward leaves the parameters theirs
+    in_trace: dict[int, torch.Tensor] = {}
+    with torch.enable_grad(), model.trace(subject.ids):
+        for layer in layers:
+            streams[layer] = model.layers[layer].layer_output
+        loss = _weighted_sum(model.logits)
+        # nnsight replaces backward within a trace.
+        with loss.backward(retain_graph=True):  # pyright: ignore[reportOptionalContextManager]
+            for layer in reversed(layers):
+                in_trace[layer] = streams[layer].grad.clone()  # pyright: ignore[reportOptionalMemberAccess]
+        loss.save()  # pyright: ignore[reportAttributeAccessIssue]  # nnsight adds it
+    grads = torch.autograd.grad(loss, list(streams.values()))
+    subject.note_read("layers", "layer_output")
+    for layer, grad in zip(streams, grads, strict=True):
+        compare.close(layer, in_trace[layer], grad)
+    subject.hf.zero_grad(set_to_none=True)  # backward leaves gradients on the parameters
+
+
+INVARIANTS = (gradients, backward)

@@ -1,119 +1,129 @@
-"""Laws about what is around a model: a second one beside it, and itself afterwards."""
+"""Invariants of isolation: two models, texts traced together, and the model afterwards."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
 from explorer import vocabulary
 from explorer.contract.comparisons import Comparisons
-from explorer.contract.model_under_test import Key, ModelUnderTest
+from explorer.contract.model_under_test import ModelUnderTest, ValueKey
 from explorer.contract.registry import invariant
 
 
 @invariant(
     "two models apart",
-    "Two models in one process do not disturb each other: one records its states and is edited while the other runs, each gives what it gives alone.",
+    "Two models in one process do not affect each other: one records its states and is edited "
+    "while the other runs, and each gives what it gives by itself.",
     "model",
     pair=True,
     form=True,
 )
-def apart(s: ModelUnderTest, host: str, t: Comparisons) -> None:
-    other = s.other
-    alone = other.record(s.ids)
-    during: list = []
+def two_models(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
+    model, other, ids = subject.model, subject.other, subject.ids
+    assert other is not None  # it applies where there is a second model
+    other_alone = other.record(ids)
     with torch.no_grad():
-        alone_plain = other.hf(s.ids).logits
+        other_logits = other.hf(ids).logits
+    runs: list = []
 
-    def meanwhile(done: int, total: int) -> None:
+    def run_other() -> None:
+        with torch.no_grad():
+            runs.append((other.record(ids), other.hf(ids).logits))
+
+    def after_first_row(done: int, total: int) -> None:
         if done == 1:
-            with torch.no_grad():
-                during.append((other.record(s.ids), other.hf(s.ids).logits))
+            run_other()
 
-    again = s.model.record(
-        s.ids,
-        [f"{r.host}.{r.name}" for r in s.rows if r.available and r.name != "state"],
-        progress=meanwhile,
-    )
-    for (name, layer), found in again.values.items():
-        t.of(s.named(name, layer))
-        t.same((layer, f"{name} with the other running"), found, s.clean[name, layer])
-    for recording, plain in during:
-        t.of()
-        t.same("the other's logits", plain, alone_plain)
-        for (name, layer), found in recording.values.items():
-            t.of(s.named(name, layer))
-            t.same((layer, f"the other's {name}"), found, alone[name, layer])
-    t.of(vocabulary.BY_HOST["layers"]["layer_input"])
-    handle = s.module(0, "").register_forward_hook(lambda *_: meanwhile(1, 1))
-    during.clear()
+    together = model.record(ids, subject.recordable, progress=after_first_row)
+    for (name, layer), served in together.values.items():
+        compare.about(subject.value_named(name, layer))
+        where = (layer, f"{name} with the other running")
+        compare.equal(where, served, subject.clean[name, layer])
+    for recording, logits in runs:
+        compare.about()
+        compare.equal("the other's logits", logits, other_logits)
+        for (name, layer), served in recording.values.items():
+            compare.about(subject.value_named(name, layer))
+            where = (layer, f"the other's {name}")
+            compare.equal(where, served, other_alone[name, layer])
+
+    compare.about(vocabulary.BY_HOST["layers"]["layer_input"])
+    runs.clear()
+    handle = subject.module(0, "").register_forward_hook(lambda *_: run_other())
     try:
-        with torch.no_grad(), s.model.trace(s.ids):
-            s.model.layers[0].layer_input[:] = 0
-            edited = s.model.logits.save()
+        edited = _without_first_input(subject)
     finally:
         handle.remove()
-    with torch.no_grad(), s.model.trace(s.ids):
-        s.model.layers[0].layer_input[:] = 0
-        want = s.model.logits.save()
-    t.same("a trace with the other running", edited, want)
-    t.same("the other during that trace", during[0][1], alone_plain)
+    compare.equal("a trace with the other running", edited, _without_first_input(subject))
+    compare.equal("the other during that trace", runs[0][1], other_logits)
+
+
+def _without_first_input(subject: ModelUnderTest) -> torch.Tensor:
+    """Return the logits with the first block's layer_input set to zero in a trace."""
+    with torch.no_grad(), subject.model.trace(subject.ids):
+        subject.model.layers[0].layer_input[:] = 0
+        logits = subject.model.logits.save()
+    return logits  # noqa: RET504  the trace assigns it
 
 
 @invariant(
     "invokes apart",
-    "Two texts traced together each see their own rows of every value, and an edit made for one leaves the other as it is.",
+    "Two texts traced together each read their own rows of every value, and an edit made for one "
+    "leaves the other unchanged.",
     "model",
     float32=1e-5,
-    when=lambda s: s.rows_apart,
     form=True,
+    when=lambda subject: subject.native.rows_independent,
 )
-def invokes(s: ModelUnderTest, host: str, t: Comparisons) -> None:
-    keys = s.order(derived=True)
-    first: dict[Key, object] = {}
-    second: dict[Key, object] = {}
-    with torch.no_grad(), s.model.trace() as tracer:
-        with tracer.invoke(s.ids[:1]):
+def invokes(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
+    model, ids = subject.model, subject.ids
+    keys = subject.reading_order(derived=True)
+    first: dict[ValueKey, Any] = {}
+    second: dict[ValueKey, Any] = {}
+    with torch.no_grad(), model.trace() as tracer:
+        with tracer.invoke(ids[:1]):
             for key in keys:
-                first[key] = s.read(key)
-        with tracer.invoke(s.ids[1:2]):
+                first[key] = subject.read(key)
+        with tracer.invoke(ids[1:2]):
             for key in keys:
-                second[key] = s.read(key)
-    for row, found in enumerate((first, second)):
-        for (value, layer), served in found.items():
+                second[key] = subject.read(key)
+    for row, values in enumerate((first, second)):
+        for (value, layer), served in values.items():
             if "batch" not in value.axes or not isinstance(served, torch.Tensor):
                 continue
-            want = s.recorded((value, layer)).narrow(value.axes.index("batch"), row, 1)
-            t.of(value)
-            compare = t.near if want.is_floating_point() else t.same
-            compare((layer, f"{value.name} of text {row}"), served, want)
-    with torch.no_grad(), s.model.trace() as tracer:
-        with tracer.invoke(s.ids[:1]):
-            for layer in range(s.model.num_layers):
-                s.model.layers[layer].layer_input[:] = 0
-        with tracer.invoke(s.ids[1:2]):
-            logits = s.model.logits.save()
-    t.of(vocabulary.BY_HOST["layers"]["layer_input"], vocabulary.BY_HOST["model"]["logits"])
-    # Not to the bit: which experts the other text's tokens go to decides how a product is blocked.
-    t.near(
-        "logits of the text not edited",
-        logits,
-        next(v for k, v in second.items() if k[0].name == "logits"),
-    )
+            recorded = subject.recorded((value, layer))
+            expected = recorded.narrow(value.axes.index("batch"), row, 1)
+            compare.about(value)
+            same = compare.close if expected.is_floating_point() else compare.equal
+            same((layer, f"{value.name} of text {row}"), served, expected)
+    with torch.no_grad(), model.trace() as tracer:
+        with tracer.invoke(ids[:1]):
+            for layer in range(model.num_layers):
+                model.layers[layer].layer_input[:] = 0
+        with tracer.invoke(ids[1:2]):
+            logits = model.logits.save()
+    logits_value = vocabulary.BY_HOST["model"]["logits"]
+    compare.about(vocabulary.BY_HOST["layers"]["layer_input"], logits_value)
+    # Not bit by bit: the experts that the other text's tokens choose decide how a product is split.
+    compare.close("logits of the text not edited", logits, second[logits_value, None])
 
 
 @invariant(
     "left as it was",
-    "After all of this the transformers model called on its own gives the logits it gave before, to the bit, and no hook is left on it.",
+    "After all other checks the transformers model, called by itself, gives logits identical to "
+    "those before, and no hook or gradient is left on it.",
     "model",
     last=True,
     bfloat16=0.0,
 )
-def left(s: ModelUnderTest, host: str, t: Comparisons) -> None:
-    t.same("logits", s.forward(s.ids).logits, s.plain)
-    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in s.hf.modules())
-    t.same("hooks", hooks, s.hooks)
-    t.holds(
-        "gradients",
-        all(p.grad is None for p in s.hf.parameters()),
-        "a parameter has been left a gradient",
-    )
+def left_unchanged(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
+    logits = subject.native.forward(subject.ids).logits
+    compare.equal("logits", logits, subject.native.logits)
+    compare.equal("hooks", subject.count_hooks(), subject.hook_count)
+    no_gradients = all(parameter.grad is None for parameter in subject.hf.parameters())
+    compare.holds("gradients", no_gradients, "a parameter has a gradient")
+
+
+INVARIANTS = (two_models, invokes, left_unchanged)

@@ -1,175 +1,191 @@
-"""Laws about the order of a forward: what has been passed is refused by name, and steps are not mixed up."""
+"""Invariants of order: late reads are refused, and steps of a generation are not mixed up."""
 
 from __future__ import annotations
 
 import torch
 
 from explorer import vocabulary
-from explorer.contract.checks.writes import STATES
+from explorer.contract.checks.writes import STATE_LAYOUTS
 from explorer.contract.comparisons import Comparisons
-from explorer.contract.model_under_test import Key, ModelUnderTest, attempt
+from explorer.contract.model_under_test import ModelUnderTest, ValueKey, attempt
 from explorer.contract.registry import invariant
 from explorer.model.envoys import PassedBy
-
-HOSTS = tuple(vocabulary.HOSTS)
 
 #: Steps of a generation at which late reads are tried.
 _STEPS = 2
 
+#: What a late read gave where it raised nothing.
+WRONG_STEP = "a tensor of another step"
+
 
 @invariant(
     "out of order",
-    "Reading what the forward has passed raises an error that names the value, in a plain trace and at every step of tracer.iter.",
-    *HOSTS,
+    "Reading a value that the forward has passed raises an error that names the value, in a plain "
+    "trace and at every step of tracer.iter.",
+    *vocabulary.HOSTS,
     form=True,
 )
-def out_of_order(s: ModelUnderTest, host: str, t: Comparisons) -> None:
-    for (where, key), outcome in _late(s).items():
-        if key[0].host == host:
-            expression = (
-                vocabulary.HOSTS[host].path.replace("[i]", f"[{key[1]}]") + f".{key[0].name}"
-            )
-            named = isinstance(outcome, PassedBy) and expression in str(outcome)
-            t.of(key[0])
-            t.holds(
-                (key[1], f"{expression} in a {where}"),
-                named,
-                f"it gives {outcome if isinstance(outcome, str) else repr(outcome)}",
-            )
+def out_of_order(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
+    for (when, key), outcome in late_reads(subject).items():
+        value, layer = key
+        if value.host != host:
+            continue
+        path = vocabulary.HOSTS[host].path.replace("[i]", f"[{layer}]")
+        expression = f"{path}.{value.name}"
+        compare.about(value)
+        compare.holds(
+            (layer, f"{expression} in a {when}"),
+            isinstance(outcome, PassedBy) and expression in str(outcome),
+            f"it gives {outcome if isinstance(outcome, str) else repr(outcome)}",
+        )
 
 
-def _late(s: ModelUnderTest) -> dict[tuple[str, Key], object]:
-    """What each value gave, asked for once the logits were there: in a trace, and at each step of a generation."""
-    if "late" not in s.memo:
-        keys = [
-            key
-            for key in s.order(derived=True)
-            if key[0].name not in ("logits", "next_token_probs")
-        ]
-        hook_points = ["trace", *(f"generation at step {step}" for step in range(_STEPS))]
-        # A decoding step does not come to what its own code does not hold.
-        held = {
-            step: [key for key in keys if not step or not s.prompt_only(key)]
-            for step in range(_STEPS)
-        }
-        asked = {
-            "trace": keys,
-            **{f"generation at step {step}": held[step] for step in range(_STEPS)},
-        }
-        found: dict[tuple[str, Key], object] = {
-            (where, key): "no answer" for where in hook_points for key in asked[where]
-        }
-        with torch.no_grad(), s.model.trace(s.ids):
-            s.model.logits
-            for key in keys:
-                found["trace", key] = _asked(s, key)
-        for step in range(_STEPS):
-            made = step + 2  # the step after it comes too: its tensors must not be handed out
-            with (
-                torch.no_grad(),
-                s.model.generate(
-                    s.ids, max_new_tokens=made, min_new_tokens=made, do_sample=False
-                ) as tracer,
-            ):
-                for _ in tracer.iter[step : step + 1]:
-                    s.model.logits
-                    for key in held[step]:
-                        found[f"generation at step {step}", key] = _asked(s, key)
-        s.memo["late"] = found
-    return s.memo["late"]
+def late_reads(subject: ModelUnderTest) -> dict[tuple[str, ValueKey], Exception | str]:
+    """Return what reading each value after the logits gave, in a trace and in a generation."""
+    return subject.once("late reads", lambda: _late_reads(subject))
 
 
-def _asked(s: ModelUnderTest, key: Key) -> object:
-    return attempt(lambda: s.read(key)) or "a tensor of another step"
+def _late_reads(subject: ModelUnderTest) -> dict[tuple[str, ValueKey], Exception | str]:
+    model, ids = subject.model, subject.ids
+    keys = [
+        key
+        for key in subject.reading_order(derived=True)
+        if key[0].name not in ("logits", "next_token_probs")
+    ]
+    # A decoding step does not reach what only the code for prompts holds.
+    later = [key for key in keys if not subject.prompt_only(key)]
+    tried = {"trace": keys}
+    tried |= {f"generation at step {step}": later if step else keys for step in range(_STEPS)}
+    outcomes: dict[tuple[str, ValueKey], Exception | str] = {
+        (when, key): "no answer" for when, listed in tried.items() for key in listed
+    }
+    with torch.no_grad(), model.trace(ids):
+        model.logits  # noqa: B018  the forward passes every other value to get here
+        for key in keys:
+            outcomes["trace", key] = _late_read(subject, key)
+    for step in range(_STEPS):
+        when = f"generation at step {step}"
+        # The step after it runs too: none of its tensors may be returned.
+        count = step + 2
+        with (
+            torch.no_grad(),
+            model.generate(
+                ids, max_new_tokens=count, min_new_tokens=count, do_sample=False
+            ) as tracer,
+        ):
+            for _ in tracer.iter[step : step + 1]:
+                model.logits  # noqa: B018
+                for key in tried[when]:
+                    outcomes[when, key] = _late_read(subject, key)
+    return outcomes
+
+
+def _late_read(subject: ModelUnderTest, key: ValueKey) -> Exception | str:
+    return attempt(lambda: subject.read(key)) or WRONG_STEP
 
 
 @invariant(
     "one step at a time",
-    "Prefilling and then going on, token by token or with several at once, reads what one forward over the whole text reads: every value, state and logits.",
-    *HOSTS,
+    "Prefilling and then continuing, token by token or with several tokens at once, reads what one "
+    "forward over the whole text reads: every value, state and logits.",
+    *vocabulary.HOSTS,
     float32=1e-4,
-    when=lambda s: any(
-        s.goes_on(start, stop) for start, stop in ((s.seq - 2, s.seq - 1), (s.seq // 2 - 1, s.seq))
-    ),
     form=True,
+    when=lambda subject: any(
+        subject.native.continues(start, stop)
+        for start, stop in ((subject.seq - 2, subject.seq - 1), (subject.seq // 2 - 1, subject.seq))
+    ),
 )
-def decoding(s: ModelUnderTest, host: str, t: Comparisons) -> None:
-    for start, stop, found in _continued(s):
-        for key, value in found.items():
+def decoding(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
+    for start, stop, values in subject.once("continuations", lambda: _continuations(subject)):
+        for key, served in values.items():
             if key[0].host == host:
-                t.of(key[0])
-                _compare(s, t, key, value, start, stop)
+                compare.about(key[0])
+                _compare_continued(subject, compare, key, served, start, stop)
 
 
-def _continued(s: ModelUnderTest) -> list[tuple[int, int, dict[Key, object]]]:
-    """The values of tokens ``start`` to ``stop``, run on a cache of those before: the last two one by one, then a good half at once."""
-    if "continued" not in s.memo:
-        # The pattern implied by a state is that of a fresh prompt; the mask is as long as the whole text.
-        # What a decoding step's own code does not hold is read on prompts alone.
-        keys = [
-            key
-            for key in s.order(derived=True)
-            if key[0].name not in ("state_attention", "attention_mask", "input_size")
-            and not s.prompt_only(key)
-        ]
-        passed = s.order(derived=True, step=True)
-        cache = s.prefilled(s.seq - 2)
-        half = s.seq // 2 - 1
-        runs = [
-            (s.seq - 2, s.seq - 1, cache),
-            (s.seq - 1, s.seq, cache),
-            (half, s.seq, s.prefilled(half)),
-        ]
-        steps: list[tuple[int, int, dict[Key, object]]] = []
-        for start, stop, before in runs:
-            if not s.goes_on(start, stop) or (start == s.seq - 1 and not steps):
-                continue  # a model that does not say the same itself, or a cache that has not come so far
-            found: dict[Key, object] = {}
-            with (
-                torch.no_grad(),
-                s.model.trace(s.continued(start, stop), cache=before, use_cache=True),
-            ):
-                for key in sorted(keys, key=passed.index) if stop - start == 1 else keys:
-                    found[key] = s.read(key)
-            steps.append((start, stop, found))
-        s.memo["continued"] = steps
-    return s.memo["continued"]
+def _continuations(subject: ModelUnderTest) -> list[tuple[int, int, dict[ValueKey, object]]]:
+    """Return the values of tokens ``start`` to ``stop``, run on a cache of those before.
+
+    The runs are the last two tokens one after the other, then the second half at once.
+    """
+    native, seq = subject.native, subject.seq
+    # state_attention is that of a fresh prompt only, and the mask is as long as the whole text.
+    left_out = ("state_attention", "attention_mask", "input_size")
+    keys = [
+        key
+        for key in subject.reading_order(derived=True)
+        if key[0].name not in left_out and not subject.prompt_only(key)
+    ]
+    decoding_order = subject.reading_order(derived=True, decoding=True)
+    cache, half = native.cache_after(seq - 2), seq // 2 - 1
+    runs = [(seq - 2, seq - 1, cache), (seq - 1, seq, cache), (half, seq, native.cache_after(half))]
+    continued: list[tuple[int, int, dict[ValueKey, object]]] = []
+    for start, stop, before in runs:
+        if not native.continues(start, stop) or (start == seq - 1 and not continued):
+            continue  # the model itself gives something else, or the cache is not this far
+        values: dict[ValueKey, object] = {}
+        inputs = native.continuation(start, stop)
+        in_order = sorted(keys, key=decoding_order.index) if stop - start == 1 else keys
+        with torch.no_grad(), subject.model.trace(inputs, cache=before, use_cache=True):
+            for key in in_order:
+                values[key] = subject.read(key)
+        continued.append((start, stop, values))
+    return continued
 
 
-def _compare(
-    s: ModelUnderTest, t: Comparisons, key: Key, found: object, start: int, stop: int
+def _compare_continued(
+    subject: ModelUnderTest,
+    compare: Comparisons,
+    key: ValueKey,
+    served: object,
+    start: int,
+    stop: int,
 ) -> None:
     value, layer = key
     where = (layer, f"{value.name} of tokens {start} to {stop - 1}")
+    expected = _expected(subject, key, start, stop)
+    if isinstance(expected, torch.Tensor) and isinstance(served, torch.Tensor):
+        expected = _as_cached(value, served, expected, stop - start)
+        if value.name == "attention_scores":
+            # A bias by position may count from another token, which shifts a whole row.
+            served, expected = (x - x.amax(-1, keepdim=True) for x in (served, expected))
+    if isinstance(expected, torch.Tensor) and not expected.is_floating_point():
+        compare.equal(where, served, expected)
+    else:
+        compare.close(where, served, expected)
+
+
+def _expected(subject: ModelUnderTest, key: ValueKey, start: int, stop: int) -> torch.Tensor:
+    """Return a value of one forward over the whole text, at tokens ``start`` to ``stop``."""
+    value, layer = key
     if value.name == "next_token_probs":
-        want = s.get("model", "logits")[:, stop - 1].softmax(-1)
-    elif value.layout in STATES and "states" not in vocabulary.BY_HOST[value.host]:
-        whole = s.get(value.host, "attention_head_outputs", layer)
-        want = whole[:, start - 1 if value.name == "state_input" else stop - 1]
-    elif value.layout in STATES:
-        states = s.get(value.host, "states", layer)
-        want = states[:, start - 1 if value.name == "state_input" else stop - 1]
-    else:
-        whole = s.get(value.host, value.name, layer)
-        # Keys and values handed to the attention are those of every token so far.
-        first = 0 if value.layout in ("Keys", "Values") else start
-        spans = {"seq": slice(first, stop), "query": slice(start, stop), "key": slice(0, stop)}
-        want = whole[tuple(spans.get(axis, slice(None)) for axis in value.axes)]
-        for dim, axis in enumerate(value.axes):
-            # A cache that keeps a window alone hands over the last of them.
-            grows = axis == "key" or (axis == "seq" and first == 0)
-            if (
-                grows
-                and isinstance(found, torch.Tensor)
-                and found.dim() == want.dim()
-                and stop - start <= found.shape[dim] < want.shape[dim]
-            ):
-                want = want.narrow(dim, want.shape[dim] - found.shape[dim], found.shape[dim])
-    if (
-        value.name == "attention_scores"
-    ):  # a bias by positions may count them from elsewhere: the same for a whole row
-        found, want = (x - x.max(-1, keepdim=True).values for x in (found, want))
-    if isinstance(want, torch.Tensor) and not want.is_floating_point():
-        t.same(where, found, want)
-    else:
-        t.near(where, found, want)
+        return subject.get("model", "logits")[:, stop - 1].softmax(-1)
+    if value.layout in STATE_LAYOUTS:
+        has_states = "states" in vocabulary.BY_HOST[value.host]
+        states = subject.get(
+            value.host, "states" if has_states else "attention_head_outputs", layer
+        )
+        return states[:, start - 1 if value.name == "state_input" else stop - 1]
+    full = subject.get(value.host, value.name, layer)
+    # An attention is passed the keys and values of every token so far.
+    first = 0 if value.layout in ("Keys", "Values") else start
+    spans = {"seq": slice(first, stop), "query": slice(start, stop), "key": slice(0, stop)}
+    return full[tuple(spans.get(axis, slice(None)) for axis in value.axes)]
+
+
+def _as_cached(
+    value: vocabulary.Value, served: torch.Tensor, expected: torch.Tensor, new_tokens: int
+) -> torch.Tensor:
+    """Keep the last keys of ``expected``, as many as a cache that holds a window has served."""
+    if served.dim() != expected.dim():
+        return expected
+    for dim, axis in enumerate(value.axes):
+        grows = axis == "key" or (axis == "seq" and value.layout in ("Keys", "Values"))
+        length = served.shape[dim]
+        if grows and new_tokens <= length < expected.shape[dim]:
+            expected = expected.narrow(dim, expected.shape[dim] - length, length)
+    return expected
+
+
+INVARIANTS = (out_of_order, decoding)

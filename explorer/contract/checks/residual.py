@@ -1,4 +1,4 @@
-"""Laws about the residual stream: what blocks add, and who hands what to whom."""
+"""Invariants of the residual stream: what blocks add to it, and what they pass to each other."""
 
 from __future__ import annotations
 
@@ -7,81 +7,83 @@ import torch
 from explorer.contract.comparisons import Comparisons
 from explorer.contract.model_under_test import ModelUnderTest
 from explorer.contract.registry import invariant
-from explorer.contract.residual_steps import changed
+from explorer.contract.residual_steps import apply_step
 from explorer.discovery.block import Sublayer
 
-#: Rounding steps of the model's own number format that the identity may be off by.
+#: Rounding errors, in units of the dtype's epsilon, that an addition may make.
 _ULPS = 2
 
 
 @invariant(
     "addends",
-    "layer_input plus what the sublayers add is layer_output, within a few rounding steps, on every block, where the block scales or norms the stream itself "
-    "that done too; layer_mid stands between them.",
+    "layer_input plus the sublayers' addends is layer_output up to rounding, on every block; where "
+    "the block scales or norms the stream itself, with that done too. layer_mid is the stream "
+    "between the sublayers.",
     "layers",
     bfloat16=0.0,
 )
-def addends(s: ModelUnderTest, host: str, t: Comparisons) -> None:
-    for layer in s.layers("layers"):
-        block = s.model.anatomy.block(layer)
-        allowed = (
-            _ULPS * torch.finfo(s.dtype).eps * (1 + sum(step.kind != "add" for step in block.steps))
-        )
-        streams = _stepped(s, layer)
+def addends(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
+    for layer in subject.layers("layers"):
+        block = subject.block(layer)
+        other_steps = sum(step.kind != "add" for step in block.steps)
+        tolerance = _ULPS * torch.finfo(subject.dtype).eps * (1 + other_steps)
+        streams = _streams(subject, layer)
         if block.mid is not None:
-            t.near(layer, s.get("layers", "layer_mid", layer), streams[block.mid], allowed)
-        t.near(layer, streams[-1], s.get("layers", "layer_output", layer), allowed)
+            mid = subject.get("layers", "layer_mid", layer)
+            compare.close(layer, mid, streams[block.mid], tolerance)
+        output = subject.get("layers", "layer_output", layer)
+        compare.close(layer, streams[-1], output, tolerance)
 
 
-@invariant(
-    "the stream between is the stream",
-    "What is written into layer_mid is what the block goes on adding to: layer_output is what the rest of its steps makes of it.",
-    "layers",
-    needs=("layer_mid",),
-    float32=1e-5,
-)
-def between(s: ModelUnderTest, host: str, t: Comparisons) -> None:
-    for layer in s.first("layers", "layer_mid"):
-        block = s.model.anatomy.block(layer)
-        written = torch.flip(s.get("layers", "layer_mid", layer), dims=[-1])
-        adds = [step.kind == "add" for step in block.steps]
-        late = [sub for sub in block.sublayers if sub.turn > sum(adds[: block.mid])]
-        with torch.no_grad(), s.model.trace(s.ids):
-            s.model.layers[layer].layer_mid = written
-            added = {
-                sub.host: getattr(s.envoy(sub.host, layer), sub.output)
-                for sub in sorted(late, key=lambda sub: _place(s, layer, sub))
-            }.save()
-            left = s.model.layers[layer].layer_output.save()
-        stream, turn = written, sum(adds[: block.mid])
-        for step in block.steps[block.mid :]:
-            turn += step.kind == "add"
-            if step.kind == "add":
-                stream = stream + sum(added[sub.host] for sub in late if sub.turn == turn)
-            else:
-                stream = changed(s, layer, step, stream)
-        t.near(layer, left, stream)
-
-
-def _place(s: ModelUnderTest, layer: int, sub: Sublayer) -> int:
-    """When a block's forward comes to what a sublayer adds."""
-    return s.model.anatomy.block(layer).order.index((sub.host, sub.output))
-
-
-def _stepped(s: ModelUnderTest, layer: int) -> list[torch.Tensor]:
-    """The stream before and after each of the block's steps, made from its addends."""
-    block = s.model.anatomy.block(layer)
-    streams, turn = [s.get("layers", "layer_input", layer)], 0
+def _streams(subject: ModelUnderTest, layer: int) -> list[torch.Tensor]:
+    """Return the stream before and after each of a block's steps, computed from its addends."""
+    block = subject.block(layer)
+    streams, turn = [subject.get("layers", "layer_input", layer)], 0
     for step in block.steps:
         stream = streams[-1]
         if step.kind == "add":
             turn += 1
-            for sub in (sub for sub in block.sublayers if sub.turn == turn):
-                stream = stream + s.get(sub.host, sub.output, layer)
+            for sublayer in block.sublayers:
+                if sublayer.turn == turn:
+                    stream = stream + subject.get(sublayer.host, sublayer.output, layer)
         else:
-            stream = changed(s, layer, step, stream)
+            stream = apply_step(subject, layer, step, stream)
         streams.append(stream)
     return streams
+
+
+@invariant(
+    "the stream between is the stream",
+    "What is written to layer_mid is what the block continues with: layer_output is the result of "
+    "its remaining steps.",
+    "layers",
+    needs=("layer_mid",),
+    float32=1e-5,
+)
+def mid_stream(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
+    for layer in subject.one_per_kind("layers", "layer_mid"):
+        block = subject.block(layer)
+        written = torch.flip(subject.get("layers", "layer_mid", layer), dims=[-1])
+        turn = sum(step.kind == "add" for step in block.steps[: block.mid])
+        remaining = sorted(
+            (sublayer for sublayer in block.sublayers if sublayer.turn > turn),
+            key=lambda sublayer, block=block: block.order.index((sublayer.host, sublayer.output)),
+        )
+        with torch.no_grad(), subject.model.trace(subject.ids):
+            subject.model.layers[layer].layer_mid = written
+            added = {
+                sublayer.host: getattr(subject.envoy(sublayer.host, layer), sublayer.output)
+                for sublayer in remaining
+            }.save()  # pyright: ignore[reportAttributeAccessIssue]  # nnsight adds it
+            output = subject.model.layers[layer].layer_output.save()
+        stream = written
+        for step in block.steps[block.mid :]:
+            if step.kind == "add":
+                turn += 1
+                stream = stream + sum(added[s.host] for s in remaining if s.turn == turn)
+            else:
+                stream = apply_step(subject, layer, step, stream)
+        compare.close(layer, output, stream)
 
 
 @invariant(
@@ -89,154 +91,161 @@ def _stepped(s: ModelUnderTest, layer: int) -> list[torch.Tensor]:
     "The stream leaving a block is the stream entering the next.",
     "layers",
     bfloat16=0.0,
-    when=lambda s: s.model.num_layers > 1,
+    when=lambda subject: subject.model.num_layers > 1,
 )
-def handed_on(s: ModelUnderTest, host: str, t: Comparisons) -> None:
-    for layer in s.layers("layers")[1:]:
-        t.same(
-            layer, s.get("layers", "layer_input", layer), s.get("layers", "layer_output", layer - 1)
-        )
+def stream_continues(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
+    for layer in subject.layers("layers")[1:]:
+        entering = subject.get("layers", "layer_input", layer)
+        compare.equal(layer, entering, subject.get("layers", "layer_output", layer - 1))
+
+
+# -- norms ---------------------------------------------------------------------------
 
 
 @invariant(
     "norm output is the next input",
-    "A norm's output is that norm of the stream before it, and what the module after it is called with, as the engine itself sees that call.",
+    "A norm's output is that norm of the stream before it, and what the next module is called "
+    "with, as nnsight sees that call.",
     "layers",
     bfloat16=0.0,
-    when=lambda s: any(_asked(s, layer) for layer in s.layers("layers")),
+    when=lambda subject: any(
+        _norm_comparable(subject, layer) for layer in subject.layers("layers")
+    ),
 )
-def norms(s: ModelUnderTest, host: str, t: Comparisons) -> None:
-    inputs: dict[tuple[str, int], torch.Tensor] = {}
-    with torch.no_grad(), s.model.trace(s.ids):
-        for layer in s.layers("layers"):
-            parts = {
-                sub.host: name for name, sub in _normed(s, layer) if not s.part(sub.host, layer)
-            }
-            if layer in s.layers("layers", "mlp_input") and not s.part("mlp", layer):
-                parts["mlp"] = "mlp_input"
-            # In the order of the forward, which in a parallel block need not be that of the addends.
-            for host in sorted(parts, key=lambda host: s.first_read(host, layer)):
-                inputs[parts[host], layer] = s.envoy(host, layer).input.clone()
-    for (name, layer), called in inputs.items():
-        t.same(layer, s.get("layers", name, layer), called)
-    for layer in s.layers("layers", "mlp_norm_output", "mlp_input"):
-        if any(sub.host == "mlp" for name, sub in _normed(s, layer) if name == "mlp_norm_output"):
-            t.same(
+def norms(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
+    for (name, layer), called_with in _sublayer_inputs(subject).items():
+        compare.equal(layer, subject.get("layers", name, layer), called_with)
+    for layer in subject.layers("layers", "mlp_norm_output", "mlp_input"):
+        if "mlp" in {s.host for name, s in _norms(subject, layer) if name == "mlp_norm_output"}:
+            compare.equal(
                 layer,
-                s.get("layers", "mlp_norm_output", layer),
-                s.get("layers", "mlp_input", layer).view(s.batch, s.seq, -1),
+                subject.get("layers", "mlp_norm_output", layer),
+                subject.get("layers", "mlp_input", layer).view(subject.batch, subject.seq, -1),
             )
-    for layer in s.layers("layers"):
-        for name, sub in _normed(s, layer):
-            path = _path(s, layer, sub.norm)
-            with torch.no_grad():
-                made = (
-                    s.module(layer, path)(_stream(s, layer, sub.stage))
-                    if _again(s, layer, name, sub)
-                    else None
-                )
-            if made is not None:
-                t.near(
-                    layer, s.get("layers", name, layer), made, 4 * _ULPS * torch.finfo(s.dtype).eps
-                )
+    tolerance = 4 * _ULPS * torch.finfo(subject.dtype).eps
+    for layer in subject.layers("layers"):
+        for name, sublayer in _norms(subject, layer):
+            if _recomputable(subject, layer, name, sublayer):
+                norm = subject.module(layer, _norm_path(subject, layer, sublayer))
+                with torch.no_grad():
+                    normed = norm(_stream_after(subject, layer, sublayer.stage or 0))
+                compare.close(layer, subject.get("layers", name, layer), normed, tolerance)
 
 
-def _asked(s: ModelUnderTest, layer: int) -> bool:
-    """Whether a block has a norm that can be run again, or an MLP of its own to be seen called."""
-    again = any(
-        _again(s, layer, name, sub) or not s.part(sub.host, layer)
-        for name, sub in _normed(s, layer)
+def _sublayer_inputs(subject: ModelUnderTest) -> dict[tuple[str, int], torch.Tensor]:
+    """Return nnsight's own ``input`` of sublayers, keyed by the value it should be."""
+    inputs: dict[tuple[str, int], torch.Tensor] = {}
+    with torch.no_grad(), subject.model.trace(subject.ids):
+        for layer in subject.layers("layers"):
+            names = {
+                sublayer.host: name
+                for name, sublayer in _norms(subject, layer)
+                if not subject.is_part(sublayer.host, layer)
+            }
+            if _mlp_called(subject, layer):
+                names["mlp"] = "mlp_input"
+            # In the order of the forward; that of a parallel block's addends may be another.
+            reached = [host for host, _ in subject.block(layer).order]
+            for host in sorted(names, key=reached.index):
+                inputs[names[host], layer] = subject.envoy(host, layer).input.clone()
+    return inputs
+
+
+def _norms(subject: ModelUnderTest, layer: int) -> list[tuple[str, Sublayer]]:
+    """Return the sublayers that read a norm's output, with the name of that value."""
+    pairs = zip(
+        ("attention_norm_output", "mlp_norm_output"), subject.block(layer).normed, strict=True
     )
-    return again or (layer in s.layers("layers", "mlp_input") and not s.part("mlp", layer))
-
-
-def _again(s: ModelUnderTest, layer: int, name: str, sub: Sublayer) -> bool:
-    """Whether a norm reads the stream at one point, alone, and is not one the stream itself goes through."""
-    beside = name in s.details("layers", layer).own_widths
-    return (
-        sub.stage is not None and not beside and not _on_stream(s, layer, _path(s, layer, sub.norm))
-    )
-
-
-def _on_stream(s: ModelUnderTest, layer: int, path: str) -> bool:
-    """Whether a norm is one the stream itself goes through."""
-    return any(
-        step.kind == "norm" and step.by == path for step in s.model.anatomy.block(layer).steps
-    )
-
-
-def _stream(s: ModelUnderTest, layer: int, stage: int) -> torch.Tensor:
-    """The stream with so many of the block's steps behind it."""
-    if stage == 0:
-        return s.get("layers", "layer_input", layer)
-    if stage == s.model.anatomy.block(layer).mid:
-        return s.get("layers", "layer_mid", layer)
-    return _stepped(s, layer)[stage]
-
-
-def _normed(s: ModelUnderTest, layer: int) -> list[tuple[str, Sublayer]]:
-    """The sublayers that read a norm's output, by the name of that output."""
-    block = s.model.anatomy.block(layer)
-    pairs = zip(("attention_norm_output", "mlp_norm_output"), block.normed)
     return [
-        (name, sub) for name, sub in pairs if sub is not None and layer in s.layers("layers", name)
+        (name, sublayer)
+        for name, sublayer in pairs
+        if sublayer is not None and layer in subject.layers("layers", name)
     ]
 
 
-def _path(s: ModelUnderTest, layer: int, path: str) -> str:
-    """A path of the block discovery looked at, named from the block."""
-    return path.removeprefix(
-        f"{s.model.anatomy.backbone.blocks}.{s.model.anatomy.block(layer).layers[0]}."
+def _mlp_called(subject: ModelUnderTest, layer: int) -> bool:
+    """Return whether a block has an MLP module with an mlp_input."""
+    return layer in subject.layers("layers", "mlp_input") and not subject.is_part("mlp", layer)
+
+
+def _norm_comparable(subject: ModelUnderTest, layer: int) -> bool:
+    """Return whether a block has a norm that can be computed again, or a module that reads one."""
+    return _mlp_called(subject, layer) or any(
+        _recomputable(subject, layer, name, sublayer) or not subject.is_part(sublayer.host, layer)
+        for name, sublayer in _norms(subject, layer)
     )
 
 
-def _last_enters(s: ModelUnderTest) -> bool:
-    """Whether the final norm is called with what the last block returns, nothing coming between."""
-    seen: list[torch.Tensor] = []
-    hook = s.hf.get_submodule(s.model.anatomy.norm).register_forward_pre_hook(
-        lambda module, args: seen.append(args[0].detach().clone())
-    )
-    try:
-        s.forward(s.ids)
-    finally:
-        hook.remove()
-    return torch.equal(
-        seen[s.model.anatomy.norm_turn or 0],
-        s.get("layers", "layer_output", s.model.num_layers - 1),
-    )
+def _recomputable(subject: ModelUnderTest, layer: int, name: str, sublayer: Sublayer) -> bool:
+    """Return whether a sublayer's norm reads the stream at one point and nothing else.
+
+    The stream itself must not pass through that norm, and its width must be the stream's.
+    """
+    path = _norm_path(subject, layer, sublayer)
+    on_stream = any(step.kind == "norm" and step.by == path for step in subject.block(layer).steps)
+    other_width = name in subject.details("layers", layer).own_widths
+    return sublayer.stage is not None and not other_width and not on_stream
+
+
+def _norm_path(subject: ModelUnderTest, layer: int, sublayer: Sublayer) -> str:
+    """Return the path of a sublayer's norm from its block."""
+    # Discovery names it from the root of the model, on the first block of the kind.
+    first = subject.block(layer).layers[0]
+    return (sublayer.norm or "").removeprefix(f"{subject.model.anatomy.backbone.blocks}.{first}.")
+
+
+def _stream_after(subject: ModelUnderTest, layer: int, steps: int) -> torch.Tensor:
+    """Return the stream after so many of the block's steps."""
+    if steps == 0:
+        return subject.get("layers", "layer_input", layer)
+    if steps == subject.block(layer).mid:
+        return subject.get("layers", "layer_mid", layer)
+    return _streams(subject, layer)[steps]
+
+
+# -- after the last block --------------------------------------------------------------
 
 
 @invariant(
     "head",
-    "token_embeddings are the embedding's rows of the ids; final_norm_output is the final norm of the last block's stream; "
-    "the head reads it (where nothing comes between), the logits are what the model returns, and next_token_probs is their "
-    "softmax at the last position.",
+    "token_embeddings are the embedding's rows of the ids; final_norm_output is the final norm of "
+    "the last block's output, and the head reads it, where nothing stands between them; the logits "
+    "are what the model returns, and next_token_probs is their softmax at the last position.",
     "model",
     float32=1e-5,
 )
-def head(s: ModelUnderTest, host: str, t: Comparisons) -> None:
-    model = s.model.anatomy
-    if "token_embeddings" not in s.model.top.missing:
-        with torch.no_grad():
-            t.same(
-                "token_embeddings",
-                s.get("model", "token_embeddings"),
-                s.hf.get_input_embeddings()(s.ids),
+def head(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
+    model, anatomy = subject.model, subject.model.anatomy
+    with torch.no_grad():
+        if "token_embeddings" not in model.top.missing:
+            embeddings = subject.get("model", "token_embeddings")
+            compare.equal(
+                "token_embeddings", embeddings, subject.hf.get_input_embeddings()(subject.ids)
             )
-    if model.norm is not None and _last_enters(s):
-        last = s.get("layers", "layer_output", s.model.num_layers - 1)
-        with torch.no_grad():
-            t.near(
-                "final_norm_output",
-                s.hf.get_submodule(model.norm)(last),
-                s.get("model", "final_norm_output"),
-            )
-    if s.model.anatomy.head_reads_norm and s.model.anatomy.norm is not None:
-        with torch.no_grad():
-            t.near(
-                "lm_head_output",
-                s.model.lm_head(s.get("model", "final_norm_output")),
-                s.get("model", "lm_head_output"),
-            )
-    t.near("next_token_probs", s.get("model", "next_token_probs"), s.plain[:, -1].softmax(-1))
-    t.same("logits", s.get("model", "logits"), s.plain)
+        if anatomy.norm is not None and _norm_reads_last_block(subject, anatomy.norm):
+            last = subject.get("layers", "layer_output", model.num_layers - 1)
+            normed = subject.hf.get_submodule(anatomy.norm)(last)
+            compare.close("final_norm_output", normed, subject.get("model", "final_norm_output"))
+        if anatomy.norm is not None and anatomy.head_reads_norm:
+            projected = model.lm_head(subject.get("model", "final_norm_output"))
+            compare.close("lm_head_output", projected, subject.get("model", "lm_head_output"))
+    probabilities = subject.native.logits[:, -1].softmax(-1)
+    compare.close("next_token_probs", subject.get("model", "next_token_probs"), probabilities)
+    compare.equal("logits", subject.get("model", "logits"), subject.native.logits)
+
+
+def _norm_reads_last_block(subject: ModelUnderTest, norm: str) -> bool:
+    """Return whether the final norm is called with exactly what the last block returns."""
+    inputs: list[torch.Tensor] = []
+    hook = subject.hf.get_submodule(norm).register_forward_pre_hook(
+        lambda module, args: inputs.append(args[0].detach().clone())
+    )
+    try:
+        subject.native.forward(subject.ids)
+    finally:
+        hook.remove()
+    last = subject.get("layers", "layer_output", subject.model.num_layers - 1)
+    return torch.equal(inputs[subject.model.anatomy.norm_turn or 0], last)
+
+
+INVARIANTS = (addends, mid_stream, stream_continues, norms, head)

@@ -1,409 +1,345 @@
-"""Laws about writing: every write reaches the model, at exactly the place written.
+"""Invariants of writing: every write reaches the model, at exactly the position written.
 
-One forward serves them all: the batch is one row of text repeated, and each row is edited
-in one value of one block, at one position. Rows do not see each other, so each shows what
-its own edit did. `WriteObserver` looks at what the model really goes on with.
+One forward covers them all: the batch is one row of text repeated, and in each row one value of
+one block is edited at one position. Rows are independent, so each shows what its own edit did.
+`WriteObserver` copies what the model actually continues with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
-from typing import Any
 
 import torch
 
 from explorer import vocabulary
 from explorer.contract.comparisons import Comparisons
-from explorer.contract.model_under_test import Key, ModelUnderTest, attempt
+from explorer.contract.model_under_test import ModelUnderTest, ValueKey, attempt
 from explorer.contract.registry import invariant
-from explorer.discovery.hook_point import HookPoint, get_element, read_value, to_layout
+from explorer.contract.write_observer import WriteObserver
 
-HOSTS = tuple(vocabulary.HOSTS)
 #: Layouts of a state: one for the whole call, without an axis of tokens.
-STATES = ("State", "ChannelState", "UnitState")
+STATE_LAYOUTS = ("State", "ChannelState", "UnitState")
 
+#: The two ways to write a value in a trace.
+_WAYS = ("assigned", "in place")
 
-class WriteObserver:
-    """What a running model goes on with at the places of some values, whatever a trace block was shown.
-
-    ``seen`` maps each value to the tensor, in the vocabulary's layout, as it stood when
-    the forward moved on from its place; ``logits`` is what the model returned.
-    """
-
-    def __init__(self, subject: ModelUnderTest, keys: list[Key]) -> None:
-        self.subject = subject
-        self.taps = subject.model.taps
-        self.keys = keys
-        self.seen: dict[Key, torch.Tensor] = {}
-        self.logits: torch.Tensor | None = None
-
-    @contextmanager
-    def watching(self) -> Iterator[WriteObserver]:
-        """Look over the shoulder of the engine and of the taps for a while."""
-        engine, taps = self.subject.model.interleaver, self.taps
-        handle, fire = engine.handle, taps.fire
-
-        def handled(location: str, value: Any) -> Any:
-            value = handle(location, value)
-            for key in self._at(location, native=True):
-                self._see(key, self._reach(key).place, value)
-            return value
-
-        def fired(hook_group: Any, container: Any) -> Any:
-            changed = fire(hook_group, container)
-            for key in self._at(hook_group.location, native=False):
-                place = hook_group.members.get(key[0].name)
-                if place is not None:
-                    self._see(key, place, container if changed is None else changed)
-            return changed
-
-        returned = self.subject.hf.register_forward_hook(
-            lambda *call: setattr(self, "logits", call[-1].logits.detach().clone())
-        )
-        engine.handle, taps.fire = handled, fired
-        try:
-            yield self
-        finally:
-            del engine.handle, taps.fire
-            returned.remove()
-
-    def _reach(self, key: Key) -> Any:
-        value, layer = key
-        return self.taps.hosts[value.host, layer].reach[value.name]
-
-    def _at(self, location: str, native: bool) -> list[Key]:
-        return [
-            key
-            for key in self.keys
-            if (reach := self._reach(key)).location == location and reach.native == native
-        ]
-
-    def _see(self, key: Key, place: HookPoint, container: Any) -> None:
-        value, layer = key
-        raw = get_element(container, place)
-        if raw is None:
-            return
-        sizes = {**self.taps.hosts[value.host, layer].host.sizes, **self.taps.call}
-        sizes |= {"query": sizes["seq"], "key": sizes["seq"]}
-        repeated = place.selection is None and raw.numel() == prod(
-            sizes[axis] for axis in value.axes
-        )
-        numbers = self.taps.hosts[value.host, layer].numbers(place)
-        tensor = (
-            to_layout(raw, place.arrangement, value.axes, sizes)
-            if repeated
-            else read_value(raw, place, value.axes, sizes, numbers)
-        )
-        self.seen[key] = tensor.detach().clone()
+_UNCHANGED_LOGITS = "the logits did not change"
 
 
 @dataclass
 class Write:
-    """One value written: the row and position edited, what was served, what was written and what was raised.
+    """One value written: where it was edited, what was served, what was written, what was raised.
 
-    ``names`` are the values that are this one tensor, in a parallel block say, whose parts share a norm.
+    ``values`` are all values that are this tensor: sublayers of a parallel block share a norm.
     """
 
-    key: Key
+    key: ValueKey
     row: int
     position: int
-    names: tuple[vocabulary.Value, ...]
+    values: tuple[vocabulary.Value, ...]
     served: torch.Tensor | None = None
     wrote: torch.Tensor | None = None
-    error: BaseException | None = None
+    error: Exception | None = None
 
     @property
-    def spot(self) -> tuple:
-        """The edited part, as an index: one row, one position, everything else."""
-        index = {"batch": self.row, "seq": self.position, "query": self.position}
-        return tuple(index.get(axis, slice(None)) for axis in self.key[0].axes)
+    def index(self) -> tuple:
+        """The index of what is edited: one row and one position, and all of every other axis."""
+        where = {"batch": self.row, "seq": self.position, "query": self.position}
+        return tuple(where.get(axis, slice(None)) for axis in self.key[0].axes)
 
 
-def edited(s: ModelUnderTest, key: Key, old: torch.Tensor, noise: torch.Generator) -> torch.Tensor:
-    """Something else of the same kind: other ids, no mask, or every number changed by up to three quarters."""
+@dataclass(frozen=True)
+class WriteRun:
+    """One trace in which every value was written; ``clean_logits`` are those without writes."""
+
+    way: str
+    writes: list[Write]
+    observer: WriteObserver
+    clean_logits: torch.Tensor
+
+    def of(self, host: str) -> Iterator[tuple[Write, tuple[int | None, str]]]:
+        """Yield the writes of a host's values, each with the words for where it was made."""
+        for write in self.writes:
+            if any(value.host == host for value in write.values):
+                yield write, (write.key[1], f"{write.key[0].name} {self.way}")
+
+
+def edited(
+    subject: ModelUnderTest, key: ValueKey, old: torch.Tensor, noise: torch.Generator
+) -> torch.Tensor:
+    """Return other ids, an empty mask, or every number scaled by 0.25 to 1.75."""
     value, layer = key
-    if s.stepped(key):
-        return -old  # no small change moves weights that are the same for every choice but next to a tie; the other order does
+    if subject.piecewise_constant(key):
+        return -old  # a small change moves no weight except near a tie; the reverse order does
     if old.is_floating_point():
         factor = 0.25 + 1.5 * torch.rand(old.shape, generator=noise)
         return old * factor.to(old)
     if value.name == "attention_mask":
         return torch.zeros_like(old)
-    count = (
-        s.model.vocab_size if value.layout == "Tokens" else s.envoy(value.host, layer).num_experts
-    )
-    return (old + 1) % count
+    if value.layout == "Tokens":
+        return (old + 1) % subject.model.vocab_size
+    return (old + 1) % subject.envoy(value.host, layer).num_experts
 
 
-def _written(s: ModelUnderTest, how: str) -> tuple[list[Write], WriteObserver, torch.Tensor]:
-    """Every writable value of one block of each kind, written in one trace: assigned, or edited in place.
-
-    With it what the model went on with, and the logits of the same rows unwritten.
-    """
-    name = f"written {how}"
-    if name not in s.memo:
-        kinds = {None, *(block.layers[0] for block in s.blocks)}
-        # A state is one matrix for the whole call: it has laws of its own.
-        keys = [
-            key
-            for key in s.order()
-            if key[0].written
-            and key[1] in kinds
-            and "batch" in key[0].axes
-            and key[0].layout not in STATES
-        ]
-        names = _same_tensor(s, keys)
-        keys = list(names)
-        writes = [Write(key, row, s.seq // 2, names[key]) for row, key in enumerate(keys)]
-        ids = s.ids[:1].expand(len(keys), -1).contiguous()
-        noise = torch.Generator().manual_seed(0)
-        witness = WriteObserver(s, keys)
-        with witness.watching(), torch.no_grad(), s.model.trace(ids):
-            for write in writes:
-                write.error = attempt(lambda: _write(s, write, how, noise))
-        if "unwritten" not in s.memo:
-            s.memo["unwritten"] = s.forward(ids).logits
-        s.memo[name] = writes, witness, s.memo["unwritten"]
-    return s.memo[name]
+def _write_runs(subject: ModelUnderTest) -> list[WriteRun]:
+    """Return one run per way of writing."""
+    return [
+        subject.once(f"writes {way}", lambda way=way: _write_run(subject, way)) for way in _WAYS
+    ]
 
 
-def _same_tensor(s: ModelUnderTest, keys: list[Key]) -> dict[Key, tuple[vocabulary.Value, ...]]:
-    """The first name of each tensor, and with it all names of it."""
-    first: dict[tuple, Key] = {}
-    names: dict[Key, tuple[vocabulary.Value, ...]] = {}
+def _write_run(subject: ModelUnderTest, way: str) -> WriteRun:
+    """Write every writable value of one block of each kind in one trace."""
+    layers = {None, *(block.layers[0] for block in subject.block_kinds)}
+    # A state is one matrix for the whole call: `_compare_states` writes it.
+    keys = [
+        key
+        for key in subject.reading_order()
+        if key[0].written
+        and key[1] in layers
+        and "batch" in key[0].axes
+        and key[0].layout not in STATE_LAYOUTS
+    ]
+    values = _by_tensor(subject, keys)
+    position = subject.seq // 2
+    writes = [Write(key, row, position, values[key]) for row, key in enumerate(values)]
+    ids = subject.ids[:1].expand(len(writes), -1).contiguous()
+    noise = torch.Generator().manual_seed(0)
+    observer = WriteObserver(subject, list(values))
+    with observer.watching(), torch.no_grad(), subject.model.trace(ids):
+        for write in writes:
+            write.error = attempt(lambda write=write: _write(subject, write, way, noise))
+    clean = subject.once("logits without writes", lambda: subject.native.forward(ids).logits)
+    return WriteRun(way, writes, observer, clean)
+
+
+def _by_tensor(
+    subject: ModelUnderTest, keys: list[ValueKey]
+) -> dict[ValueKey, tuple[vocabulary.Value, ...]]:
+    """Return the first value of each tensor served, and all values that are that tensor."""
+    first: dict[tuple, ValueKey] = {}
+    values: dict[ValueKey, tuple[vocabulary.Value, ...]] = {}
     for key in keys:
-        reach = s.model.taps.hosts[key[0].host, key[1]].reach[key[0].name]
-        first_key = first.setdefault(
-            (reach.location, reach.place.element, reach.place.call_site), key
-        )
-        names[first_key] = (*names.get(first_key, ()), key[0])
-    return names
+        address = subject.model.taps.hosts[key[0].host, key[1]].reach[key[0].name]
+        point = address.place
+        key_of_tensor = first.setdefault((address.location, point.element, point.call_site), key)
+        values[key_of_tensor] = (*values.get(key_of_tensor, ()), key[0])
+    return values
 
 
-def _write(s: ModelUnderTest, write: Write, how: str, noise: torch.Generator) -> None:
-    served = s.read(write.key)
+def _write(subject: ModelUnderTest, write: Write, way: str, noise: torch.Generator) -> None:
+    served = subject.read(write.key)
     write.served = served.clone()
-    new = edited(s, write.key, served[write.spot], noise)
-    if how == "in place":
-        served[write.spot] = new
+    new = edited(subject, write.key, served[write.index], noise)
+    if way == "in place":
+        served[write.index] = new
         write.wrote = served.clone()
     else:
         changed = served.clone()
-        changed[write.spot] = new
+        changed[write.index] = new
         write.wrote = changed.clone()
-        s.write(write.key, changed)
+        subject.write(write.key, changed)
 
 
 @invariant(
     "writes land",
-    "An assignment and an in-place edit of every writable value reach the model, on every kind of block: it goes on with what was written and its logits move.",
-    *HOSTS,
+    "An assignment and an in-place edit of every writable value reach the model, on every kind of "
+    "block: the model continues with what was written and its logits change.",
+    *vocabulary.HOSTS,
 )
-def land(s: ModelUnderTest, host: str, t: Comparisons) -> None:
-    for how in ("assigned", "in place"):
-        writes, witness, plain = _written(s, how)
-        for write in _of(writes, host):
-            t.of(*write.names)
-            where = _where(write, how)
-            if write.error is not None:
-                t.holds(where, False, f"it raises {write.error!r}")
+def writes_land(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
+    for run in _write_runs(subject):
+        for write, where in run.of(host):
+            compare.about(*write.values)
+            if write.error is not None or write.wrote is None:
+                compare.holds(where, False, f"it raises {write.error!r}")
                 continue
-            t.same(where, witness.seen.get(write.key), write.wrote)
-            t.holds(where, not torch.equal(write.wrote, write.served), "the edit changed nothing")
-            moved = witness.logits[write.row] != plain[write.row]
-            idle = write.key[0].name == "attention_mask" and not s.masks
-            if not idle and not s.indifferent(write.key):
-                t.holds(
-                    where, moved.any(), "the logits did not move"
-                )  # scores that only decide the choice may leave it as it was
-    for key in s.order():
-        if (
-            key[0].host == host
-            and key[0].written
-            and "batch" not in key[0].axes
-            and key[1] in (None, *s.first(host))
-        ):
-            _whole_lands(s, t, key)
-    if host in vocabulary.RECURRENT and s.layers(host, "state_output") and s.continues:
-        _states_land(s, t, host)
+            compare.equal(where, run.observer.seen.get(write.key), write.wrote)
+            same = write.served is not None and torch.equal(write.wrote, write.served)
+            compare.holds(where, not same, "the edit changed nothing")
+            ignored = write.key[0].name == "attention_mask" and not subject.native.uses_mask
+            # Scores that only decide which experts run may leave that decision as it was.
+            if not ignored and not subject.never_weighs(write.key):
+                changed = run.observer.logits[write.row] != run.clean_logits[write.row]
+                compare.holds(where, changed.any(), _UNCHANGED_LOGITS)
+    for key in subject.reading_order():
+        value, layer = key
+        shared = value.written and "batch" not in value.axes
+        if value.host == host and shared and layer in (None, *subject.one_per_kind(host)):
+            _compare_shared_value(subject, compare, key)
+    if (
+        host in vocabulary.RECURRENT
+        and subject.layers(host, "state_output")
+        and subject.native.returns_cache
+    ):
+        _compare_states(subject, compare, host)
 
 
 @invariant(
     "edits are position-exact",
     "An edit at one position changes nothing else of the value it is made on.",
-    *HOSTS,
+    *vocabulary.HOSTS,
     bfloat16=0.0,
 )
-def exact(s: ModelUnderTest, host: str, t: Comparisons) -> None:
-    for how in ("assigned", "in place"):
-        writes, witness, _ = _written(s, how)
-        for write in _of(writes, host):
-            t.of(*write.names)
-            where = _where(write, how)
-            seen = witness.seen.get(write.key)
-            if write.error is not None or seen is None:
-                t.holds(
-                    where,
-                    False,
-                    f"it raises {write.error!r}"
-                    if write.error
-                    else "the model was not seen to go on",
-                )
+def position_exact(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
+    for run in _write_runs(subject):
+        for write, where in run.of(host):
+            compare.about(*write.values)
+            seen = run.observer.seen.get(write.key)
+            if write.error is not None:
+                compare.holds(where, False, f"it raises {write.error!r}")
                 continue
-            other = seen != write.served
-            t.holds(where, other[write.spot].any(), "the edit did not arrive at all")
-            other[write.spot] = False
-            t.holds(where, not other.any(), f"{int(other.sum())} numbers elsewhere changed with it")
+            if seen is None or write.served is None:
+                compare.holds(where, False, "the model was not seen to continue")
+                continue
+            changed = seen != write.served
+            compare.holds(where, changed[write.index].any(), "the edit did not arrive")
+            changed[write.index] = False
+            compare.holds(where, not changed.any(), f"{int(changed.sum())} other elements changed")
 
 
-# In bfloat16 a rounding step upstream can change a choice of experts, so this is held in float32 alone.
+# In bfloat16 rounding upstream can change a choice of experts, so this is checked in float32 only.
 @invariant(
     "edits do not reach back",
-    "An edit at one position leaves the logits before that position as they were.",
-    *HOSTS,
+    "An edit at one position leaves the logits before that position unchanged.",
+    *vocabulary.HOSTS,
     float32=1e-5,
-    when=lambda s: s.causal,
+    when=lambda subject: subject.native.causal,
 )
-def forward_only(s: ModelUnderTest, host: str, t: Comparisons) -> None:
-    for how in ("assigned", "in place"):
-        writes, witness, plain = _written(s, how)
-        for write in _of(writes, host):
-            t.of(*write.names)
-            before = slice(0, write.position)
-            t.holds(_where(write, how), write.error is None, f"it raises {write.error!r}")
-            t.near(_where(write, how), witness.logits[write.row, before], plain[write.row, before])
+def no_effect_on_earlier_tokens(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
+    for run in _write_runs(subject):
+        for write, where in run.of(host):
+            compare.about(*write.values)
+            before = (write.row, slice(0, write.position))
+            compare.holds(where, write.error is None, f"it raises {write.error!r}")
+            compare.close(where, run.observer.logits[before], run.clean_logits[before])
 
 
-def _of(writes: list[Write], host: str) -> list[Write]:
-    return [write for write in writes if any(value.host == host for value in write.names)]
-
-
-def _where(write: Write, how: str) -> tuple[int | None, str]:
-    return write.key[1], f"{write.key[0].name} {how}"
-
-
-def _whole_lands(s: ModelUnderTest, t: Comparisons, key: Key) -> None:
-    """A value that all rows share, written in a trace of its own."""
-    t.of(key[0])
-    for how in ("assigned", "in place"):
+def _compare_shared_value(subject: ModelUnderTest, compare: Comparisons, key: ValueKey) -> None:
+    """Write a value that all rows share, in a trace of its own."""
+    compare.about(key[0])
+    for way in _WAYS:
         noise = torch.Generator().manual_seed(0)
-        with torch.no_grad(), s.model.trace(s.ids):
-            served = s.read(key)
-            new = edited(s, key, served, noise)
-            if how == "assigned":
-                s.write(key, new)
+        with torch.no_grad(), subject.model.trace(subject.ids):
+            served = subject.read(key)
+            new = edited(subject, key, served, noise)
+            if way == "assigned":
+                subject.write(key, new)
             else:
                 served.copy_(new)
-            logits = s.model.logits.save()
-        t.holds(
-            (key[1], f"{key[0].name} {how}"),
-            not torch.equal(logits, s.plain),
-            "the logits did not move",
+            logits = subject.model.logits.save()
+        compare.holds(
+            (key[1], f"{key[0].name} {way}"),
+            not torch.equal(logits, subject.native.logits),
+            _UNCHANGED_LOGITS,
         )
 
 
-def _states_land(s: ModelUnderTest, t: Comparisons, host: str) -> None:
-    """state_input and state_output, written in place and by assignment, for one row and head alone."""
-    last = s.seq - 1
-    with torch.no_grad():
-        clean = s.hf(**s.continued(last), cache=s.prefilled(last), use_cache=True).logits
-    for layer in s.first(host, "state_output"):
-        for how in ("assigned", "in place"):
-            if vocabulary.BY_HOST[host]["state_input"].written and layer in s.layers(
-                host, "state_input"
-            ):
-                _input_lands(s, t, host, layer, how, clean)
-            _output_lands(s, t, host, layer, how)
+# -- states ------------------------------------------------------------------------
 
 
-def _change(s: ModelUnderTest, host: str, layer: int, name: str, how: str) -> None:
-    """Inside a trace: halve a state, for one row and head alone."""
-    state = getattr(s.envoy(host, layer), name)
-    if how == "assigned":
-        setattr(s.envoy(host, layer), name, _half(state))
-    else:
-        state[0, 0] *= 0.5
+def _compare_states(subject: ModelUnderTest, compare: Comparisons, host: str) -> None:
+    """Write state_input and state_output both ways, for one row and head only."""
+    value = vocabulary.BY_HOST[host]["state_input"]
+    for layer in subject.one_per_kind(host, "state_output"):
+        for way in _WAYS:
+            if value.written and layer in subject.layers(host, "state_input"):
+                _compare_state_input(subject, compare, host, layer, way)
+            _compare_state_output(subject, compare, host, layer, way)
 
 
-def _input_lands(
-    s: ModelUnderTest, t: Comparisons, host: str, layer: int, how: str, clean: torch.Tensor
+def _halve_one_head(subject: ModelUnderTest, host: str, layer: int, name: str, way: str) -> None:
+    """Inside a trace: halve a state, for one row and head only."""
+    envoy = subject.envoy(host, layer)
+    state = getattr(envoy, name)
+    if way == "assigned":
+        state = state.clone()
+    state[0, 0] *= 0.5
+    if way == "assigned":
+        setattr(envoy, name, state)
+
+
+def _compare_state_input(
+    subject: ModelUnderTest, compare: Comparisons, host: str, layer: int, way: str
 ) -> None:
-    last, mix, value = s.seq - 1, s.envoy(host, layer), vocabulary.BY_HOST[host]["state_input"]
-    with torch.no_grad(), s.model.trace(s.continued(last), cache=s.prefilled(last), use_cache=True):
-        _change(s, host, layer, "state_input", how)
-        logits = s.model.logits.save()
-    t.of(value)
-    _only_first_row(t, (layer, f"state_input {how}"), logits, clean)
-    with torch.no_grad(), s.model.trace(s.ids):
-        mix.state_input = torch.ones(
-            s.batch, *(getattr(mix, axis) for axis in value.axes[1:]), dtype=s.dtype
-        )
-        logits = s.model.logits.save()
-    t.holds(
+    """Write the state that enters a decoding step, and that of a fresh prompt, which has none."""
+    last, native, model = subject.seq - 1, subject.native, subject.model
+    inputs = native.continuation(last)
+    clean = subject.once(
+        "logits of the last token",
+        lambda: native.forward(**inputs, cache=native.cache_after(last), use_cache=True).logits,
+    )
+    with torch.no_grad(), model.trace(inputs, cache=native.cache_after(last), use_cache=True):
+        _halve_one_head(subject, host, layer, "state_input", way)
+        logits = model.logits.save()
+    value = vocabulary.BY_HOST[host]["state_input"]
+    compare.about(value)
+    _only_first_row_changes(compare, (layer, f"state_input {way}"), logits, clean)
+    envoy = subject.envoy(host, layer)
+    shape = [subject.batch, *(getattr(envoy, axis) for axis in value.axes[1:])]
+    with torch.no_grad(), model.trace(subject.ids):
+        envoy.state_input = torch.ones(shape, dtype=subject.dtype)
+        logits = model.logits.save()
+    compare.holds(
         (layer, "state_input of a fresh prompt"),
-        not torch.equal(logits, s.plain),
-        "the logits did not move",
+        not torch.equal(logits, native.logits),
+        _UNCHANGED_LOGITS,
     )
 
 
-def _output_lands(s: ModelUnderTest, t: Comparisons, host: str, layer: int, how: str) -> None:
-    last = s.seq - 1
-    cache, before = s.prefilled(1), s.prefilled(1)
-    inputs = s.continued(1, last)
-    try:
-        with torch.no_grad():
-            s.hf(**inputs, cache=before, use_cache=True)
-    except (RuntimeError, ValueError):  # a kernel that takes no state with several tokens
-        inputs, cache, before = {"input_ids": s.ids[:, :last]}, None, None
-    with (
-        torch.no_grad(),
-        s.model.trace(inputs, **({"cache": cache} if cache is not None else {}), use_cache=True),
-    ):
-        _change(s, host, layer, "state_output", how)
-        kept = s.model.output.save()
-    with torch.no_grad():
-        before = before if before is not None else s.hf(**inputs, use_cache=True).cache
-        after, want = (
-            s.hf(**s.continued(last), cache=c, use_cache=True).logits for c in (kept.cache, before)
-        )
-    t.of(vocabulary.BY_HOST[host]["state_output"])
-    _only_first_row(t, (layer, f"state_output {how}"), after, want)
-
-
-def _half(state: torch.Tensor) -> torch.Tensor:
-    state = state.clone()
-    state[0, 0] *= 0.5
-    return state
-
-
-def _only_first_row(
-    t: Comparisons, where: tuple[int, str], logits: torch.Tensor, clean: torch.Tensor
+def _compare_state_output(
+    subject: ModelUnderTest, compare: Comparisons, host: str, layer: int, way: str
 ) -> None:
-    t.holds(where, not torch.equal(logits[0], clean[0]), "the logits did not move")
-    t.near(where, logits[1:], clean[1:], 1e-5)
+    """Write the state that leaves a call, and continue from the cache it was written into."""
+    last, native = subject.seq - 1, subject.native
+    inputs, clean_cache = native.continuation(1, last), native.cache_after(1)
+    options = {"cache": native.cache_after(1), "use_cache": True}
+    try:
+        native.forward(**inputs, cache=clean_cache, use_cache=True)
+    except (RuntimeError, ValueError):  # a kernel that takes no state together with several tokens
+        inputs, options = {"input_ids": subject.ids[:, :last]}, {"use_cache": True}
+        clean_cache = native.forward(**inputs, use_cache=True).cache
+    with torch.no_grad(), subject.model.trace(inputs, **options):
+        _halve_one_head(subject, host, layer, "state_output", way)
+        output = subject.model.output.save()
+    written, clean = (
+        native.forward(**native.continuation(last), cache=cache, use_cache=True).logits
+        for cache in (output.cache, clean_cache)
+    )
+    compare.about(vocabulary.BY_HOST[host]["state_output"])
+    _only_first_row_changes(compare, (layer, f"state_output {way}"), written, clean)
+
+
+def _only_first_row_changes(
+    compare: Comparisons, where: tuple[int, str], logits: torch.Tensor, clean: torch.Tensor
+) -> None:
+    compare.holds(where, not torch.equal(logits[0], clean[0]), _UNCHANGED_LOGITS)
+    compare.close(where, logits[1:], clean[1:], 1e-5)
 
 
 @invariant(
     "writing back what was read",
-    "Assigning every value what it already is, or writing it over itself in place, leaves the logits as they were, to the bit.",
+    "Assigning every value to itself, or copying it onto itself in place, leaves the logits "
+    "identical.",
     "model",
     bfloat16=0.0,
 )
-def unchanged(s: ModelUnderTest, host: str, t: Comparisons) -> None:
-    keys = [key for key in s.order() if key[0].written]
-    with torch.no_grad(), s.model.trace(s.ids):
+def write_back(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
+    keys = [key for key in subject.reading_order() if key[0].written]
+    with torch.no_grad(), subject.model.trace(subject.ids):
         for key in keys:
-            s.write(key, s.read(key))
-        assigned = s.model.logits.save()
-    with torch.no_grad(), s.model.trace(s.ids):
+            subject.write(key, subject.read(key))
+        assigned = subject.model.logits.save()
+    with torch.no_grad(), subject.model.trace(subject.ids):
         for key in keys:
-            value = s.read(key)
+            value = subject.read(key)
             if isinstance(value, torch.Tensor):
                 value.copy_(value.clone())
-        in_place = s.model.logits.save()
-    t.of(*(value for value, _ in keys))
-    t.same("assigned", assigned, s.plain)
-    t.same("in place", in_place, s.plain)
+        in_place = subject.model.logits.save()
+    compare.about(*(value for value, _ in keys))
+    compare.equal("assigned", assigned, subject.native.logits)
+    compare.equal("in place", in_place, subject.native.logits)
+
+
+INVARIANTS = (writes_land, position_exact, no_effect_on_earlier_tokens, write_back)
