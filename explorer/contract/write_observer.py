@@ -75,7 +75,9 @@ class WriteObserver:
         host_taps = self.taps.hosts[value.host, layer]
         sizes = {**host_taps.host.sizes, **self.taps.call}
         sizes |= {"query": sizes["seq"], "key": sizes["seq"]}
-        has_all = point.selection is None and raw.numel() == prod(sizes[axis] for axis in value.axes)
+        has_all = point.selection is None and raw.numel() == prod(
+            sizes[axis] for axis in value.axes
+        )
         tensor = (
             to_layout(raw, point.arrangement, value.axes, sizes)
             if has_all

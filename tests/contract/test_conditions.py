@@ -19,8 +19,8 @@ def chunk_gated_delta_rule(q, k, v, g=None, beta=None, initial_state=None, outpu
     if v.device.type not in DEVICES:
         raise RuntimeError(f"this kernel does not run on {{v.device.type}}")
     from explorer.recurrence import delta_rule as recurrence
-    outputs, state = recurrence.delta_rule(q.repeat_interleave(v.shape[2] // q.shape[2], 2),
-                                           k.repeat_interleave(v.shape[2] // k.shape[2], 2), v, g, beta, state=initial_state)
+    q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
+    outputs, state = recurrence.delta_rule(q, k, v, g, beta, state=initial_state)
     return outputs.to(v.dtype), state if output_final_state else None
 
 fused_recurrent_gated_delta_rule = chunk_gated_delta_rule
@@ -91,7 +91,8 @@ rows = [row for row in model.support() if row.host == "linear_attn" and row.avai
 print(*[row.name for row in rows])
 print(*[row.condition for row in rows if row.condition])
 ids = torch.zeros(1, 7, dtype=torch.long)
-print(*model.record(ids, ["states"], layers=[0])["states", 0].shape[:2], *model.record(ids, ["logits"])["logits"].shape[:2])
+states, logits = model.record(ids, ["states"], layers=[0]), model.record(ids, ["logits"])
+print(*states["states", 0].shape[:2], *logits["logits"].shape[:2])
 with model.trace(ids):
     state = model.layers[0].linear_attn.state_output.save()
 print(state.device.type)

@@ -274,7 +274,7 @@ def test_a_read_that_waits_for_the_next_step(monkeypatch):
 
 def test_values_that_are_not_snapshots(monkeypatch):
     def aliased(self, name, reach):
-        return hosts.take(self.raw, reach.place) if self.native else self.raw[name]
+        return hosts.get_element(self.raw, reach.place) if self.native else self.raw[name]
 
     model = load("specimen:llama")
     model.hf.model.layers[0].mlp.register_forward_hook(
@@ -380,7 +380,7 @@ def test_lengths_are_unlike_every_size():
         subject = ModelUnderTest(load(f"specimen:{family}"))
         sizes = {
             size
-            for block in subject.blocks
+            for block in subject.block_kinds
             for host in block.hosts.values()
             for size in host.sizes.values()
         }
@@ -394,7 +394,7 @@ def test_lengths_are_unlike_every_size():
 
 def test_the_table_of_a_family(capsys):
     assert command.run(["llama"]) == 0
-    out, err = capsys.readouterr()
+    out = capsys.readouterr().out
     assert out.startswith("llama: ") and "0 failed" in out and "model.layers[i].self_attn" in out
     assert out.rstrip().endswith("passed, 0 failed")
 
