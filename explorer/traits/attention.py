@@ -113,7 +113,7 @@ def _biases(heart: AttentionCore) -> Found:
             "qkv_bias",
             f"{listed(map(heart.owner, having))} {'has one' if len(having) == 1 else 'have one each'}{of}",
         )
-    last = heart.host.traits.get("projection")
+    last = heart.host.details.output_projection
     if last and _has_bias(heart.witness.module(heart.layer, last)):
         yield "output_bias", f"{name(last)} has one"
 
@@ -129,7 +129,7 @@ def _sinks(heart: AttentionCore) -> Found:
 
 
 def _cap(heart: AttentionCore) -> Found:
-    if (cap := heart.host.traits.get("cap")) is not None:
+    if (cap := heart.host.details.score_cap) is not None:
         yield (
             "attention_cap",
             f"scores stay within ±{number(cap)}: a tanh stands before the softmax",

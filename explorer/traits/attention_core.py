@@ -130,9 +130,9 @@ class AttentionCore:
         """
         numbers = self.witness.numbers
         try:
-            factor = self.trail.factor(self.scores, numbers) * self.trail.steps[self.product][
-                2
-            ].get("alpha", 1)
+            factor = self.trail.factor(self.scores, numbers) * self.trail.ops[
+                self.product
+            ].kwargs.get("alpha", 1)
             for key, cuts in ((self.queries, self.query_cuts), (self.keys, self.key_cuts)):
                 after = self.after_projection(key, cuts)
                 last = max((i for i in after if self.trail.norming(i)), default=-1)

@@ -59,8 +59,8 @@ def mixers(witness: ModelProbe) -> Found:
             continue
         host = witness.anatomy.block(layers[0]).hosts[kind]
         called = (
-            f"the mixer calls {host.traits['kernel']}"
-            if "kernel" in host.traits
+            f"the mixer calls {host.details.kernel}"
+            if host.details.kernel
             else vocabulary.HOSTS[kind].meaning
         )
         yield _KINDS[kind], f"{called}, in {blocks(sorted(layers), count)}"
@@ -154,7 +154,7 @@ def _again(witness: ModelProbe) -> Found:
     experts = tuple(
         f"{within}{layer}.{path}"
         for layer, host in witness.hosts("mlp")
-        if (path := host.traits.get("experts"))
+        if (path := host.details.experts)
     )
     runs: Counter[str] = Counter()
     for call in witness.trail.calls:

@@ -69,7 +69,7 @@ def _neurons(witness: ModelProbe) -> Iterator[Neurons]:
     for layer, host in witness.hosts("mlp"):
         if "mlp_neurons" in host.hook_points:
             path, call = host.hook_points["mlp_neurons"][0].module, witness.host_call(layer, host)
-        elif path := host.traits.get("experts"):
+        elif path := host.details.experts:
             call = witness.call(layer, path)
         else:
             continue
@@ -78,7 +78,7 @@ def _neurons(witness: ModelProbe) -> Iterator[Neurons]:
         if not products:
             continue
         key, before = trail.taken(products[-1]), products[-1]
-        if host.traits.get("normed"):
+        if host.details.normed_neurons:
             norms = [
                 one
                 for one in trail.calls
@@ -213,7 +213,7 @@ def mixture(witness: ModelProbe) -> Found:
         return
     count = witness.model.num_layers
     for layer, host in witness.hosts("mlp"):
-        if "scoring" in host.traits:
+        if host.details.scoring is not None:
             yield from _routing(witness, layer, host, blocks(mixed, count))
             break
     else:
@@ -224,9 +224,9 @@ def mixture(witness: ModelProbe) -> Found:
 
 
 def _routing(witness: ModelProbe, layer: int, host: HostAnatomy, where: str) -> Found:
-    scoring, sizes = host.traits["scoring"], host.sizes
+    scoring, sizes = host.details.scoring, host.sizes
     yield "mixture", f"{sizes['top_k']} of {sizes['num_experts']} in {where}"
-    router = name(host.traits.get("router", "")) or "the router"
+    router = name(host.details.router) or "the router"
     for function, trait in (("softmax", "router_softmax"), ("sigmoid", "router_sigmoid")):
         if scoring.function == function:
             yield (
@@ -257,7 +257,7 @@ def _routing(witness: ModelProbe, layer: int, host: HostAnatomy, where: str) -> 
         yield "renormalised", "a sum and a division follow the top-k"
     for what, factor in (
         ("each weight", scoring.factor),
-        ("the experts' sum", host.traits.get("routed_factor", 1.0)),
+        ("the experts' sum", host.details.routed_factor),
     ):
         if factor is not None and factor != 1:
             yield (
@@ -265,10 +265,10 @@ def _routing(witness: ModelProbe, layer: int, host: HostAnatomy, where: str) -> 
                 f"{what} is multiplied with {name(factor) if isinstance(factor, str) else number(factor)}",
             )
             break
-    if "shared" in host.traits:
-        shared = name(host.traits["shared"])
+    if host.details.shared:
+        shared = name(host.details.shared)
         yield "shared_expert", f"what {shared} makes is added to the routed experts' sum"
-        if (gate := _gate(witness, layer, host.traits["shared"])) is not None:
+        if (gate := _gate(witness, layer, host.details.shared)) is not None:
             yield (
                 "shared_expert_gated",
                 f"what {shared} makes is multiplied with {gate} before it is added",

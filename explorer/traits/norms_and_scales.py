@@ -106,8 +106,8 @@ def _around(witness: ModelProbe, layer: int) -> Iterator[Around]:
             if sub.norm
             else _bare_norm(witness, layer, sub, host.module)
         )
-        tail = host.traits.get("tail")
-        yield Around(layer, sub, before, tail.modules if tail is not None else ())
+        tail = host.details.output_steps
+        yield Around(layer, sub, before, tail.norms)
 
 
 def _bare_norm(witness: ModelProbe, layer: int, sub: Sublayer, module: str) -> str | None:
@@ -203,8 +203,7 @@ def _residual(witness: ModelProbe) -> Found:
     for layer in witness.firsts:
         block = witness.anatomy.block(layer)
         for sub in block.sublayers:
-            tail = block.hosts[sub.host].traits.get("tail")
-            if tail is None or not tail.scaled:
+            if not block.hosts[sub.host].details.output_steps.has_scale:
                 continue
             factor = _tail_factor(witness, layer, sub)
             said = "" if factor is None else f" with {number(factor)}"

@@ -7,17 +7,16 @@ tensor in question are run again on those.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, tensors
+from explorer.discovery.trace_recorder import Recorder
 
 #: Operations that multiply with weights, where one of what they read is a parameter.
 PRODUCTS = frozenset(
@@ -61,9 +60,7 @@ class NoNumbers(ValueError):
 
 @dataclass
 class ReplayableGraph(TraceGraph):
-    """A recorded run with the operations themselves. ``steps`` holds function, arguments and keywords of each."""
-
-    steps: list[tuple[Callable, tuple, dict]] = field(default_factory=list)
+    """A recorded run whose operations can be run again."""
 
     def sources(
         self, key: int, before: int | None = None, start: int = 0, stop: Collection[int] = ()
@@ -214,96 +211,21 @@ class ReplayableGraph(TraceGraph):
             return _FLOATS if isinstance(value, torch.dtype) and value.is_floating_point else value
 
         for index in sorted(needed):
-            func, args, kwargs = self.steps[index]
-            out = func(*tree_map(number, args), **tree_map(number, kwargs))
-            for made, result in zip(self.ops[index].makes, tensors(out)):
+            op = self.ops[index]
+            assert op.function is not None
+            out = op.function(*tree_map(number, op.args), **tree_map(number, op.kwargs))
+            for made, result in zip(op.makes, tensors(out), strict=False):
                 if made not in given:
                     values[made] = result.to(_FLOATS) if result.is_floating_point() else result
         return number(self.tensors[key])
 
 
-class _Steps(TorchDispatchMode):
-    """Records every operation; what writes into a tensor counts as a maker of all its views."""
-
-    def __init__(self, trail: ReplayableGraph) -> None:
-        super().__init__()
-        self.trail = trail
-        self.views: dict[int, list[int]] = {}
-
-    def __torch_dispatch__(
-        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        trail = self.trail
-        numbers = [x for x in args if isinstance(x, (int, float)) and not isinstance(x, bool)]
-        reads, makes = list(tensors((args, kwargs))), list(tensors(out))
-        trail.steps.append((func, args, kwargs))
-        trail.add(func._schema.name.split("::")[-1], reads, makes, numbers)
-        index = len(trail.ops) - 1
-        read = {id(t) for t in reads}
-        for tensor in (*reads, *makes):
-            others = self.views.setdefault(tensor.untyped_storage()._cdata, [])
-            if id(tensor) not in others:
-                others.append(id(tensor))
-        for tensor in makes:
-            if id(tensor) in read:  # written in place
-                for other in self.views[tensor.untyped_storage()._cdata]:
-                    if other != id(tensor):
-                        trail.makers.setdefault(other, []).append(index)
-        return out
-
-
 def recorded(root: torch.nn.Module, run: Callable[[], Any]) -> ReplayableGraph:
     """What happens in ``root``, a model of shapes alone, when ``run`` is called: operations, and calls of modules."""
-    trail = ReplayableGraph()
-    stack: list[Call] = []
-    clock = 0
-
-    def entering(path: str) -> Callable:
-        def hook(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-            nonlocal clock
-            clock += 1
-            call = Call(
-                path,
-                (),
-                module,
-                args,
-                kwargs,
-                len(trail.ops),
-                parent=stack[-1] if stack else None,
-                began=clock,
-            )
-            trail.calls.append(call)
-            stack.append(call)
-
-        return hook
-
-    def leaving(module: torch.nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-        nonlocal clock
-        clock += 1
-        call = stack.pop()
-        call.output, call.stop, call.ended = output, len(trail.ops), clock
-        for tensor in tensors((call.args, call.kwargs, call.output)):
-            trail.tensors[id(tensor)] = tensor
-
-    with ExitStack() as hooks:
-        for path, module in root.named_modules():
-            hooks.enter_context(
-                _removed(module.register_forward_pre_hook(entering(path), with_kwargs=True))
-            )
-            hooks.enter_context(_removed(module.register_forward_hook(leaving, with_kwargs=True)))
-        with torch.no_grad(), _Steps(trail):
-            run()
-    return trail
-
-
-@contextmanager
-def _removed(handle: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()
+    with torch.no_grad(), Recorder(root, whole=True) as recorder:
+        run()
+    assert recorder.whole is not None
+    return ReplayableGraph(**vars(recorder.whole))
 
 
 __all__ = ["PASSING", "PRODUCTS", "NoNumbers", "ReplayableGraph", "recorded"]
