@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from explorer import vocabulary
-from explorer.model.recording import key_of
 from explorer.recurrence.replay import Replay
+from explorer.vocabulary import RecordWhen, key_of
 from explorer.vocabulary.availability import Unavailability, most_informative
 from explorer.vocabulary.formatting import size_in_bytes
 from explorer.widgets.views import next_token as views_next
@@ -28,23 +28,8 @@ from explorer.widgets.views.picture import Refusal
 #: be far above it; those are then recorded one block at a time, when looked at.
 BUDGET = 2_000_000_000
 
-#: Never recorded with a run: one matrix per token or channel, or wide and rarely looked at.
-_ON_DEMAND = {"states", "expert_outputs", "lm_head_output", "ChannelPattern"}
-
-#: What the panels that show many blocks at once are made of, and replays of a state: without these
-#: no run.
-_NEEDED = {
-    "layers.layer_input",
-    *(f"{mixer}.attention_output" for mixer in vocabulary.MIXERS),
-    "mlp.mlp_output",
-    "mlp.router_logits",
-    "mlp.router_scores",
-    "mlp.router_margin",
-    "mlp.expert_indices",
-    "mlp.expert_weights",
-    "model.final_norm_output",
-    *(f"{host}.{name}" for host, names in vocabulary.REPLAYS.items() for name in names),
-}
+#: What is recorded with a run; the rest is recorded when it is looked at.
+_WITH_A_RUN = (RecordWhen.NEEDED, RecordWhen.FITTING)
 
 Key = tuple[str, int | None]
 
@@ -81,10 +66,10 @@ def recordable_values(model: Any, tokens: int) -> list[RecordableValue]:
     found = []
     for row in model.support():
         layers = [None] * row.available if row.host == "model" else list(row.layers)
-        if not layers or row.name == "state" or _ON_DEMAND & {row.name, row.value.layout}:
+        if not layers or row.value.recorded not in _WITH_A_RUN:
             continue
         name = f"{row.host}.{row.name}"
-        needed = name in _NEEDED or (
+        needed = row.value.recorded is RecordWhen.NEEDED or (
             name == "layers.layer_output" and logits_source(model)[0] == "layer_output"
         )
         found.append(
@@ -179,7 +164,7 @@ def deferred_values(model: Any, deferred: Iterable[str]) -> tuple[frozenset[Key]
         for layer, reason in row.reasons.items():
             lacking.setdefault((row.value.key, layer), []).append(reason)
         if row.name != "state" and (
-            _ON_DEMAND & {row.name, row.value.layout} or f"{row.host}.{row.name}" in deferred
+            row.value.recorded not in _WITH_A_RUN or f"{row.host}.{row.name}" in deferred
         ):
             asked |= {
                 (key_of(row.value, () if layer is None else model.mixers[layer]), layer)

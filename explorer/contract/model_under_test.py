@@ -239,9 +239,7 @@ class ModelUnderTest:
     def value_named(self, key: str, layer: int | None) -> vocabulary.Value:
         """Return the value that a recording keeps under ``key`` on a block."""
         mixers = () if layer is None else self.model.mixers[layer]
-        absent = set(vocabulary.MIXERS) - set(mixers)
-        values = [value for value in vocabulary.lookup(key) if value.host not in absent]
-        return min(values, key=lambda v: mixers.index(v.host) if v.host in mixers else 0)
+        return vocabulary.lookup(key, mixers)[0]
 
     # -- what a value does -----------------------------------------------------------
 

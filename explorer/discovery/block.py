@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from explorer.discovery.attention import find_attention, is_attention
+from explorer.discovery.attention import is_attention
 from explorer.discovery.candidates import HostFindings, TensorCandidate, argument, is_norm, result
 from explorer.discovery.mlp import DENSE, ROUTED, experts_call, find_dense, find_mixture
 from explorer.discovery.moe_all_experts import find_spread
 from explorer.discovery.moe_tables import find_apart
 from explorer.discovery.recurrent import (
-    find_convolution,
-    find_recurrent,
     gates_a_convolution,
     kernel,
 )
@@ -34,7 +32,7 @@ from explorer.discovery.residual import (
     weighted,
 )
 from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, tensors
-from explorer.vocabulary import HOSTS
+from explorer.vocabulary import HOSTS, MIXERS, resolve
 from explorer.vocabulary.availability import not_in_block, not_present, not_traced
 
 
@@ -190,14 +188,9 @@ def _sublayer(
     products = [i for i in weighted(graph, part) if call.part_of is not None or i < call.stop]
     if host == "extra":
         role, values = "extra", HostFindings(call.module)
-    elif host == "self_attn":
-        role, values = "attention", find_attention(graph, call, part)
-    elif host == "short_conv":
-        role, values = "convolution", find_convolution(graph, call, part)
-    elif host == "mixer":
-        role, values = "mixer", HostFindings(call.module)
-    elif host != "mlp":
-        role, values = "recurrent", find_recurrent(graph, call, part)
+    elif host in MIXERS:
+        role, finder = MIXERS[host].sublayer, MIXERS[host].finder
+        values = resolve(finder)(graph, call, part) if finder else HostFindings(call.module)
     elif (experts := experts_call(graph, call)) is not None:
         role, values = "experts", find_mixture(graph, call, experts)
     elif (other := find_spread(graph, call) or find_apart(graph, call)) is not None:

@@ -344,7 +344,11 @@ def _host(
             )
         elif value.fixed and value.name not in details.constants:
             missing[value.name] = NOT_FOUND
-        elif value.derived and prompt_only & set(vocabulary.REPLAYS.get(name, ())):
+        elif (
+            value.derived
+            and name in vocabulary.MIXERS
+            and prompt_only & set(vocabulary.MIXERS[name].replayed)
+        ):
             prompt_only.add(value.name)
     lengths = ("query", "key")
     own = {axis: extent for axis, extent in finds.sizes.items() if axis not in lengths}
@@ -362,7 +366,7 @@ def _host(
 def _own_width(value: vocabulary.Value, spot: TensorCandidate | None) -> int | None:
     """The width of a value that is not on the stream, where what was found has one axis for it."""
     if (
-        value.name not in vocabulary.OFF_STREAM
+        not value.own_width
         or spot is None
         or spot.tensor is None
         or spot.tensor.dim() < 2

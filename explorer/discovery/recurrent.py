@@ -20,19 +20,12 @@ from explorer.discovery.candidates import (
 from explorer.discovery.fixed_decay import fading, find_fading, outputs
 from explorer.discovery.residual import CannotTrace, Part, weighted
 from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, tensors
-from explorer.vocabulary import BY_HOST, REPLAYS
+from explorer.vocabulary import BY_HOST, MIXERS, resolve
 from explorer.vocabulary.availability import not_present, not_traced
+from explorer.vocabulary.mixer_kinds import LINEAR_ATTN
 
 #: What the delta rule's kernels call their arguments, by value.
-_DELTA = dict(
-    zip(
-        REPLAYS["linear_attn"], ("query", "key", "value", "g", "beta", "initial_state"), strict=True
-    )
-)
-
-#: What state-space kernels take beside the state; a decoding step's kernel takes ``state`` too.
-_STATE_SPACE = {"hidden_states", "dt", "A", "B", "C"}
-_GATED = {"hidden_states", "recurrent_gate", "recurrent_states"}
+_DELTA = dict(zip(LINEAR_ATTN.replayed, LINEAR_ATTN.kernel.takes, strict=True))
 
 
 @dataclass(frozen=True)
@@ -71,21 +64,24 @@ def _host(call: Call) -> str | None:
     if not (inspect.isfunction(call.fn) or inspect.ismethod(call.fn)):
         return None
     names = set(inspect.signature(inspect.unwrap(call.fn)).parameters)
-    if set(_DELTA.values()) <= names:
-        return "kda" if bound(call, "g").tensor.dim() == 4 else "linear_attn"
-    if names >= _STATE_SPACE:
-        return "selective_scan" if bound(call, "A").tensor.dim() == 2 else "ssd"
-    return "gated_recurrence" if names >= _GATED else None
+    kinds = [kind for kind in MIXERS.values() if kind.kernel and names.issuperset(kind.kernel.takes)]
+    for kind in sorted(kinds, key=lambda kind: kind.kernel.dims is None):
+        if kind.kernel.dims is None:
+            return kind.host
+        argument, dims = kind.kernel.dims
+        if bound(call, argument).tensor.dim() == dims:
+            return kind.host
+    return None
 
 
 def find_recurrent(graph: TraceGraph, module: Call, part: Part) -> HostFindings:
     """Spots of one recurrent mixer that ran once."""
     finds = HostFindings(module.module)
     found = kernel(graph, module)
-    _FINDERS[found.host](finds, graph, module, found.call)
+    resolve(MIXERS[found.host].kernel_values)(finds, graph, module, found.call)
     finds.candidates = {name: spot for name, spot in finds.candidates.items() if spot is not None}
     finds.note(**around(graph, module, found.call))
-    if found.host != "retention":  # which calls no kernel
+    if MIXERS[found.host].kernel is not None:
         finds.note(kernel=found.call.name)
     if (owner := graph.owners[weighted(graph, part)[-1]]) is not None:
         finds.note(output_projection=owner.module)
@@ -94,7 +90,7 @@ def find_recurrent(graph: TraceGraph, module: Call, part: Part) -> HostFindings:
     return finds
 
 
-def _delta(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
+def find_delta_rule(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
     """The gated delta rule, with a decay per head or per channel."""
     candidates = {name: bound(call, argument) for name, argument in _DELTA.items()}
     values = candidates["attention_values"].tensor
@@ -118,7 +114,7 @@ def _delta(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> 
     }
 
 
-def _ssd(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
+def find_ssd(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
     """Mamba-2: one decay per head. A decoding step's kernel takes one token, without an axis for it."""
     values, keys, step = bound(call, "hidden_states"), bound(call, "B"), _has(call, "state")
     *_, heads, width = values.tensor.shape
@@ -143,7 +139,7 @@ def _ssd(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> No
         finds.missing["skip"] = not_present("this mixer sends nothing past its state")
 
 
-def _selective(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
+def find_selective_scan(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
     """Mamba: a state per channel."""
     values, keys, step = bound(call, "hidden_states"), bound(call, "B"), _has(call, "state")
     finds.sizes = {"channels": values.tensor.shape[1], "key_dim": keys.tensor.shape[1]}
@@ -166,7 +162,7 @@ def _selective(finds: HostFindings, graph: TraceGraph, module: Call, call: Call)
     _ungated(finds, graph, call)
 
 
-def _gated(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
+def find_gated_recurrence(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
     """A gated linear recurrence: one number of state per channel."""
     values, gate = bound(call, "hidden_states"), bound(call, "recurrent_gate")
     finds.sizes = {"channels": values.tensor.shape[-1]}
@@ -185,7 +181,7 @@ def _gated(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> 
     }
 
 
-def _fading(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
+def find_fixed_decay(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
     find_fading(finds, graph, module)
 
 
@@ -293,16 +289,6 @@ def _repeats(graph: TraceGraph, call: Call, spot: TensorCandidate, heads: int) -
         )
         for inner in graph.inside(call)
     )
-
-
-_FINDERS = {
-    "linear_attn": _delta,
-    "kda": _delta,
-    "ssd": _ssd,
-    "selective_scan": _selective,
-    "gated_recurrence": _gated,
-    "retention": _fading,
-}
 
 
 def gates_a_convolution(graph: TraceGraph, module: Call, part: Part) -> bool:

@@ -13,32 +13,6 @@ from explorer.discovery.anatomy import BlockAnatomy, HostAnatomy
 from explorer.model.language_model import LanguageModel
 from explorer.vocabulary.availability import most_informative
 
-#: How each recurrence moves its state by one token, as diagrams write it.
-_RULES = {
-    "linear_attn": {"title": "delta rule", "lines": ["Sₜ = eᵍ Sₜ₋₁ + k uᵀ", "oₜ = Sₜᵀ q"]},
-    "kda": {"title": "delta rule", "lines": ["Sₜ = diag(eᵍ) Sₜ₋₁ + k uᵀ", "oₜ = Sₜᵀ q"]},
-    "retention": {"title": "linear attention", "lines": ["Sₜ = eᵍ Sₜ₋₁ + k vᵀ", "oₜ = Sₜᵀ q"]},
-    "ssd": {"title": "state-space dual", "lines": ["Sₜ = eᵍ Sₜ₋₁ + β k vᵀ", "yₜ = Sₜᵀ q + D v"]},
-    "selective_scan": {
-        "title": "selective scan",
-        "lines": ["hₜ = eᵍ hₜ₋₁ + β k v", "yₜ = q·hₜ + D v"],
-    },
-    "gated_recurrence": {"title": "gated recurrence", "lines": ["hₜ = a hₜ₋₁ + v", "yₜ = hₜ"]},
-}
-
-#: What pages call the mixer of each host.
-_MIXERS = {
-    "linear_attn": "Gated DeltaNet",
-    "kda": "Kimi Delta Attention",
-    "retention": "Lightning attention",
-    "ssd": "Mamba-2 mixer",
-    "selective_scan": "Mamba mixer",
-    "gated_recurrence": "RG-LRU",
-    "short_conv": "Gated short convolution",
-    "mixer": "Mixer",
-    "extra": "Further part",
-}
-
 
 def blocks(model: LanguageModel, windows: Mapping[int, int]) -> list[dict[str, Any]]:
     """A record of each kind of block, in the order of their first ones; ``windows``: how many tokens attention sees, by block that has one.
@@ -197,7 +171,8 @@ def _sublayer(block: BlockAnatomy, sub: Sublayer, window: int | None) -> dict[st
         "shared": None,
     }
     if sub.role == "recurrent":
-        record["rule"] = _RULES[sub.host]
+        title, lines = vocabulary.MIXERS[sub.host].rule
+        record["rule"] = {"title": title, "lines": list(lines)}
     if sub.role == "experts" and host.details.scoring is not None:
         scoring = host.details.scoring
         text = f"{scoring.words} → {host.sizes['top_k']} of {host.sizes['num_experts']}"
@@ -258,8 +233,8 @@ def _note(sub: Sublayer, host: HostAnatomy) -> str | None:
 
 
 def _title(role: str, host: HostAnatomy) -> str:
-    if host.name in _MIXERS:
-        return _MIXERS[host.name]
+    if title := vocabulary.HOSTS[host.name].title:
+        return title
     if role == "attention":
         return (
             "Gated attention"

@@ -9,7 +9,7 @@ import torch
 
 from explorer.discovery.hook_point import HookPoint
 from explorer.recurrence.replay import Replay
-from explorer.vocabulary import REPLAYS
+from explorer.vocabulary import MIXERS
 
 #: The name the recurrent kernel's arguments are served under once more when the kernel has run.
 REPLAY = "@replay"
@@ -42,4 +42,4 @@ def unwrap(value: Any) -> Any:
 
 def replay_of(host: str, kept: dict[str, Any]) -> Replay:
     """The recurrence of a call from what its kernel was given."""
-    return Replay(host, {name: unwrap(kept.get(name)) for name in REPLAYS[host]})
+    return Replay(host, {name: unwrap(kept.get(name)) for name in MIXERS[host].replayed})

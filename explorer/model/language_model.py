@@ -283,14 +283,11 @@ class LanguageModel(
 
     def writable(self, name: str, layer: int | None) -> tuple[vocabulary.Value, HostTaps]:
         """The value called ``name`` on a block, to be written; raises with the reason when it cannot be."""
-        values = vocabulary.lookup(name)
         index = None if layer is None else self.layer_index(layer)
-        mixers = () if index is None else self.mixers[index]
+        values = vocabulary.lookup(name, () if index is None else self.mixers[index])
         there = [
             value
-            for value in sorted(
-                values, key=lambda value: mixers.index(value.host) if value.host in mixers else 0
-            )
+            for value in values
             if (taps := self.taps.hosts.get((value.host, index))) is not None
             and value.name in taps.reach
         ]

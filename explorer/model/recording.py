@@ -17,6 +17,7 @@ from explorer.model.edits import Edit, JointEdit
 from explorer.model.envoys import COMPUTED, Unavailable, implied
 from explorer.model.taps import HostTaps
 from explorer.recurrence.replay import Replay
+from explorer.vocabulary import RecordWhen, key_of, recorded_as
 from explorer.vocabulary.availability import Unavailability, most_informative
 from explorer.vocabulary.formatting import numbered
 
@@ -81,26 +82,8 @@ class Recording:
         """The key a value is kept under: with ``"mlp.router_logits"`` its bare name, and blocks counted from 0."""
         if layer is not None and -self.num_layers <= layer < 0:
             layer += self.num_layers
-        host, _, bare = name.rpartition(".")
         mixers = self.mixers[layer] if layer is not None and 0 <= layer < self.num_layers else ()
-        meant = [
-            mixer
-            for mixer in mixers
-            if bare in vocabulary.BY_HOST[mixer]
-            and (not host or host in (mixer, vocabulary.HOSTS[mixer].attribute))
-        ]
-        if meant:
-            return key_of(vocabulary.BY_HOST[meant[0]][bare], mixers), layer
-        if host == "shared_experts" or (
-            host
-            and any(
-                vocabulary.HOSTS[one].mixer
-                for one in (*vocabulary.of_attribute(host), host)
-                if one in vocabulary.HOSTS
-            )
-        ):
-            return name, layer
-        return bare, layer
+        return recorded_as(name, mixers), layer
 
     def layers(self, name: str) -> tuple[int, ...]:
         """The blocks this value was recorded on. Raises UnknownValue for a name the vocabulary does not have."""
@@ -187,7 +170,7 @@ class Recording:
             )
         names = {
             name: key_of(vocabulary.BY_HOST[host][name], self.mixers[layer])
-            for name in vocabulary.REPLAYS[host]
+            for name in vocabulary.MIXERS[host].replayed
         }
         lacking = {
             name
@@ -248,13 +231,6 @@ def _asked(key: Any) -> Key | None:
     if more or not isinstance(name, str) or (layer is not None and whole(layer) is None):
         return None
     return name, None if layer is None else whole(layer)
-
-
-def key_of(value: vocabulary.Value, mixers: tuple[str, ...]) -> str:
-    """The name a recording keeps a value under on a block with these mixers: the second mixer's with its host."""
-    if value.host in mixers[1:]:
-        return f"{vocabulary.HOSTS[value.host].attribute}.{value.name}"
-    return value.key
 
 
 class RecordingObserver:
@@ -344,10 +320,8 @@ def choose(
     for support in model.support():
         if named is not None and support.value not in named:
             continue
-        if (named is None and support.value.name in ("state", "states")) or (
-            support.value.layout == "ChannelPattern" and named is None
-        ):
-            continue  # one matrix per token or channel: only when asked for
+        if named is None and support.value.recorded is RecordWhen.NAMED:
+            continue
         for layer in (None,) if support.host == "model" else range(model.num_layers):
             if layer is not None and chosen is not None and layer not in chosen:
                 continue

@@ -35,7 +35,7 @@ from explorer.engine.observers import ModelBusy, Observer
 from explorer.engine.reference_kernels import reference
 from explorer.model.address import REPLAY, BatchShared, ValueAddress, replay_of, unwrap
 from explorer.recurrence.replay import Replay
-from explorer.vocabulary import REPLAYS
+from explorer.vocabulary import MIXERS
 
 
 @dataclass
@@ -68,7 +68,7 @@ class HostTaps:
         self.hook_groups: dict[tuple, HookGroup] = {}
         self.kept: dict[str, torch.Tensor | None] = {}
         #: What the recurrence is run again from, where it can be.
-        self.replayed = REPLAYS.get(host.name, ()) if "state_output" in host.hook_points else ()
+        self.replayed = MIXERS[host.name].replayed if "state_output" in host.hook_points else ()
         for name, hook_points in host.hook_points.items():
             self._add(name, hook_points)
         #: Values that are constants of the model.

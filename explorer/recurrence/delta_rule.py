@@ -168,7 +168,7 @@ def state_attention(
     decays: Tensor,
     betas: Tensor,
     heads: Heads = None,
-    one_at_a_time: bool = True,
+    one_at_a_time: bool | None = None,
 ) -> Tensor:
     """The exact implied attention: ``M [batch heads query key]`` with head outputs = M · values.
 
@@ -187,7 +187,8 @@ def state_attention(
     ``L`` is formed from differences of log decays, summed in float64, and is
     exponentiated only where it is at most 1, so long sequences neither overflow nor
     lose the small differences. ``one_at_a_time`` solves head after head, so that the
-    working memory is a few ``[batch query key]`` matrices beside the result.
+    working memory is a few ``[batch query key]`` matrices beside the result; left out, this is done
+    unless the tensors are on the meta device and take no memory.
     With decays per channel each channel of a query and a key fades by its own ``L``, inside
     their product; the working memory is then one ``[batch query key key_dim]``.
     """
@@ -196,6 +197,8 @@ def state_attention(
     chosen = chosen_heads(heads, count)
     if chosen is None:
         chosen = list(range(count))
+    if one_at_a_time is None:
+        one_at_a_time = queries.device.type != "meta"
     groups = [[head] for head in chosen] if one_at_a_time else [chosen]
     parts = [_implied_attention(queries, keys, decays, betas, group) for group in groups]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

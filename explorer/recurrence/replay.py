@@ -7,17 +7,15 @@ from dataclasses import dataclass
 
 import torch
 
-from explorer.recurrence import delta_rule as recurrence
-from explorer.recurrence import state_space
+from explorer import vocabulary
 from explorer.recurrence.delta_rule import Heads
-from explorer.vocabulary import REPLAYS
 
 
 @dataclass(frozen=True)
 class Replay:
     """What the recurrent kernel of one call was given, to run its recurrence again.
 
-    ``given`` holds, by the names in ``vocabulary.REPLAYS[host]``, tensors in the vocabulary's
+    ``given`` holds, by the names in ```Mixer.replayed```, tensors in the vocabulary's
     layouts; ``state_input`` may be None. Where a method takes ``heads``, those are replayed
     alone (channels, where the recurrence has a state for each).
     """
@@ -26,33 +24,38 @@ class Replay:
     given: Mapping[str, torch.Tensor | None]
 
     @property
+    def _kind(self) -> vocabulary.Mixer:
+        return vocabulary.MIXERS[self.host]
+
+    @property
     def state_input(self) -> torch.Tensor | None:
         return self.given.get("state_input")
 
     def lacks(self, missing: Collection[str]) -> str | None:
         """A value it cannot do without and was not given, beside those the model has not (``missing``); None where it is complete."""
         needed = [
-            name for name in REPLAYS[self.host] if name != "state_input" and name not in missing
+            name for name in self._kind.replayed if name != "state_input" and name not in missing
         ]
         return next((name for name in needed if self.given.get(name) is None), None)
 
     @property
     def fresh(self) -> bool:
         """Whether no state entered the call, or what entered is forgotten at once."""
-        if self.host == "gated_recurrence":
-            return not self.given["recurrent_gate"][:, 0].any()
+        if (gate := self._kind.reset_gate) is not None:
+            return not self.given[gate][:, 0].any()
         return self.state_input is None
 
     def _arguments(self, *without: str) -> list[torch.Tensor | None]:
         return [
             self.given.get(name)
-            for name in REPLAYS[self.host]
+            for name in self._kind.replayed
             if name not in ("state_input", *without)
         ]
 
     def steps(self, heads: Heads = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Per token what is read [batch heads …] and the state after it [batch heads …]."""
-        return _STEPS[self.host](*self._arguments(), state=self.state_input, heads=heads)
+        run = vocabulary.resolve(self._kind.steps)
+        return run(*self._arguments(), state=self.state_input, heads=heads)
 
     def run(self, heads: Heads = None) -> tuple[torch.Tensor, torch.Tensor]:
         """What every token reads [batch seq heads …], and the last state."""
@@ -88,34 +91,5 @@ class Replay:
 
     def state_attention(self) -> torch.Tensor:
         """The implied attention of a fresh prompt: [batch heads query key]."""
-        return _ATTENTION[self.host](self)
-
-
-def _delta_attention(replay: Replay) -> torch.Tensor:
-    q, k, g, b = replay._arguments("attention_values")
-    # Head by head, to hold little at once; shapes alone take no memory.
-    return recurrence.state_attention(q, k, g, b, one_at_a_time=q.device.type != "meta")
-
-
-_STEPS = {
-    "linear_attn": recurrence.delta_rule_steps,
-    "kda": recurrence.delta_rule_steps,
-    "retention": state_space.fixed_decay_steps,
-    "ssd": state_space.ssd_steps,
-    "selective_scan": state_space.scan_steps,
-    "gated_recurrence": state_space.gated_steps,
-}
-_ATTENTION = {
-    "linear_attn": _delta_attention,
-    "kda": _delta_attention,
-    "retention": lambda replay: state_space.fixed_decay_attention(
-        *replay._arguments("attention_values")
-    ),
-    "ssd": lambda replay: state_space.ssd_attention(*replay._arguments("attention_values")),
-    "selective_scan": lambda replay: state_space.scan_attention(
-        *replay._arguments("attention_values")
-    ),
-    "gated_recurrence": lambda replay: state_space.gated_attention(
-        *replay._arguments("attention_values")
-    ),
-}
+        mix = vocabulary.resolve(self._kind.implied_attention)
+        return mix(*self._arguments("attention_values"))

@@ -13,18 +13,6 @@ from explorer.traits.probe import ModelProbe
 
 Found = Iterator[tuple[str, str]]
 
-#: The trait of each kind of mixer but softmax attention, by host.
-_KINDS = {
-    "linear_attn": "delta_rule",
-    "kda": "delta_rule_channel",
-    "retention": "retention",
-    "ssd": "ssd",
-    "selective_scan": "selective_scan",
-    "gated_recurrence": "gated_recurrence",
-    "short_conv": "convolution_mixer",
-    "mixer": "other_mixer",
-}
-
 #: What evidence calls an attention that lies inside another part of a block.
 _INSIDE = "an attention that is not followed"
 
@@ -53,7 +41,8 @@ def mixers(witness: ModelProbe) -> Found:
             )
             break
     for kind, layers in having.items():
-        if kind not in _KINDS or (
+        trait = vocabulary.MIXERS[kind].trait if kind in vocabulary.MIXERS else None
+        if trait is None or (
             kind == "short_conv" and any(len(witness.model.mixers[layer]) > 1 for layer in layers)
         ):
             continue
@@ -63,7 +52,7 @@ def mixers(witness: ModelProbe) -> Found:
             if host.details.kernel
             else vocabulary.HOSTS[kind].meaning
         )
-        yield _KINDS[kind], f"{called}, in {blocks(sorted(layers), count)}"
+        yield trait, f"{called}, in {blocks(sorted(layers), count)}"
     yield from _parts(witness)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from explorer.vocabulary import HOSTS
+from explorer.vocabulary import HOSTS, VALUES
 
 #: What is drawn on, per theme.
 BACKGROUND: Mapping[str, str] = MappingProxyType({"light": "#ffffff", "dark": "#10141b"})
@@ -47,45 +47,16 @@ ROLES: Mapping[str, Role] = MappingProxyType(
     }
 )
 
-#: The role of a value that does not follow from its host alone.
+#: The roles of values that are drawn in another role than their host.
 _ROLE_OF_VALUE = {
-    "router_logits": "router",
-    "router_scores": "router",
-    "router_margin": "router",
-    "expert_weights": "router",
-    "expert_indices": "router",
-    "attention_norm_output": "norm",
-    "mlp_norm_output": "norm",
-    "final_norm_output": "norm",
-}
-_ROLE_OF_HOST = {
-    "model": "stream",
-    "layers": "stream",
-    "layers[i]": "stream",
-    "self_attn": "attention",
-    "linear_attn": "recurrent",
-    "mixer": "recurrent",
-    "mlp": "mlp",
-    "shared_experts": "mlp",
-    "extra": "mlp",
-}
-#: The role a sublayer's box is drawn in.
-ROLE_OF_SUBLAYER = {
-    "recurrent": "recurrent",
-    "convolution": "recurrent",
-    "mixer": "recurrent",
-    "attention": "attention",
-    "mlp": "mlp",
-    "experts": "mlp",
-    "extra": "mlp",
+    value.name: value.role for value in VALUES if value.role != HOSTS[value.host].role
 }
 
 
 def role_of(host: str, name: str = "") -> str:
-    """The role of a value, by its host (``model.layers[i].mlp`` or ``mlp``) and its name."""
-    last = host.rpartition(".")[2]
-    called = HOSTS[last].attribute if last in HOSTS else last  # kinds of one thing share its role
-    return _ROLE_OF_VALUE.get(name) or _ROLE_OF_HOST.get(called, "stream")
+    """The role of a value, by its host (``model.layers[i].mlp`` or ``mlp``) and its name; of a host without a name."""
+    last = host.rpartition(".")[2].removesuffix("[i]")
+    return _ROLE_OF_VALUE.get(name) or (HOSTS[last].role if last in HOSTS else "stream")
 
 
 def css(selectors: Mapping[str, str]) -> str:

@@ -7,7 +7,6 @@ from itertools import combinations
 import pytest
 
 from explorer import vocabulary
-from explorer.model.recording import key_of
 from explorer.vocabulary import (
     BY_HOST,
     CALL_AXES,
@@ -16,6 +15,7 @@ from explorer.vocabulary import (
     NAMES,
     VALUES,
     UnknownValue,
+    key_of,
     lookup,
 )
 
@@ -116,8 +116,8 @@ def test_a_derived_value_says_what_it_comes_from():
             assert not value.description and (
                 value.written or value.optional
             )  # what a kernel only hands over is read alone
-    for host, names in vocabulary.REPLAYS.items():
-        assert set(names) < set(vocabulary.BY_HOST[host])
+    for mixer in vocabulary.MIXERS.values():
+        assert set(mixer.replayed) < set(vocabulary.BY_HOST[mixer.host])
 
 
 def test_the_vocabulary_needs_no_torch():

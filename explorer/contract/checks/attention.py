@@ -17,8 +17,7 @@ HOST = "self_attn"
 _WITH_HEADS = tuple(
     host
     for host in (HOST, *vocabulary.RECURRENT)
-    if host == HOST
-    or "heads" in vocabulary.LAYOUTS[vocabulary.BY_HOST[host]["attention_head_outputs"].layout].axes
+    if host == HOST or "heads" in vocabulary.BY_HOST[host]["attention_head_outputs"].axes
 )
 
 

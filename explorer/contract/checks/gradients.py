@@ -51,7 +51,8 @@ def _compare_gradient(
         zero = grad is None or not grad.any()
         compare.holds(where, zero, "a gradient reaches a value that enters no weight")
         return
-    if value.host == "gated_recurrence" and value.name == "state_input":
+    mixer = vocabulary.MIXERS.get(value.host)
+    if mixer is not None and mixer.reset_gate and value.name == "state_input":
         return  # the first token of a text forgets it
     compare.holds(where, grad is not None, "no gradient reaches it")
     useful = grad is None or (bool(torch.isfinite(grad).all()) and bool(grad.any()))

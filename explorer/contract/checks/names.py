@@ -11,14 +11,10 @@ from explorer.contract.module_calls import Call, module_calls
 from explorer.contract.registry import invariant
 
 #: The hosts that a configuration's name for a type of block allows as its mixer.
-_MIXERS_BY_TYPE = {
-    "linear_attention": vocabulary.RECURRENT,
-    "full_attention": ("self_attn",),
-    "sliding_attention": ("self_attn",),
-    "chunked_attention": ("self_attn",),
-    "conv": ("short_conv",),
-    "mamba": ("ssd", "selective_scan"),
-}
+_MIXERS_BY_TYPE: dict[str, list[str]] = {}
+for _kind in vocabulary.MIXERS.values():
+    for _type in _kind.layer_types:
+        _MIXERS_BY_TYPE.setdefault(_type, []).append(_kind.host)
 
 
 @invariant(

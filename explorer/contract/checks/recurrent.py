@@ -9,17 +9,15 @@ from explorer.contract.model_under_test import ModelUnderTest, attempt
 from explorer.contract.registry import invariant
 from explorer.contract.residual_steps import addend_of, tail_known
 from explorer.model.envoys import Unavailable
-from explorer.vocabulary import BY_HOST, RECURRENT, REPLAYS
+from explorer.vocabulary import BY_HOST, MIXERS, RECURRENT
 
 #: Tolerances between the kernel, which works in chunks, and the recurrence, token by token.
 _FLOAT32, _BFLOAT16 = 2e-5, 2e-2
 
-_QKV = ("attention_queries", "attention_keys", "attention_values")
-
 
 def _replay_inputs(subject: ModelUnderTest, host: str) -> tuple[str, ...]:
     """Return the values a host's recurrence is replayed from, as far as the model serves them."""
-    return tuple(name for name in REPLAYS[host] if subject.layers(host, name))
+    return tuple(name for name in MIXERS[host].replayed if subject.layers(host, name))
 
 
 @invariant(
@@ -189,7 +187,7 @@ def implied_attention(subject: ModelUnderTest, host: str, compare: Comparisons) 
 def decays(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     for layer in subject.layers(host, "decays"):
         found = subject.get(host, "decays", layer)
-        in_float32 = host == "kda" or found.dtype == torch.float32
+        in_float32 = not MIXERS[host].float32_decays or found.dtype == torch.float32
         compare.holds(layer, in_float32, f"they are {found.dtype}")
         compare.holds(layer, (found <= 0).all(), f"a decay is {found.max().item():.2g}")
         compare.holds(layer, (found < 0).any(), "every decay is zero")
@@ -201,7 +199,7 @@ def decays(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     "a gate keeps or forgets",
     "recurrent_gate lies between zero and one, and is zero at the first token of a text, before "
     "which there is nothing to keep.",
-    "gated_recurrence",
+    *(host for host in RECURRENT if MIXERS[host].reset_gate == "recurrent_gate"),
     needs=("recurrent_gate",),
     bfloat16=0.0,
 )
@@ -217,30 +215,22 @@ def gates(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
 # -- convolutions ---------------------------------------------------------------------
 
 
-def _convolution_outputs(host: str) -> list[str]:
-    """Return the values that a host's convolution feeds with nothing but an activation between.
-
-    Those behind a norm per token or a decay are left out.
-    """
-    if host in ("ssd", "linear_attn", "kda"):
-        return list(_QKV)
-    return ["conv_output" if host == "short_conv" else "attention_values"]
+#: The mixers that may have a short convolution.
+_CONVOLVING = tuple(host for host, kind in MIXERS.items() if kind.conv_feeds)
 
 
 @invariant(
     "convolution's reach",
     "A change of conv_input at one token changes what the convolution feeds at that token and the "
     "next ones, as many as the convolution is wide, and nowhere else.",
-    *RECURRENT,
-    "short_conv",
+    *_CONVOLVING,
     needs=("conv_input",),
     when=lambda subject: any(
-        subject.one_per_kind(host, "conv_input", *_convolution_outputs(host))
-        for host in (*RECURRENT, "short_conv")
+        subject.one_per_kind(host, "conv_input", *MIXERS[host].conv_feeds) for host in _CONVOLVING
     ),
 )
 def convolution_width(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
-    names = _convolution_outputs(host)
+    names = list(MIXERS[host].conv_feeds)
     subject.note_read(host, "conv_input")
     position = 2
     for layer in subject.one_per_kind(host, "conv_input", *names):

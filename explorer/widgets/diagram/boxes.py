@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from explorer.widgets.diagram.block import Block, Record, attribute, types_line
 from explorer.widgets.diagram.draw import PILL, Box, Canvas, wrap
-from explorer.widgets.palette import ROLE_OF_SUBLAYER
+from explorer.widgets.palette import role_of
 
 LEFT, RIGHT = 232.0, 856.0
 X0, X1 = LEFT + 14, RIGHT - 14
@@ -19,7 +19,7 @@ Leaves = tuple[float, float]
 
 def heading(canvas: Canvas, sub: Record, top: float) -> None:
     """Title, where it hangs in the model, and its sizes at the right."""
-    role = ROLE_OF_SUBLAYER.get(sub["role"], "ink")
+    role = role_of(sub["host"])
     title, module = sub["title"], attribute(sub["host"])
     canvas.title(X0 + 2, top + 27, title, module, role)
     room = X1 - (X0 + 30 + len(title) * 9.4 + len(module) * 7.4)
@@ -49,7 +49,7 @@ def others(canvas: Canvas, block: Block, sub: Record, y: float) -> float:
 def frame(canvas: Canvas, sub: Record, top: float, bottom: float) -> None:
     """The box itself, drawn last because its height is known last, and put beneath its content."""
     mark = len(canvas.over)
-    canvas.box(Box(LEFT, top, RIGHT - LEFT, bottom - top), ROLE_OF_SUBLAYER.get(sub["role"], "ink"))
+    canvas.box(Box(LEFT, top, RIGHT - LEFT, bottom - top), role_of(sub["host"]))
     canvas.over.insert(0, canvas.over.pop(mark))
 
 

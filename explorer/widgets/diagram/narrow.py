@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from explorer.widgets.diagram.block import Block, Part, Record, attribute, types_line
 from explorer.widgets.diagram.boxes import funnel
 from explorer.widgets.diagram.draw import PILL, Box, Canvas, mono_width, wrap
-from explorer.widgets.palette import ROLE_OF_SUBLAYER
+from explorer.widgets.palette import role_of
 
 WIDTH, STREAM = 400.0, 13.0
 LEFT, RIGHT = 32.0, 396.0
@@ -182,7 +182,7 @@ def join(
 
 def sublayer(canvas: Canvas, block: Block, sub: Record, top: float) -> Point:
     """Title, content, steps and the box around them; returns where the result leaves the box."""
-    role = ROLE_OF_SUBLAYER.get(sub["role"], "ink")
+    role = role_of(sub["host"])
     canvas.title(X0, top + 25, sub["title"], attribute(sub["host"]), role)
     y = canvas.lines(X0, top + 44, wrap(sub.get("summary") or "", X1 - X0), "note")
     y, (x, start) = DRAW.get(sub["role"], draw_mlp)(canvas, block, sub, y - 4)

@@ -7,7 +7,7 @@ from html import escape
 
 from explorer.widgets.diagram.block import Block, Part, Record, attribute
 from explorer.widgets.diagram.types import written
-from explorer.widgets.palette import ROLE_OF_SUBLAYER
+from explorer.widgets.palette import role_of
 
 #: The way into the first block, and on from the last.
 _BEFORE, _AFTER = ("token_embeddings",), ("final_norm_output", "lm_head_output", "logits")
@@ -49,7 +49,7 @@ def _reads(block: Block, sub: Record) -> str:
     given = block.parts("layers", [norm["value"]] if norm and norm.get("value") else [])
     given += block.parts("layers", ["mlp_input"] if sub["host"] == "mlp" else [])
     inside = [*given, *block.rest(sub, ())]
-    role = ROLE_OF_SUBLAYER.get(sub["role"], "ink")
+    role = role_of(sub["host"])
     title = f'<b class="role-{role}">{escape(sub["title"])}</b> <code>{escape(host)}</code> reads the stream{through}'
     return (
         f"<li>{title}<ul>{''.join(f'<li>{_typed(block, part)}</li>' for part in inside)}</ul></li>"

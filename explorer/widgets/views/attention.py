@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from explorer.vocabulary import BY_HOST
 from explorer.widgets.views.downsample import causal
 from explorer.widgets.views.picture import Heatmap, Mosaic, Refusal, Tile
 from explorer.widgets.views.selection import (
@@ -84,7 +85,7 @@ def all_heads(rec: Recorded, chosen: Selection) -> Mosaic | Refusal:
         title=f"all {len(tiles)} heads, block {chosen.block}",
         tiles=tiles,
         columns=mosaic_columns(len(tiles), group),
-        **bounds(rec, chosen.pattern == "scores"),
+        **bounds(rec, BY_HOST["self_attn"][value_name(chosen)].signed),
         note=(
             f"Grouped queries: the {group} heads of a group share one key and one value head."
             if group > 1
@@ -116,7 +117,7 @@ def one_head(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
         x=token_axis(rec, "token read (key)"),
         y=token_axis(rec, "token reading (query)"),
         values=values,
-        **bounds(rec, chosen.pattern == "scores"),
+        **bounds(rec, BY_HOST["self_attn"][value_name(chosen)].signed),
         note=row_sum_note(rec, chosen, values),
     )
 

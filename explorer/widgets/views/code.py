@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from explorer import vocabulary
-from explorer.model.recording import key_of
 from explorer.widgets.views.selection import Recorded, Selection, recurrence_of
-from explorer.widgets.views.state import SHOWN
+from explorer.widgets.views.state import view_of
 
 _EDIT_CALLS = {"expert": "ablate_expert", "head": "zero_head"}
 _EDIT_WORDS = {"expert": "ablate expert", "head": "zero head"}
@@ -139,33 +138,33 @@ def attention_one(run: Recorded, chosen: Selection) -> str:
 def _recurrence(run: Recorded, chosen: Selection) -> tuple[str, Callable[[str], str]]:
     """The host of the chosen block's recurrence, and how a recording names its values."""
     host = recurrence_of(run, chosen.block)
-    return host, lambda name: key_of(vocabulary.BY_HOST[host][name], run.mixers[chosen.block])
+    return host, lambda name: vocabulary.key_of(vocabulary.BY_HOST[host][name], run.mixers[chosen.block])
 
 
 def state_kept(run: Recorded, chosen: Selection) -> str:
     host, key = _recurrence(run, chosen)
-    shown = SHOWN[host]
-    if vocabulary.BY_HOST[host][shown.kept].fixed:  # the same at every token
+    shown = view_of(host)
+    if vocabulary.BY_HOST[host][shown.retained].fixed:  # the same at every token
         return _row(
             run.origin,
-            key(shown.kept),
+            key(shown.retained),
             chosen.block,
             "[head token]",
             ".exp()[:, None].expand(-1, len(rec.tokens))",
         )
-    mean = ".mean(-1)" if len(vocabulary.BY_HOST[host][shown.kept].axes) > 3 else ""
+    mean = ".mean(-1)" if len(vocabulary.BY_HOST[host][shown.retained].axes) > 3 else ""
     return _row(
         run.origin,
-        key(shown.kept),
+        key(shown.retained),
         chosen.block,
         "[head token]",
-        f"[0]{mean}{'.exp()' if shown.log else ''}.T",
+        f"[0]{mean}{'.exp()' if shown.logarithm else ''}.T",
     )
 
 
 def state_written(run: Recorded, chosen: Selection) -> str:
     host, key = _recurrence(run, chosen)
-    return _row(run.origin, key(SHOWN[host].written), chosen.block, "[head token]", "[0].T")
+    return _row(run.origin, key(view_of(host).written), chosen.block, "[head token]", "[0].T")
 
 
 def state_all(run: Recorded, chosen: Selection) -> str:
@@ -183,7 +182,7 @@ def state_one(run: Recorded, chosen: Selection) -> str:
 def _replayed(run: Recorded, chosen: Selection) -> list[str]:
     """What a recording must hold for a block's recurrence to be run again from a fresh start."""
     host, key = _recurrence(run, chosen)
-    return [key(name) for name in vocabulary.REPLAYS[host] if name != "state_input"]
+    return [key(name) for name in vocabulary.MIXERS[host].replayed if name != "state_input"]
 
 
 def state_matrix(run: Recorded, chosen: Selection) -> str:

@@ -6,14 +6,13 @@ channels (`each`); where a text here says head, it is a channel of the latter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from explorer import vocabulary
 from explorer.model.recording import Recording
 from explorer.recurrence.replay import Replay
 from explorer.vocabulary.formatting import size_in_bytes
+from explorer.vocabulary.mixers import StateView
 from explorer.widgets.views.attention import bounds, mosaic_columns
 from explorer.widgets.views.downsample import MINIMUM, causal
 from explorer.widgets.views.picture import Curve, Curves, Heatmap, Mosaic, Refusal, Tile
@@ -44,39 +43,14 @@ _LINES = 32
 _PATTERN_BYTES = 500_000_000
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What a recurrence is given per token that is shown: the value names, titles and notes of what is kept and written.
-
-    ``log`` marks a kept share given as its logarithm; ``written`` is None where nothing is scaled on its way in.
-    """
-
-    kept: str = "decays"
-    log: bool = True
-    written: str | None = "betas"
-    title: str = "written: betas"
-    note: str = "The share of its own prediction error the token writes into the state."
-    most: float | None = 1.0
-
-
-_STEP = {
-    "title": "written: betas, the step",
-    "note": "How much of each token is written into the state.",
-    "most": None,
-}
-SHOWN = {
-    "linear_attn": Shown(),
-    "kda": Shown(),
-    "retention": Shown(written=None),
-    "ssd": Shown(**_STEP),
-    "selective_scan": Shown(**_STEP),
-    "gated_recurrence": Shown(kept="recurrent_gate", log=False, written=None),
-}
-
-
 def by_head(host: str) -> bool:
     """Whether a recurrence has a state per head, rather than per channel."""
     return "heads" in vocabulary.BY_HOST[host]["state_output"].axes
+
+
+def view_of(host: str) -> StateView:
+    """What is shown of a recurrence's tokens."""
+    return vocabulary.MIXERS[host].state_view
 
 
 def each(host: str) -> str:
@@ -100,7 +74,7 @@ def refusal(rec: Recorded, layer: int, name: str | None = None) -> Refusal | Non
             "This block is softmax attention: it carries a key/value cache that grows with the text, "
             f"not a recurrent state.{where} Its pattern is under Attention."
         )
-    key = f"{host}.{name or SHOWN[host].kept}"
+    key = f"{host}.{name or view_of(host).retained}"
     return None if (key, layer) in rec else missing(rec, key, layer)
 
 
@@ -130,17 +104,17 @@ def kept(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
     """The share of its state each head keeps at each token, 0 to 1."""
     if (reason := refusal(rec, chosen.block)) is not None:
         return reason
-    shown = SHOWN[recurrence_of(rec, chosen.block)]
-    values = value(rec, chosen.block, shown.kept)
+    shown = view_of(recurrence_of(rec, chosen.block))
+    values = value(rec, chosen.block, shown.retained)
     note = "1 keeps everything, 0 forgets everything."
     if values.ndim == 3:
         values = values.mean(-1)
         note += " One decay per entry of the state here: the mean of the log decays is shown."
-    title = f"kept: exp({shown.kept})" if shown.log else f"kept: {shown.kept}"
+    title = f"kept: exp({shown.retained})" if shown.logarithm else f"kept: {shown.retained}"
     return _per_head(
         rec,
         chosen,
-        np.exp(values) if shown.log else values,
+        np.exp(values) if shown.logarithm else values,
         title,
         note,
         low=0.0,
@@ -152,13 +126,13 @@ def kept(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
 def written(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
     """How strongly each token is written in each head."""
     host = recurrence_of(rec, chosen.block)
-    if host is not None and SHOWN[host].written is None:
+    if host is not None and view_of(host).written is None:
         return Refusal(
             "Nothing scales what this recurrence writes: its attention_values are added to the state as they are."
         )
-    if (reason := refusal(rec, chosen.block, host and SHOWN[host].written)) is not None:
+    if (reason := refusal(rec, chosen.block, host and view_of(host).written)) is not None:
         return reason
-    shown = SHOWN[host]
+    shown = view_of(host)
     return _per_head(
         rec,
         chosen,
@@ -166,7 +140,7 @@ def written(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
         shown.title,
         shown.note,
         low=0.0,
-        high=shown.most,
+        high=vocabulary.BY_HOST[host][shown.written].high,
     )
 
 
@@ -232,7 +206,7 @@ def matrix(rec: Replayed, chosen: Selection) -> Heatmap | Refusal:
 def chosen_head(rec: Recorded, chosen: Selection) -> int:
     """The chosen head, or the last of a recurrence with fewer heads than the attention beside it."""
     host = recurrence_of(rec, chosen.block)
-    kept = vocabulary.BY_HOST[host][SHOWN[host].kept]
+    kept = vocabulary.BY_HOST[host][view_of(host).retained]
     at = next(at for at, axis in enumerate(kept.axes) if axis in ("heads", "channels"))
     return min(chosen.head, rec[f"{host}.{kept.name}", chosen.block].shape[at] - 1)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from explorer.vocabulary import LAYOUTS, Value, lookup
+from explorer.vocabulary import Value, lookup
 from explorer.widgets.views import state as views_state
 from explorer.widgets.views.picture import Axis, Heatmap, Refusal
 from explorer.widgets.views.selection import (
@@ -20,20 +20,6 @@ from explorer.widgets.views.selection import (
     plain,
     token_axis,
 )
-
-#: Values that are never negative or are bounded: drawn on the sequential map.
-_UNSIGNED = {
-    "attention_probabilities",
-    "router_scores",
-    "router_margin",
-    "expert_weights",
-    "expert_indices",
-    "betas",
-    "next_token_probs",
-    "head_gate",
-    "input_ids",
-    "attention_mask",
-}
 
 
 @dataclass(frozen=True)
@@ -52,8 +38,7 @@ class TensorFacts:
 
 def value_of(key: str, mixers: Sequence[str]) -> Value:
     """The vocabulary's entry for a value name on a block with these mixers, the first that has it."""
-    found = lookup(key)
-    return next((value for mixer in mixers for value in found if value.host == mixer), found[0])
+    return lookup(key, mixers)[0]
 
 
 def facts(tensor: torch.Tensor, value: Value) -> TensorFacts:
@@ -92,7 +77,7 @@ def part(rec: Replayed, chosen: Selection, key: str | None = None) -> Heatmap | 
     matrix, axes, of = _matrix(tensor, value, chosen)
     values = plain(matrix).astype(np.float32)
     values[values < -1e30] = np.nan
-    signed = value.name not in _UNSIGNED and bool(np.nanmin(values, initial=0.0) < 0)
+    signed = value.signed and bool(np.nanmin(values, initial=0.0) < 0)
     return Heatmap(
         title=f"{value.name}{of}",
         values=values,
@@ -128,7 +113,7 @@ def _matrix(
     tensor: torch.Tensor, value: Value, chosen: Selection
 ) -> tuple[torch.Tensor, tuple[str, str], str]:
     """Two axes of ``tensor``, their names, and words for what was chosen along the others."""
-    axes, of = list(LAYOUTS[value.layout].axes), []
+    axes, of = list(value.axes), []
     if len(axes) != tensor.dim():  # a layout with one axis more on some families
         axes = axes + [f"axis {n}" for n in range(len(axes), tensor.dim())]
     if axes and axes[0] == "batch":
