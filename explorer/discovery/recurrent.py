@@ -64,7 +64,9 @@ def _host(call: Call) -> str | None:
     if not (inspect.isfunction(call.fn) or inspect.ismethod(call.fn)):
         return None
     names = set(inspect.signature(inspect.unwrap(call.fn)).parameters)
-    kinds = [kind for kind in MIXERS.values() if kind.kernel and names.issuperset(kind.kernel.takes)]
+    kinds = [
+        kind for kind in MIXERS.values() if kind.kernel and names.issuperset(kind.kernel.takes)
+    ]
     for kind in sorted(kinds, key=lambda kind: kind.kernel.dims is None):
         if kind.kernel.dims is None:
             return kind.host

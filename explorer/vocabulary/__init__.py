@@ -1,7 +1,7 @@
 """The standard values, their layouts, their hosts and the kinds of mixers, as data.
 
-Whatever names a value (discovery, the printout, pages, the app) reads this package. It imports nothing
-but the standard library.
+Whatever names a value (discovery, the printout, pages, the app) reads this package. It imports
+nothing but the standard library.
 """
 
 from explorer.vocabulary.hosts import Host

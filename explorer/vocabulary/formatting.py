@@ -1,16 +1,13 @@
-"""Words that are the same everywhere: sizes in bytes, runs of block numbers, how many of something there are, dtypes, the call's axes.
-
-Imports nothing of this package, so that every part of it can use it.
-"""
+"""How sizes in bytes, block numbers, counts, dtypes and the call's axes are written everywhere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-#: Axes whose length the call decides, and what types call it.
+#: The axes whose length comes from the call, and the letter that types write for it.
 CALL = {"batch": "B", "seq": "S", "query": "S", "key": "S"}
 
-#: Dtypes as types are read; others by torch's name.
+#: How types write dtypes; others keep torch's name.
 _DTYPES = {
     "bfloat16": "bf16",
     "float16": "f16",
@@ -25,7 +22,7 @@ _DECIMAL, _BINARY = ("B", "kB", "MB", "GB", "TB"), ("B", "KiB", "MiB", "GiB", "T
 
 
 def size_in_bytes(count: float, binary: bool = False) -> str:
-    """A number of bytes for people, to three digits: 812 B, 4.1 MB; with ``binary`` in powers of 1024: 2.25 MiB."""
+    """A number of bytes to three digits: 812 B, 4.1 MB; with ``binary``, 2.25 MiB."""
     base, units = (1024, _BINARY) if binary else (1000, _DECIMAL)
     unit, *larger = units
     # What would be written as a whole thousand of one unit is one of the next.
@@ -35,7 +32,7 @@ def size_in_bytes(count: float, binary: bool = False) -> str:
 
 
 def ranges(numbers: Iterable[int], most: int | None = None, dash: str = "–") -> str:
-    """Ascending numbers in runs: ``0–2, 5`` for 0, 1, 2, 5; after ``most`` runs an ellipsis."""
+    """Ascending numbers in runs: ``0–2, 5`` for 0, 1, 2, 5; an ellipsis after ``most`` runs."""
     runs: list[list[int]] = []
     for one in numbers:
         if runs and one == runs[-1][-1] + 1:
@@ -52,7 +49,7 @@ def short_dtype(name: str) -> str:
 
 
 def numbered(what: str, count: int) -> str:
-    """Which there are, counted from 0: ``blocks 0 to 3``, ``block 0 alone``, ``no blocks``."""
+    """The numbers of ``count`` things: ``blocks 0 to 3``, ``block 0 alone``, ``no blocks``."""
     if count < 2:
         return f"{what} 0 alone" if count else f"no {what}s"
     return f"{what}s 0 to {count - 1}"

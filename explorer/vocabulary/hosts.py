@@ -58,6 +58,7 @@ _NORM = {"role": "norm", "own_width": True}
 _NEEDED = {"recorded": RecordWhen.NEEDED}
 _ROUTER = {"role": "router", "recorded": RecordWhen.NEEDED}
 _POSITIVE = {"signed": False}
+_SHARE = {"low": 0.0, "high": 1.0, "signed": False}
 
 WHOLE_VALUES: tuple[Value, ...] = (
     *values_of(
@@ -71,7 +72,7 @@ WHOLE_VALUES: tuple[Value, ...] = (
         ("lm_head_output", "Logits", "the head's output, before any cap or scale",
          {"recorded": RecordWhen.VIEWED}),
         ("next_token_probs", "NextTokenProbs", "softmax of the last position's logits",
-         computed("logits", "softmax of the last position of logits", signed=False, low=0.0, high=1.0)),
+         computed("logits", "softmax of the last position of logits", **_SHARE)),
         ("input_ids", "Tokens",
          "the token ids the call got; the model runs on what is written here", _POSITIVE),
         ("attention_mask", "Tokens",
@@ -103,7 +104,8 @@ POSITIONWISE_VALUES: tuple[Value, ...] = (
          _ROUTER | _POSITIVE),
         ("router_margin", "RouterMargin",
          "score of the last chosen expert minus that of the first rejected one",
-         computed("router_scores", "from router_scores: the gap at the cut of the top-k", **_ROUTER, **_POSITIVE)),
+         computed("router_scores", "from router_scores: the gap at the cut of the top-k",
+                  **_ROUTER, **_POSITIVE)),
         ("expert_weights", "ExpertWeights",
          "the final multiplier of each routing slot", _ROUTER | _POSITIVE),
         ("expert_indices", "ExpertIndices", "the expert of each routing slot", _ROUTER | _POSITIVE),
@@ -115,7 +117,10 @@ POSITIONWISE_VALUES: tuple[Value, ...] = (
          "what the shared expert adds, its gate included", {"own_width": True}),
         ("mlp_output", "Residual", "the addend: what the MLP adds to the stream", _NEEDED),
     ),
-    *values_of("extra", "mlp", ("extra_output", "Residual", "the addend: what the part adds to the stream")),
+    *values_of(
+        "extra", "mlp",
+        ("extra_output", "Residual", "the addend: what the part adds to the stream"),
+    ),
     *values_of(
         "shared_experts", "mlp",
         ("mlp_activation", "Neurons", "the activation function's output in the shared expert"),

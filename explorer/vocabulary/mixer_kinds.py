@@ -9,7 +9,7 @@ from explorer.vocabulary.values import RecordWhen, computed, values_of
 _LINEAR = "model.layers[i].linear_attn"
 _MIXER = "model.layers[i].mixer"
 
-#: What a recurrence with one state per head is run again from: queries, keys, values, decays, betas.
+#: What most recurrences are run again from.
 _QKV = ("attention_queries", "attention_keys", "attention_values")
 _KERNEL = (*_QKV, "decays", "betas")
 
@@ -21,8 +21,8 @@ _GATE = {"signed": False}
 _OPTIONAL = {"optional": True}
 _AGAIN = "by running the recurrence again from the kernel's arguments"
 
-_CONV_INPUT = ("conv_input", "Channels", "what the short convolution reads")
-_STATE_INPUT = ("state_input", "State", "the recurrent state entering the call, None on a fresh prompt", _OPTIONAL)
+_STATE_INPUT = ("state_input", "State",
+                "the recurrent state entering the call, None on a fresh prompt", _OPTIONAL)
 _STATE_OUTPUT = ("state_output", "State", "the recurrent state leaving the call")
 _ADDEND = ("attention_output", "Residual", "the addend: what the mixer adds to the stream",
            {"recorded": RecordWhen.NEEDED})
@@ -51,6 +51,8 @@ def _implied_by_channel(how: str, of: str = "the exact implied attention of each
             computed("state_output", how, **_NAMED))
 
 
+_STEP_VIEW = StateView(
+    title="written: betas, the step", note="How much of each token is written into the state.")
 _SOLVED = _implied("one triangular solve per head, from the kernel's arguments")
 _DECAYED = "queries times keys, decayed and stepped, from the kernel's arguments"
 
@@ -68,7 +70,8 @@ LINEAR_ATTN = Mixer(
     state_view=StateView(),
     values=values_of(
         "linear_attn", "recurrent",
-        (*_CONV_INPUT[:2], "what the short convolution reads: queries, keys and values side by side"),
+        ("conv_input", "Channels",
+         "what the short convolution reads: queries, keys and values side by side"),
         ("attention_queries", "LinearQK",
          "the kernel's queries: after convolution and activation, before its l2 norm and scale, "
          "one per value head"),
@@ -100,7 +103,8 @@ KDA = Mixer(
     float32_decays=False,
     values=values_of(
         "kda", "recurrent",
-        (*_CONV_INPUT[:2], "what the short convolution reads: queries, keys and values side by side"),
+        ("conv_input", "Channels",
+         "what the short convolution reads: queries, keys and values side by side"),
         ("attention_queries", "LinearQK",
          "the kernel's queries: after convolution and activation, before its l2 norm and scale"),
         ("attention_keys", "LinearQK",
@@ -153,10 +157,11 @@ SSD = Mixer(
     steps="explorer.recurrence.state_space:ssd_steps",
     implied_attention="explorer.recurrence.state_space:ssd_attention",
     rule=("state-space dual", ("Sₜ = eᵍ Sₜ₋₁ + β k vᵀ", "yₜ = Sₜᵀ q + D v")),
-    state_view=StateView(title="written: betas, the step", note="How much of each token is written into the state."),
+    state_view=_STEP_VIEW,
     values=values_of(
         "ssd", "recurrent",
-        (*_CONV_INPUT[:2], "what the short convolution reads: values, keys and queries side by side"),
+        ("conv_input", "Channels",
+         "what the short convolution reads: values, keys and queries side by side"),
         ("attention_queries", "LinearQK", "C: what reads the state, one per head"),
         ("attention_keys", "LinearQK", "B: where in the state a token is written, one per head"),
         ("attention_values", "LinearV", "x: what is written"),
@@ -184,10 +189,10 @@ SELECTIVE_SCAN = Mixer(
     steps="explorer.recurrence.state_space:scan_steps",
     implied_attention="explorer.recurrence.state_space:scan_attention",
     rule=("selective scan", ("hₜ = eᵍ hₜ₋₁ + β k v", "yₜ = q·hₜ + D v")),
-    state_view=StateView(title="written: betas, the step", note="How much of each token is written into the state."),
+    state_view=_STEP_VIEW,
     values=values_of(
         "selective_scan", "recurrent",
-        _CONV_INPUT,
+        ("conv_input", "Channels", "what the short convolution reads"),
         ("attention_queries", "SharedQK", "C: what reads the states, shared by all channels"),
         ("attention_keys", "SharedQK",
          "B: where in its state a channel writes, shared by all channels"),
@@ -206,7 +211,8 @@ SELECTIVE_SCAN = Mixer(
         ("head_gate", "Channels", "the multiplicative gate on the channels", _GATE),
         ("state_output", "ChannelState", "the state leaving the call"),
         *_states("ChannelState", "ChannelStates"),
-        _implied_by_channel(_DECAYED, "the exact implied attention of each channel, the skip on its diagonal"),
+        _implied_by_channel(
+            _DECAYED, "the exact implied attention of each channel, the skip on its diagonal"),
         _ADDEND,
     ),
 )
@@ -225,7 +231,7 @@ GATED_RECURRENCE = Mixer(
     reset_gate="recurrent_gate",
     values=values_of(
         "gated_recurrence", "recurrent",
-        _CONV_INPUT,
+        ("conv_input", "Channels", "what the short convolution reads"),
         ("attention_values", "Channels",
          "what is added to the state: the gated input, scaled to keep the state's size"),
         ("recurrent_gate", "Channels",
@@ -248,7 +254,8 @@ SHORT_CONV = Mixer(
     conv_feeds=("conv_output",),
     values=values_of(
         "short_conv", "recurrent",
-        (*_CONV_INPUT[:2], "what the convolution reads: the projection, times its input gate where it has one"),
+        ("conv_input", "Channels",
+         "what the convolution reads: the projection, times its input gate where it has one"),
         ("conv_output", "Channels", "the convolution's output"),
         ("conv_gate", "Channels", "what the convolution's output is multiplied with"),
         _ADDEND,
@@ -258,7 +265,8 @@ SHORT_CONV = Mixer(
 #: A mixer of a kind that is none of the others.
 UNTRACED = Mixer(
     host="mixer", path=_MIXER, meaning="a mixer whose inside is not traced",
-    sublayer="mixer", title="Mixer", trait="other_mixer", layer_types=(), finder=None, conv_feeds=(),
+    sublayer="mixer", title="Mixer", trait="other_mixer",
+    layer_types=(), finder=None, conv_feeds=(),
     values=values_of("mixer", "recurrent", _ADDEND),
 )
 

@@ -1,8 +1,8 @@
 """What is known of a kind of mixer, in one record; `mixer_kinds` holds the records.
 
-Code that a kind needs (its replay, its finder) lives in rooms above this one, which import torch.
-A record names it as an entry point, ``"package.module:function"``, so that the record is complete and
-the vocabulary still imports nothing; `resolve` is the one place that imports what is named.
+Code that a kind needs (its replay, its finder) lives in rooms above this one, which import torch. A
+record names it as an entry point, ``"package.module:function"``, so that the record is complete
+and the vocabulary still imports nothing; `resolve` is the one place that imports what is named.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from explorer.vocabulary.values import Value
 
 
 def resolve(entry_point: str) -> Callable[..., Any]:
-    """The function that ``"package.module:function"`` names; raises AttributeError or ImportError where there is none."""
+    """Return the function that ``"package.module:function"`` names.
+
+    Raises AttributeError or ImportError where there is none.
+    """
     return pkgutil.resolve_name(entry_point)
 
 
@@ -64,27 +67,27 @@ class Mixer:
         meaning: What the kind is, in words.
         values: Its values, in the vocabulary's order.
         role: The colour role of its values and its box in diagrams.
-        sublayer: What `Sublayer.role` is for it: "recurrent", "attention", "convolution" or "mixer".
+        sublayer: The `Sublayer.role` it has: "recurrent", "attention", "convolution" or "mixer".
         title: What diagrams call it; empty where that depends on the block.
         trait: The key of its trait in `explorer.traits.catalogue`, None where it has none.
         layer_types: What configurations call blocks of this kind in their ``layer_types``.
         finder: Entry point: ``(graph, call, part) -> HostFindings``, finds its values in a trace;
             None where nothing inside it is found.
         conv_feeds: The values that its short convolution determines with at most an activation
-            between, and no norm over channels: where the contract looks for the convolution's reach.
+            between, and no norm: where the contract looks for the convolution's reach.
 
     Of a recurrence alone:
         kernel: How its kernel's call is recognised; None for a recurrence that calls none.
-        kernel_values: Entry point: ``(findings, graph, module, call)``, adds the values at the kernel's
-            call to the findings.
-        replayed: The values that it is run again from, in the order that ``steps`` takes them; after
-            them, ``state_input``, the state it starts from.
+        kernel_values: Entry point: ``(findings, graph, module, call)``, adds the values at the
+            kernel's call to the findings.
+        replayed: The values that it is run again from, in the order that ``steps`` takes them;
+            after them, ``state_input``, the state it starts from.
         steps: Entry point: ``(*replayed, state=, heads=)``, yields output and state per token.
         implied_attention: Entry point: ``(*replayed without attention_values)``, returns the matrix
             that a fresh prompt's values are mixed with.
         rule: Title and lines of how the state moves by one token, as diagrams write it.
         state_view: What the state panel shows.
-        reset_gate: A value that is zero where a text begins, so that whatever state entered is dropped.
+        reset_gate: A value that is zero where a text begins, which drops a state that entered.
         float32_decays: Whether its decays are float32 in a model of any dtype.
     """
 
@@ -116,6 +119,4 @@ class Mixer:
 
     @property
     def as_host(self) -> Host:
-        return Host(
-            self.host, self.path, self.meaning, self.role, self.title, True, self.recurrent
-        )
+        return Host(self.host, self.path, self.meaning, self.role, self.title, True, self.recurrent)

@@ -6,13 +6,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from explorer.vocabulary.hosts import (
-    POSITIONWISE,
-    POSITIONWISE_VALUES,
-    WHOLE,
-    WHOLE_VALUES,
-    Host,
-)
+from explorer.vocabulary.hosts import POSITIONWISE, POSITIONWISE_VALUES, WHOLE, WHOLE_VALUES, Host
 from explorer.vocabulary.mixer_kinds import KINDS
 from explorer.vocabulary.mixers import Mixer
 from explorer.vocabulary.values import RecordWhen, Value
@@ -42,7 +36,7 @@ def _add(hosts: Sequence[Host], values: Sequence[Value]) -> None:
 def register(kind: Mixer) -> None:
     """Add a kind of mixer.
 
-    Call it before other rooms are imported: the contract chooses hosts for its invariants on import.
+    Call it before other rooms are imported: the contract chooses its hosts on import.
     Raises ValueError where its name is taken.
     """
     if kind.host in HOSTS:
@@ -65,7 +59,7 @@ _add(POSITIONWISE, POSITIONWISE_VALUES)
 
 
 def of_attribute(attribute: str) -> tuple[str, ...]:
-    """The hosts that a block calls ``attribute``: ``"mixer"`` is several, of which it has one at most."""
+    """The hosts that are called ``attribute`` on a block, of which a block has at most one."""
     return tuple(host.name for host in HOSTS.values() if host.attribute == attribute)
 
 
@@ -88,8 +82,9 @@ def _named(name: str, mixers: Sequence[str]) -> list[Value]:
 def lookup(name: str, mixers: Sequence[str] = ()) -> tuple[Value, ...]:
     """The values ``name`` means: ``"router_logits"`` or, for one host, ``"mlp.router_logits"``.
 
-    With ``mixers``, those of a block in its order, their values come first: the first is the one meant
-    on that block. A bare name never means the shared expert's: ask for ``"shared_experts.mlp_output"``.
+    With ``mixers``, those of a block in its order, their values come first: the first is the one
+    meant on that block. A bare name never means the shared expert's: ask for
+    ``"shared_experts.mlp_output"``.
 
     Raises UnknownValue, offering the nearest names, when there is none.
     """
@@ -109,14 +104,17 @@ def lookup(name: str, mixers: Sequence[str] = ()) -> tuple[Value, ...]:
 
 
 def key_of(value: Value, mixers: Sequence[str]) -> str:
-    """The name a recording stores a value under on a block with these mixers: the second mixer's with its host."""
+    """The name a recording stores a value under on a block with these mixers.
+
+    Values of the second mixer are stored with their host, as the first may have the same names.
+    """
     if value.host in mixers[1:]:
         return f"{HOSTS[value.host].attribute}.{value.name}"
     return value.key
 
 
 def recorded_as(name: str, mixers: Sequence[str]) -> str:
-    """The name a recording stores what ``name`` means on a block with these mixers under.
+    """The name under which a recording stores what ``name`` means on a block with these mixers.
 
     A name that means nothing there is returned as it is: nothing is stored under it.
     """

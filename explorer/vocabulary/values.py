@@ -54,7 +54,7 @@ class Value:
 
     @property
     def unwritten(self) -> str:
-        """Why it cannot be written, where it cannot; ``{name}`` stands for the name it was asked by."""
+        """Why it cannot be written; ``{name}`` stands for the name that was used."""
         if self.fixed:
             return "{name} is a constant of the model: change its parameter or buffer."
         if self.derived:
@@ -72,7 +72,7 @@ class Value:
 
     @property
     def key(self) -> str:
-        """The name a recording stores it under: with its host where another value of the block has the same name."""
+        """The name a recording stores it under; the shared expert's names are also the MLP's."""
         return f"{self.host}.{self.name}" if self.host == "shared_experts" else self.name
 
     @property
@@ -83,7 +83,7 @@ class Value:
 
 
 def values_of(host: str, role: str, *rows: tuple) -> tuple[Value, ...]:
-    """Values of one host from rows ``(name, layout, meaning)`` or ``(name, layout, meaning, fields)``.
+    """Values of one host from rows ``(name, layout, meaning)``, with further fields as a dict.
 
     ``role`` is that of the rows whose fields name none.
     """

@@ -138,7 +138,9 @@ def attention_one(run: Recorded, chosen: Selection) -> str:
 def _recurrence(run: Recorded, chosen: Selection) -> tuple[str, Callable[[str], str]]:
     """The host of the chosen block's recurrence, and how a recording names its values."""
     host = recurrence_of(run, chosen.block)
-    return host, lambda name: vocabulary.key_of(vocabulary.BY_HOST[host][name], run.mixers[chosen.block])
+    return host, lambda name: vocabulary.key_of(
+        vocabulary.BY_HOST[host][name], run.mixers[chosen.block]
+    )
 
 
 def state_kept(run: Recorded, chosen: Selection) -> str:
