@@ -14,14 +14,8 @@ from typing import Any
 
 from bokeh.models import Column
 
-from explorer.app.figures import (
-    CellFigure,
-    CurveFigure,
-    FigureTheme,
-    MarkedFigure,
-    MosaicFigure,
-    Zoom,
-)
+from explorer.app.figure_base import FigureTheme
+from explorer.app.figures import CellFigure, CurveFigure, MarkedFigure, MosaicFigure, Zoom
 from explorer.app.runs import Run
 from explorer.widgets.views import attention as views_attention
 from explorer.widgets.views import code as code

@@ -7,174 +7,25 @@ shared by all figures of a page and changes with the theme alone. Cell ``k`` spa
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from bokeh.events import MouseLeave, MouseMove, RangesUpdate, Reset, Tap
+from bokeh.events import RangesUpdate, Reset
 from bokeh.models import (
-    BasicTicker,
     BoxAnnotation,
-    CDSView,
     ColumnDataSource,
-    CustomJS,
-    Glyph,
-    GlyphRenderer,
     Image,
-    InlineStyleSheet,
-    LinearColorMapper,
     MultiLine,
-    NoOverlap,
     Range1d,
     Rect,
     Span,
     Text,
 )
-from bokeh.plotting import figure
 
-from explorer.widgets import palette
-from explorer.widgets.views.downsample import DIVERGING, SEQUENTIAL, Window
+from explorer.app.figure_base import FONT, BaseFigure, FigureTheme
+from explorer.widgets.views.downsample import Window
 from explorer.widgets.views.picture import Axis, Curves, Heatmap, MosaicPicture, Picture, marks_in
-
-FONT = "Inter, system-ui, sans-serif"
-#: Ticks wanted on an axis; those that would overlap are left out by the axis itself.
-_TICKS = 48
-
-#: The toolbar is shown in a corner of the figure while the pointer is over it.
-_TOOLS_CSS = """
-:host(.bk-inner) {
-  background: var(--role-ground); opacity: .94;
-  width: min(100%, 190px) !important; margin-left: auto !important;
-  border-radius: 8px; padding: 0 4px;
-}
-"""
-
-#: Runs in the browser: reports the cell under the pointer without a round trip to the server.
-_POINT = """
-const detail = {figure: name, inside: cb_obj.event_name === "mousemove", x: cb_obj.x, y: cb_obj.y}
-if (detail.inside && source !== null) {
-  const {image, x, y, dw, dh} = source.data
-  const cells = image[0], [rows, columns] = cells.shape
-  const column = Math.floor((cb_obj.x - x[0]) / dw[0] * columns)
-  const row = Math.floor((cb_obj.y - y[0]) / dh[0] * rows)
-  detail.inside = column >= 0 && row >= 0 && column < columns && row < rows
-  if (detail.inside) detail.index = cells[row * columns + column]
-}
-document.dispatchEvent(new CustomEvent("bestiary-point", {detail}))
-"""
-
-
-@functools.cache
-def colours(theme: str) -> list[str]:
-    """Return the palette of a theme.
-
-    Index 0 is transparent, 1 to 127 are sequential, 128 to 254 diverging around zero, 255 is
-    unused.
-    """
-    ends = [
-        [ramp[round(step * (len(ramp) - 1) / (last - first))] for step in range(last - first + 1)]
-        for (first, last), ramp in (
-            (SEQUENTIAL, palette.sequential()),
-            (DIVERGING, palette.diverging(theme)),
-        )
-    ]
-    return ["rgba(0, 0, 0, 0)", *ends[0], *ends[1], palette.ROLES["ink"].on(theme)]
-
-
-class FigureTheme:
-    """What all figures of one page share: the colour mapper, the tickers and the theme."""
-
-    def __init__(self, theme: str = "light") -> None:
-        self.theme = theme
-        self.mapper = LinearColorMapper(low=0, high=255, palette=colours(theme))
-        self.ticker = BasicTicker(min_interval=1, desired_num_ticks=_TICKS, num_minor_ticks=0)
-        self.policy = NoOverlap(min_distance=1)
-        self.tools_style = InlineStyleSheet(css=_TOOLS_CSS)
-        self._figures: list[_Figure] = []
-
-    def role(self, name: str) -> str:
-        """Return the colour of a role in the current theme."""
-        return palette.ROLES[name].on(self.theme)
-
-    def change(self, theme: str) -> None:
-        """Redraw everything in the other theme."""
-        if theme == self.theme:
-            return
-        self.theme = theme
-        self.mapper.palette = colours(theme)
-        for one in self._figures:
-            one.colour()
-
-    def add(self, figure: _Figure) -> None:
-        """Colour a figure and keep it in step with the theme."""
-        self._figures.append(figure)
-        figure.colour()
-
-
-class _Figure:
-    """Base of all figures: axes, tools, colours, pointer events.
-
-    A new one has no colours and belongs to no page: any thread may make it, and `FigureTheme.add`
-    colours it.
-    """
-
-    def __init__(self, figure_theme: FigureTheme, name: str, tools: str, **options: object) -> None:
-        self.figure_theme, self.name = figure_theme, name
-        self.figure = figure(
-            name=f"figure_{name}",
-            sizing_mode="stretch_both",
-            tools=tools,
-            toolbar_location="above" if tools else None,
-            toolbar_inner=True,
-            output_backend="canvas",
-            min_border=2,
-            background_fill_alpha=0,
-            border_fill_alpha=0,
-            **options,
-        )
-        self.figure.toolbar.logo = None
-        self.figure.toolbar.autohide = True
-        self.figure.toolbar.stylesheets = [figure_theme.tools_style]
-        for axis in self.figure.axis:
-            axis.major_label_text_font = axis.axis_label_text_font = FONT
-            axis.major_label_text_font_size = axis.axis_label_text_font_size = "11px"
-            axis.axis_label_text_font_style = "normal"
-            axis.minor_tick_line_color = None
-        self.figure.center = []  # no grid lines
-
-    def colour(self) -> None:
-        """Apply the colours of the current theme."""
-        muted = self.figure_theme.role("muted")
-        self.figure.outline_line_color = muted
-        self.figure.outline_line_alpha = 0.4
-        for axis in self.figure.axis:
-            axis.major_label_text_color = axis.axis_label_text_color = muted
-            axis.axis_line_color = axis.major_tick_line_color = muted
-            axis.axis_line_alpha = axis.major_tick_line_alpha = 0.4
-
-    def _glyph(self, glyph: Glyph, source: ColumnDataSource) -> None:
-        """Add a glyph that looks the same selected or not (three fewer models than the default)."""
-        self.figure.renderers.append(
-            GlyphRenderer(
-                data_source=source,
-                glyph=glyph,
-                view=CDSView(),
-                selection_glyph=None,
-                nonselection_glyph=None,
-                hover_glyph=None,
-                muted_glyph=None,
-            )
-        )
-
-    def _point_at(self, source: ColumnDataSource | None) -> None:
-        code = CustomJS(args={"name": self.name, "source": source}, code=_POINT)
-        self.figure.js_on_event(MouseMove, code)
-        self.figure.js_on_event(MouseLeave, code)
-
-    def on_tap(self, do: Callable[[float, float], None]) -> None:
-        """Call ``do(x, y)`` with the coordinates of each click."""
-        self.figure.on_event(Tap, lambda event: do(event.x, event.y))
 
 
 def _image(figure_theme: FigureTheme) -> Image:
@@ -210,7 +61,7 @@ class Zoom:
         return Window(self.left + 0.5, self.top + 0.5, self.right + 0.5, self.bottom + 0.5)
 
 
-class CellFigure(_Figure):
+class CellFigure(BaseFigure):
     """A heatmap: one image glyph, and dashed lines along the selected row and column.
 
     ``window_changed`` is called after a zoom or a reset; the caller then draws the cells in `zoom`.
@@ -326,7 +177,7 @@ class MarkedFigure(CellFigure):
             self.marks.data = {axis: marks[:, n].astype(np.float32) for n, axis in enumerate("xy")}
 
 
-class MosaicFigure(_Figure):
+class MosaicFigure(BaseFigure):
     """All heads small: one image of all tiles, their numbers as text, the selected one framed."""
 
     def __init__(self, figure_theme: FigureTheme, name: str) -> None:
@@ -395,7 +246,7 @@ class MosaicFigure(_Figure):
         )
 
 
-class CurveFigure(_Figure):
+class CurveFigure(BaseFigure):
     """Lines over the tokens, with a dashed line at the selected one."""
 
     def __init__(self, figure_theme: FigureTheme, name: str) -> None:

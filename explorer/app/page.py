@@ -10,7 +10,7 @@ import panel as pn
 from bokeh.document import Document
 
 from explorer.app.cards import TABS, CardBoard
-from explorer.app.figures import FigureTheme
+from explorer.app.figure_base import FigureTheme
 from explorer.widgets import palette
 from explorer.widgets.views import attention as views_attention
 from explorer.widgets.views import router as views_router

@@ -120,8 +120,14 @@ def test_zooming_in_shows_the_exact_cells(opened):
     )
 
 
-MARKUP = "<script>window.hacked = 1</script> <img src=x onerror='window.hacked=2'> <b>bold</b> &amp; $$x^2$$ \\(y\\)"
-STRANGE = "e\u0301 \u05e9\u05dc\u05d5\u05dd \u202eturned\u202c \u0645\u0631\u062d\u0628\u0627 z\u0335\u0321\u0322"
+MARKUP = (
+    "<script>window.hacked = 1</script> <img src=x onerror='window.hacked=2'> "
+    "<b>bold</b> &amp; $$x^2$$ \\(y\\)"
+)
+STRANGE = (
+    "e\u0301 \u05e9\u05dc\u05d5\u05dd \u202eturned\u202c "
+    "\u0645\u0631\u062d\u0628\u0627 z\u0335\u0321\u0322"
+)
 
 
 @pytest.mark.parametrize("prompt", [MARKUP, STRANGE], ids=["markup", "strange"])
@@ -267,13 +273,15 @@ def test_a_slider_in_motion_is_never_pulled_back(opened):
         slider.dispatchEvent(new Event('input', {bubbles: true}))
         for (let frame = 0; frame < 2; frame++) {
           await new Promise((done) => requestAnimationFrame(done))
-          seen.push(Number(slider.value) === wanted && Number(document.querySelector('.bd-stage').dataset.layer) === wanted)
+          const shown = Number(document.querySelector('.bd-stage').dataset.layer)
+          seen.push(Number(slider.value) === wanted && shown === wanted)
         }
       }
       return seen
     }""")
     assert all(positions)
     seen.page.wait_for_function(
-        "new URLSearchParams(location.search).get('block') === '3' && !document.querySelector('[data-card=attention_one]').hidden"
+        "new URLSearchParams(location.search).get('block') === '3' "
+        "&& !document.querySelector('[data-card=attention_one]').hidden"
     )
     assert "block 3" in seen.text("[data-card=attention_one] [data-title]")

@@ -83,7 +83,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("card, selection", CASES, ids=lambda case: getattr(case, "name", None))
+@pytest.mark.parametrize(("card", "selection"), CASES, ids=lambda case: getattr(case, "name", None))
 def test_a_cell_makes_the_numbers_of_its_card(card, selection, runs):
     plain, _ = runs
     agree(run_cell(card.code(plain, selection)), numbers_of(card.view(plain, selection)))
@@ -122,7 +122,7 @@ def test_the_cell_of_a_comparison_makes_its_curve(runs, capsys):
 
 
 @pytest.mark.parametrize(
-    "key, layer",
+    ("key", "layer"),
     [
         ("decays", RECURRENT),
         ("attention_keys", SOFTMAX),
@@ -164,7 +164,8 @@ def test_every_card_of_a_heatmap_is_one_matrix(runs):
 
 def test_a_figure_makes_room_before_it_shows_more():
     """A browser cuts a range's ends off at the bounds it has, so new bounds must reach it first."""
-    from explorer.app.figures import CellFigure, FigureTheme
+    from explorer.app.figure_base import FigureTheme
+    from explorer.app.figures import CellFigure
 
     figure = CellFigure(FigureTheme(), "cells")
     arrived: list[str] = []

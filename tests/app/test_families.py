@@ -1,4 +1,6 @@
-"""Every kind of mixer in the explorer's panels: recurrences of three kinds, convolutions, two mixers in a block, none."""
+"""Every kind of mixer in the explorer's panels: recurrences of three kinds, convolutions, two
+mixers in a block, none.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from explorer.app.messages import (
     comparison_summary,
     diagram_marks,
     first_tab,
-    tensor_summary,
     router_summary,
     run_summary,
+    tensor_summary,
 )
 from explorer.app.requests import clamp_selection, intervention_problem, values_shown
 from explorer.app.runs import recordable_values
@@ -29,8 +31,8 @@ from explorer.widgets.views.picture import Refusal
 from explorer.widgets.views.selection import Selection
 from tests.app.test_copied_code import agree, numbers_of, run_cell
 
-#: A gated recurrence, a scan by channel, its kin by head beside attention, blocks without a mixer, convolutions, the
-#: delta rule by channel, and logits that the model caps after its head.
+#: A gated recurrence, a scan by channel, its kin by head beside attention, blocks without a mixer,
+#: convolutions, the delta rule by channel, and logits that the model caps after its head.
 FAMILIES = ("recurrent_gemma", "mamba", "falcon_h1", "nemotron_h", "lfm2", "kimi_linear", "gemma2")
 PROMPT = "In the beginning God made"
 

@@ -1,4 +1,6 @@
-"""The explorer on a real model, SmolLM2-135M: what it says, and what it does while a run takes its time."""
+"""The explorer on a real model, SmolLM2-135M: what it says, and what it does while a run takes its
+time.
+"""
 
 from __future__ import annotations
 

@@ -2,76 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
-import socket
-import threading
 import time
-import urllib.request
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 
 from explorer import load
-from explorer.__main__ import main
-from explorer.app.server import MOST_SESSIONS, BusyPort, SessionLimiter, free_port, origins
-from explorer.app.worker import Job, Worker
 from explorer.widgets import palette
-from tests.support.app_page import HYBRID, PATIENCE, Page
+from tests.support.app_page import HYBRID, Page
 from tests.support.explorer_server import explorer  # noqa: F401  a fixture
 
 # -- jobs -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def worker():
-    worker = Worker()
-    yield worker
-    worker.close()
-
-
-def finished(worker: Worker, work, **options) -> Job:
-    done = threading.Event()
-    job = Job("test", work, lambda job: done.set(), **options)
-    worker.submit(job)
-    assert done.wait(PATIENCE)
-    return job
-
-
-def test_jobs_run_one_after_the_other_in_one_thread(worker):
-    threads, order = set(), []
-
-    def work(number):
-        threads.add(threading.get_ident())
-        order.append(number)
-
-    for number in range(5):
-        worker.submit(Job("test", lambda job, number=number: work(number), lambda job: None))
-    finished(worker, lambda job: None)
-    assert order == list(range(5)) and len(threads) == 1 and threading.get_ident() not in threads
-
-
-def test_a_job_that_fails_leaves_the_worker_working(worker):
-    job = finished(worker, lambda job: 1 / 0)
-    assert isinstance(job.error, ZeroDivisionError) and not job.cancelled
-    assert finished(worker, lambda job: 7).result == 7
-
-
-def test_a_waiting_job_can_be_cancelled_and_a_running_one_stops_where_it_asks(worker):
-    started, go = threading.Event(), threading.Event()
-
-    def slow(job):
-        started.set()
-        go.wait(PATIENCE)
-        job.stage("next")
-
-    ended = [threading.Event(), threading.Event()]
-    first = worker.submit(Job("slow", slow, lambda job: ended[0].set()))
-    second = worker.submit(Job("waiting", lambda job: "ran", lambda job: ended[1].set()))
-    assert started.wait(PATIENCE)
-    first.cancel(), second.cancel(), go.set()
-    assert all(event.wait(PATIENCE) for event in ended)
-    assert first.cancelled and second.cancelled and second.result is None
 
 
 # -- sessions -----------------------------------------------------------------------
@@ -97,7 +37,7 @@ def test_a_page_gets_its_model_tokens_and_panels(opened):
 
 
 @pytest.mark.parametrize(
-    "named, opens",
+    ("named", "opens"),
     [
         (HYBRID, True),
         ("specimen:llama", True),
@@ -282,7 +222,7 @@ def test_an_intervention_changes_the_run_and_switching_it_off_takes_it_back():
 
 
 @pytest.mark.parametrize(
-    "row, sentence",
+    ("row", "sentence"),
     [
         ({"kind": "expert", "layer": 0, "index": 99}, "experts 0 to 11"),
         ({"kind": "head", "layer": 3, "index": 9}, "heads 0 to 8"),
@@ -296,7 +236,7 @@ def test_an_impossible_intervention_is_refused_in_a_sentence(opened, row, senten
 
 
 @pytest.mark.parametrize(
-    "model, prompt, sentence",
+    ("model", "prompt", "sentence"),
     [
         (HYBRID, "", "The prompt is empty"),
         (HYBRID, " \n ", "The prompt is empty"),
@@ -339,119 +279,13 @@ def test_a_closed_session_hears_nothing_more():
     assert len(page.sent) == sent
 
 
-def test_pages_are_counted():
-    limiter = SessionLimiter(2)
-    assert (
-        limiter.enter("a")
-        and not limiter.full
-        and limiter.enter("b")
-        and limiter.full
-        and not limiter.enter("c")
-    )
-    limiter.leave("a")
-    assert not limiter.full and limiter.enter("c")
-
-
-def test_a_page_nobody_looks_at_any_more_keeps_nobody_out():
-    limiter, left = SessionLimiter(1), threading.Event()
-    assert limiter.enter("a", left.is_set) and not limiter.enter("b")
-    left.set()
-    assert limiter.enter("b", left.is_set)
-
-
 # -- the server and the command line --------------------------------------------------
 
 
-@contextmanager
-def taken_port():
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        yield other.getsockname()[1]
-
-
-def test_origins_are_exact():
-    assert origins("127.0.0.1", 5006) == ["127.0.0.1:5006", "localhost:5006"]
-    assert origins("192.0.2.7", 80) == ["192.0.2.7:80"]
-    assert all("*" not in origin for origin in origins("0.0.0.0", 5006))
-    assert "[::1]:5006" in origins("::1", 5006)
-
-
-def test_a_busy_port_is_said_before_a_model_is_loaded(capsys):
-    with taken_port() as port:
-        with pytest.raises(BusyPort):
-            free_port("127.0.0.1", port)
-        assert main([HYBRID, "--port", str(port), "--no-browser"]) == 2
-    said = capsys.readouterr().err
-    assert (
-        f"Port {port} of 127.0.0.1 is busy" in said
-        and "Loading" not in said
-        and "Traceback" not in said
-    )
-
-
-@pytest.mark.parametrize(
-    "arguments, sentence",
-    [
-        ([HYBRID, "--prompt", ""], "The prompt is empty"),
-        ([HYBRID, "--prompt", "a " * 9000], "takes at most"),
-        (["specimen:quen3_next"], "qwen3_next"),
-        (["/no/such/model.gguf"], "/no/such/model.gguf"),
-        ([HYBRID, "--port", "70000"], "no port 70000"),
-        ([HYBRID, "--host", "192.0.2.7"], "not an address of this machine"),
-    ],
-)
-def test_what_cannot_be_served_is_one_sentence_and_2(arguments, sentence, capsys):
-    port = [] if "--port" in arguments else ["--port", "0"]
-    assert main([*arguments, *port, "--no-browser"]) == 2
-    said = [
-        line
-        for line in capsys.readouterr().err.strip().splitlines()
-        if not line.startswith("Loading")
-    ]
-    assert len(said) == 1 and sentence in said[0]
-
-
-def websocket_status(address: tuple[str, int], origin: str) -> int:
-    """How the server answers a websocket from a page of ``origin``."""
-    line = http.client.HTTPConnection(*address, timeout=30)
-    line.request(
-        "GET",
-        "/ws",
-        headers={
-            "Host": f"{address[0]}:{address[1]}",
-            "Origin": origin,
-            "Upgrade": "websocket",
-            "Connection": "Upgrade",
-            "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
-            "Sec-WebSocket-Version": "13",
-            "Sec-WebSocket-Protocol": "bokeh, token",
-        },
-    )
-    status = line.getresponse().status
-    line.close()
-    return status
-
-
-def test_a_page_of_another_origin_gets_no_websocket(explorer):
-    address = explorer.host, explorer.port
-    assert websocket_status(address, "http://evil.example") == 403
-    assert websocket_status(address, f"http://127.0.0.1:{explorer.port + 1}") == 403
-
-
-def page_of(explorer) -> str:
-    with urllib.request.urlopen(explorer.at(), timeout=60) as answer:
-        return answer.read().decode()
-
-
-def test_pages_that_nobody_connects_to_keep_nobody_out(explorer):
-    with ThreadPoolExecutor(MOST_SESSIONS + 2) as visitors:
-        texts = list(visitors.map(lambda _: page_of(explorer), range(MOST_SESSIONS + 2)))
-    assert all("data-run-form" in text and "data-full" not in text for text in texts)
-
-
 def test_interventions_belong_to_the_model_shown():
-    """A switch moved while another model loads neither drops the load nor reaches the other model."""
+    """A switch moved while another model loads neither drops the load nor reaches the other
+    model.
+    """
     page = Page().start()
     row = {"kind": "expert", "layer": 3, "index": 7, "on": True}
     page.say(do="intervene", list=[row])

@@ -1,4 +1,6 @@
-"""Visiting the explorer with a real browser: addresses, models, windows of any width, keys, and how many may come."""
+"""Visiting the explorer with a real browser: addresses, models, windows of any width, keys, and how
+many may come.
+"""
 
 from __future__ import annotations
 
@@ -69,9 +71,7 @@ def test_what_can_be_used_can_be_reached_by_tab_and_has_a_name(opened):
     for _ in range(90):
         seen.page.keyboard.press("Tab")
         reached.add(
-            seen.page.evaluate(
-                "document.activeElement.dataset ? Object.keys(document.activeElement.dataset)[0] ?? '' : ''"
-            )
+            seen.page.evaluate("Object.keys(document.activeElement.dataset ?? {})[0] ?? ''")
         )
     assert {
         "prompt",
@@ -83,13 +83,16 @@ def test_what_can_be_used_can_be_reached_by_tab_and_has_a_name(opened):
         "codeButton",
         "themeButton",
     } <= reached
-    nameless = seen.page.evaluate("""[...document.querySelectorAll('button, select, input, textarea')].filter((one) => one.offsetParent
-      && !one.textContent.trim() && !one.labels?.length && !one.getAttribute('aria-label') && !one.title).map((one) => one.outerHTML)""")
+    nameless = seen.page.evaluate("""
+      [...document.querySelectorAll('button, select, input, textarea')]
+        .filter((one) => one.offsetParent && !one.textContent.trim() && !one.labels?.length)
+        .filter((one) => !one.getAttribute('aria-label') && !one.title)
+        .map((one) => one.outerHTML)""")
     assert nameless == []
 
 
 @pytest.mark.parametrize(
-    "prompt, sentence",
+    ("prompt", "sentence"),
     [("", "The prompt is empty"), ("word " * 9000, "takes at most")],
     ids=["empty", "long"],
 )
@@ -204,7 +207,9 @@ def test_reloading_again_and_again_locks_nobody_out(opened):
 
 
 def arrived(page, address: str) -> None:
-    """Open a page that finds a place; those that were closed just now give theirs back in a moment."""
+    """Open a page that finds a place; those that were closed just now give theirs back in a
+    moment.
+    """
     for _ in range(100):
         page.goto(address, wait_until="commit")
         page.wait_for_selector("h1")

@@ -1,4 +1,6 @@
-"""What is shipped: the wheel is whole, the vocabulary is light, nothing points off this machine, files stay short."""
+"""What is shipped: the wheel is whole, the vocabulary is light, nothing points off this machine,
+files stay short.
+"""
 
 from __future__ import annotations
 

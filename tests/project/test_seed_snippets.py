@@ -1,4 +1,5 @@
-"""What researchers already write against these families must run here and hold, on every family that has it.
+"""What researchers already write against these families must run here and hold, on every family
+that has it.
 
 Each test is one use of the API as published reference pages show it: a trace, a
 few saves, and the arithmetic that must come out. They run on our specimens, in

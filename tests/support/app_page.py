@@ -9,9 +9,9 @@ from contextlib import nullcontext
 
 from explorer import load
 from explorer.app.cards import CardBoard
-from explorer.app.figures import FigureTheme
-from explorer.app.loop_monitor import LoopLagMonitor
 from explorer.app.display import Services
+from explorer.app.figure_base import FigureTheme
+from explorer.app.loop_monitor import LoopLagMonitor
 from explorer.app.session import Session
 from explorer.app.store import Store
 from explorer.app.worker import Worker
@@ -35,7 +35,9 @@ class Page:
             source,
             prompt,
         )
-        self.session = Session(services, CardBoard(FigureTheme()), self._sent, self._post, nullcontext)
+        self.session = Session(
+            services, CardBoard(FigureTheme()), self._sent, self._post, nullcontext
+        )
 
     def _sent(self, message: dict) -> None:
         json.dumps(message)  # everything a page is sent is plain data

@@ -44,7 +44,9 @@ def started(process: subprocess.Popen, said: object) -> int:
 
 @contextmanager
 def running(*arguments: str) -> Iterator[Explorer]:
-    """``python -m explorer`` with these arguments at a free port; afterwards its log must hold no traceback."""
+    """``python -m explorer`` with these arguments at a free port; afterwards its log must hold no
+    traceback.
+    """
     command = [sys.executable, "-m", "explorer", *arguments, "--port", "0", "--no-browser"]
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)

@@ -1,0 +1,125 @@
+"""The explorer's server: ports, origins, the limit of open pages, and what cannot be served."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from explorer.__main__ import main
+from explorer.app.server import MOST_SESSIONS, BusyPort, SessionLimiter, free_port, origins
+from tests.support.app_page import HYBRID
+from tests.support.explorer_server import explorer  # noqa: F401  a fixture
+
+
+def test_pages_are_counted():
+    limiter = SessionLimiter(2)
+    assert (
+        limiter.enter("a")
+        and not limiter.full
+        and limiter.enter("b")
+        and limiter.full
+        and not limiter.enter("c")
+    )
+    limiter.leave("a")
+    assert not limiter.full and limiter.enter("c")
+
+
+def test_a_page_nobody_looks_at_any_more_keeps_nobody_out():
+    limiter, left = SessionLimiter(1), threading.Event()
+    assert limiter.enter("a", left.is_set) and not limiter.enter("b")
+    left.set()
+    assert limiter.enter("b", left.is_set)
+
+
+@contextmanager
+def taken_port():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+def test_origins_are_exact():
+    assert origins("127.0.0.1", 5006) == ["127.0.0.1:5006", "localhost:5006"]
+    assert origins("192.0.2.7", 80) == ["192.0.2.7:80"]
+    assert all("*" not in origin for origin in origins("0.0.0.0", 5006))
+    assert "[::1]:5006" in origins("::1", 5006)
+
+
+def test_a_busy_port_is_said_before_a_model_is_loaded(capsys):
+    with taken_port() as port:
+        with pytest.raises(BusyPort):
+            free_port("127.0.0.1", port)
+        assert main([HYBRID, "--port", str(port), "--no-browser"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        f"Port {port} of 127.0.0.1 is busy" in said
+        and "Loading" not in said
+        and "Traceback" not in said
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([HYBRID, "--prompt", ""], "The prompt is empty"),
+        ([HYBRID, "--prompt", "a " * 9000], "takes at most"),
+        (["specimen:quen3_next"], "qwen3_next"),
+        (["/no/such/model.gguf"], "/no/such/model.gguf"),
+        ([HYBRID, "--port", "70000"], "no port 70000"),
+        ([HYBRID, "--host", "192.0.2.7"], "not an address of this machine"),
+    ],
+)
+def test_what_cannot_be_served_is_one_sentence_and_2(arguments, sentence, capsys):
+    port = [] if "--port" in arguments else ["--port", "0"]
+    assert main([*arguments, *port, "--no-browser"]) == 2
+    said = [
+        line
+        for line in capsys.readouterr().err.strip().splitlines()
+        if not line.startswith("Loading")
+    ]
+    assert len(said) == 1 and sentence in said[0]
+
+
+def websocket_status(address: tuple[str, int], origin: str) -> int:
+    """How the server answers a websocket from a page of ``origin``."""
+    line = http.client.HTTPConnection(*address, timeout=30)
+    line.request(
+        "GET",
+        "/ws",
+        headers={
+            "Host": f"{address[0]}:{address[1]}",
+            "Origin": origin,
+            "Upgrade": "websocket",
+            "Connection": "Upgrade",
+            "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+            "Sec-WebSocket-Version": "13",
+            "Sec-WebSocket-Protocol": "bokeh, token",
+        },
+    )
+    status = line.getresponse().status
+    line.close()
+    return status
+
+
+def test_a_page_of_another_origin_gets_no_websocket(explorer):
+    address = explorer.host, explorer.port
+    assert websocket_status(address, "http://evil.example") == 403
+    assert websocket_status(address, f"http://127.0.0.1:{explorer.port + 1}") == 403
+
+
+def page_of(explorer) -> str:
+    with urllib.request.urlopen(explorer.at(), timeout=60) as answer:
+        return answer.read().decode()
+
+
+def test_pages_that_nobody_connects_to_keep_nobody_out(explorer):
+    with ThreadPoolExecutor(MOST_SESSIONS + 2) as visitors:
+        texts = list(visitors.map(lambda _: page_of(explorer), range(MOST_SESSIONS + 2)))
+    assert all("data-run-form" in text and "data-full" not in text for text in texts)
