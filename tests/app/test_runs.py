@@ -31,7 +31,7 @@ def test_a_run_in_the_middle_of_its_forward_is_cancelled():
     model = store.model(HYBRID)
     job = Job("test", lambda job: None, lambda job: None)
     job.moved = lambda job: (shares.append(job.share), job.share == 0.5 and job.cancel())
-    with pytest.raises(Cancelled):
+    with pytest.raises(Cancelled) as caught:
         store.run(HYBRID, "In the beginning", (), job)
     assert 0.25 in shares and 1.0 not in shares
     assert not isinstance(caught.value, RecordingCancelled)

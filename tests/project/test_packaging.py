@@ -101,7 +101,10 @@ def test_the_wheel_has_every_file_of_the_packages(wheel):
 
 
 def test_the_wheel_imports_and_says_its_version(wheel):
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import explorer, explorer.vocabulary; print(explorer.__version__, explorer.__file__)"
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import explorer, explorer.vocabulary; "
+        "print(explorer.__version__, explorer.__file__)"
+    )
     out = subprocess.run(
         [sys.executable, "-I", "-c", code, str(wheel)], capture_output=True, text=True, check=True
     ).stdout

@@ -31,7 +31,10 @@ def test_its_code_runs(number, tmp_path):
         tmp_path / f"block{number}.py"
     )  # a file: the engine reads the source of its trace blocks
     script.write_text(BLOCKS[number], encoding="utf-8")
-    code = f"import sys, runpy; sys.path.insert(0, {str(ROOT)!r}); runpy.run_path({str(script)!r}, run_name='__main__')"
+    code = (
+        f"import sys, runpy; sys.path.insert(0, {str(ROOT)!r}); "
+        f"runpy.run_path({str(script)!r}, run_name='__main__')"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )

@@ -247,7 +247,7 @@ def test_the_fused_projections_regroup_per_key_head():
         ba = mix.in_proj_ba.output.save()
     with model.trace(prompt):
         betas = mix.betas.save()
-    q, k, v, z, b, a = mix._module.fix_query_key_value_ordering(qkvz, ba)
+    q, k, v, _, b, _ = mix._module.fix_query_key_value_ordering(qkvz, ba)
     assert_close(b.sigmoid(), betas)
     with model.trace(prompt):
         conv = mix.conv_input.save()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from explorer.app.figures import colours
+from explorer.app.figure_base import colours
 from explorer.widgets.views import attention as views_attention
 from explorer.widgets.views import next_token as views_next
 from explorer.widgets.views import residual as views_stream
