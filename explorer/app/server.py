@@ -29,7 +29,7 @@ from explorer.app.session import Session
 from explorer.app.store import Store
 from explorer.app.worker import Worker
 from explorer.checkpoints.load import load
-from explorer.model.prompts import prepared
+from explorer.model.prompts import model_inputs
 
 log = logging.getLogger(__name__)
 
@@ -211,7 +211,7 @@ def serve(settings: Settings) -> None:
     print(f"Loading {settings.model} …", file=sys.stderr, flush=True)
     model = store.model(settings.model)
     if settings.prompt is not None:
-        prepared(model, settings.prompt)
+        model_inputs(model, settings.prompt)
     services = Services(Worker(), store, diagram, LoopLagMonitor(), settings.model, settings.prompt)
     limiter = SessionLimiter()
     pn.extension()

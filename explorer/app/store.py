@@ -27,8 +27,8 @@ from explorer.app.runs import (
 )
 from explorer.app.worker import Cancelled, Job
 from explorer.model import edits
-from explorer.model.prompts import prepared
-from explorer.model.recording import Cancelled as RecordingCancelled
+from explorer.model.prompts import model_inputs
+from explorer.model.errors import Cancelled as RecordingCancelled
 from explorer.specimens.recipes import recipe
 from explorer.vocabulary.formatting import size_in_bytes
 from explorer.widgets.views import next_token as views_next
@@ -152,7 +152,7 @@ class Store:
             return run
         job.stage(f"Loading {shown_source(source)}")
         model = self.model(source)
-        tokens = prepared(model, prompt)["input_ids"].shape[1]
+        tokens = model_inputs(model, prompt)["input_ids"].shape[1]
         baseline = self.run(source, prompt, (), job) if interventions else None
         job.stage(f"Running {tokens} tokens" + (" with interventions" if interventions else ""))
         recorded = plan_recording(recordable_values(model, tokens))

@@ -31,7 +31,7 @@ class WriteObserver:
     def watching(self) -> Iterator[WriteObserver]:
         """Observe what the engine and the taps return to the model while the context is open."""
         engine, taps = self.subject.model.interleaver, self.taps
-        handle, fire = engine.handle, taps.fire
+        handle, pass_through = engine.handle, taps.pass_through
 
         def handled(location: str, value: Any) -> Any:
             value = handle(location, value)
@@ -40,7 +40,7 @@ class WriteObserver:
             return value
 
         def fired(hook_group: Any, container: Any) -> Any:
-            changed = fire(hook_group, container)
+            changed = pass_through(hook_group, container)
             for key in self._at(hook_group.location, native=False):
                 point = hook_group.members.get(key[0].name)
                 if point is not None:
@@ -51,17 +51,17 @@ class WriteObserver:
             self.logits = output.logits.detach().clone()
 
         handle_of_hook = self.subject.hf.register_forward_hook(returned)
-        engine.handle, taps.fire = handled, fired
+        engine.handle, taps.pass_through = handled, fired
         try:
             yield self
         finally:
-            del engine.handle, taps.fire
+            del engine.handle, taps.pass_through
             handle_of_hook.remove()
 
     def address(self, key: ValueKey) -> ValueAddress:
         """Return where the model serves a value."""
         value, layer = key
-        return self.taps.hosts[value.host, layer].reach[value.name]
+        return self.taps.hosts[value.host, layer].addresses[value.name]
 
     def _at(self, location: str, native: bool) -> list[ValueKey]:
         addresses = ((key, self.address(key)) for key in self.keys)
@@ -73,7 +73,7 @@ class WriteObserver:
         if raw is None:
             return
         host_taps = self.taps.hosts[value.host, layer]
-        sizes = {**host_taps.host.sizes, **self.taps.call}
+        sizes = {**host_taps.host.sizes, **self.taps.call_sizes}
         sizes |= {"query": sizes["seq"], "key": sizes["seq"]}
         has_all = point.selection is None and raw.numel() == prod(
             sizes[axis] for axis in value.axes
@@ -81,6 +81,6 @@ class WriteObserver:
         tensor = (
             to_layout(raw, point.arrangement, value.axes, sizes)
             if has_all
-            else read_value(raw, point, value.axes, sizes, host_taps.numbers(point))
+            else read_value(raw, point, value.axes, sizes, host_taps.selection(point))
         )
         self.seen[key] = tensor.detach().clone()

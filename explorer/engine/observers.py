@@ -1,6 +1,6 @@
-"""Sinks: who gets what passes the taps of a running forward, and may hand back something else.
+"""Observers: who gets the values that pass the taps of a running forward, and may return others.
 
-The engine's interleaver serves the blocks of a trace; `explorer.model.recording` records.
+`TraceObserver` serves the blocks of a trace; `explorer.model.recorder` has one that records.
 """
 
 from __future__ import annotations
@@ -12,38 +12,51 @@ from typing import Any, Protocol
 class ModelBusy(ValueError):
     """The model is already running one trace or recording in this thread."""
 
+    def __init__(self) -> None:
+        super().__init__(
+            "This model is in the middle of a trace; run another one before that block or after it."
+        )
+
 
 class Observer(Protocol):
-    """Where a tap's values go."""
+    """Gets the values that pass a model's taps."""
 
-    def begin(self, step: int, locations: Iterable[str]) -> None:
+    def begin_forward(self, step: int, locations: Iterable[str]) -> None:
         """Called as each forward begins, with its number and every location it may reach."""
+        ...
 
-    def active(self) -> bool:
-        """Whether anything is listening; taps pass values through when not."""
+    def is_active(self) -> bool:
+        """Return whether anything is listening; taps pass values through when not."""
+        ...
 
-    def offer(self, location: str, make: Callable[[], Any]) -> Any:
-        """Hand over what ``make`` makes, if it is wanted; return what to go on with, or None for no change."""
+    def exchange(self, location: str, make: Callable[[], Any]) -> Any:
+        """Get what ``make`` returns, if it is wanted; return what to go on with, or None for the same."""
+        ...
 
 
 class TraceObserver:
-    """The engine's interleaver as a sink: serves the blocks of a trace."""
+    """Serves the blocks of a trace, through the engine's interleaver."""
 
     def __init__(self, interleaver: Any) -> None:
         self.interleaver = interleaver
-        self.starts = dict(interleaver.counts)
+        self._counts_before = dict(interleaver.counts)
 
-    def begin(self, step: int, locations: Iterable[str]) -> None:
-        """Count the visits an earlier forward left out, where a module was skipped: the engine
-        tells one step from the next by counting, and must not take this one for that."""
+    def begin_forward(self, step: int, locations: Iterable[str]) -> None:
+        """Count the visits that an earlier forward left out, where a module was skipped.
+
+        The engine tells one step from the next by counting visits, and must not take
+        this step for that one.
+        """
         counts = self.interleaver.counts
         for location in locations if step else ():
-            counts[location] = max(counts.get(location, 0), self.starts.get(location, 0) + step)
+            counts[location] = max(
+                counts.get(location, 0), self._counts_before.get(location, 0) + step
+            )
 
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         return self.interleaver.interleaving and self.interleaver.busy
 
-    def offer(self, location: str, make: Callable[[], Any]) -> Any:
+    def exchange(self, location: str, make: Callable[[], Any]) -> Any:
         if location in self.interleaver.parked or location in self.interleaver.observers:
             value = make()
             changed = self.interleaver.handle(location, value)

@@ -1,7 +1,7 @@
-"""Kernels: the torch function that transformers would have run where a package with a faster one is installed.
+"""The torch functions that stand behind the faster kernels of packages.
 
-A faster kernel runs on the device it was written for; on shapes alone only the torch function
-does, which takes the same arguments and returns the same results.
+A faster kernel runs only on the device it was written for. On the meta device the torch function
+has to run, which takes the same arguments and returns the same results.
 """
 
 from __future__ import annotations
@@ -14,28 +14,30 @@ import torch
 
 
 def reference(fn: Any) -> Any:
-    """The torch function ``fn`` stands in front of, where it would run a package's kernel instead; else ``fn``."""
-    return inspect.unwrap(fn) if inspect.isfunction(fn) and any(map(_replaced, _chain(fn))) else fn
+    """Return the torch function behind ``fn`` where ``fn`` would run a package's kernel; else ``fn``."""
+    runs_kernel = inspect.isfunction(fn) and any(map(_has_kernel, _wrappers(fn)))
+    return inspect.unwrap(fn) if runs_kernel else fn
 
 
-def _chain(fn: Callable) -> list[Callable]:
-    """A function and those it wraps, outermost first."""
-    found = [fn]
-    while (inner := getattr(found[-1], "__wrapped__", None)) is not None:
-        found.append(inner)
-    return found
+def _wrappers(fn: Callable) -> list[Callable]:
+    """Return a function and those it wraps, outermost first."""
+    functions = [fn]
+    while (inner := getattr(functions[-1], "__wrapped__", None)) is not None:
+        functions.append(inner)
+    return functions
 
 
-def _replaced(fn: Callable) -> bool:
-    """Whether this is transformers' wrapper with a package's kernel behind it."""
+def _has_kernel(fn: Callable) -> bool:
+    """Return whether this is transformers' wrapper with a package's kernel behind it."""
     code = getattr(fn, "__code__", None)
     if code is None or "is_new_implementation" not in code.co_freevars:
         return False
-    return bool(fn.__closure__[code.co_freevars.index("is_new_implementation")].cell_contents)
+    cells = dict(zip(code.co_freevars, fn.__closure__ or (), strict=True))
+    return bool(cells["is_new_implementation"].cell_contents)
 
 
 def runs_kernels(module: torch.nn.Module) -> bool:
-    """Whether a module's forward calls a function by name that would run a package's kernel."""
+    """Return whether a module's forward calls, by name, a function that would run a package's kernel."""
     forward = inspect.unwrap(type(module).forward)
     code, names = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
     return code is not None and any(

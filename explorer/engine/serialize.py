@@ -1,4 +1,4 @@
-"""Turns: the traces of one model run one at a time, from whatever thread, and fail at the user's line."""
+"""The traces of one model run one at a time, from whatever thread, and fail at the user's line."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ from typing import Any
 from explorer.engine.nnsight_api import Backend, WithBlockNotFoundError, nnsight
 from explorer.engine.observers import ModelBusy
 
-#: Files whose frames are how a value is served, not where it was asked for.
-_ROOT = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[1]
+#: Files whose frames show how a value is served, not where it was asked for.
 _SERVING = tuple(
-    str(_ROOT / name)
-    for name in ("model/envoys.py", "model/language_model.py", "engine/serialize.py")
+    str(_PACKAGE / name)
+    for name in (
+        "model/envoys.py",
+        "model/host_values.py",
+        "model/served_values.py",
+        "model/derived.py",
+        "model/language_model.py",
+        "engine/serialize.py",
+    )
 )
-_ENGINE = str(Path(nnsight.__file__).parent)
+_NNSIGHT = str(Path(nnsight.__file__).parent)
 
 
 class SerializedBackend(Backend):
@@ -31,23 +38,21 @@ class SerializedBackend(Backend):
         model = tracer.envoy
         with model.lock:
             if model.interleaver.interleaving:
-                raise ModelBusy(
-                    "This model is in the middle of a trace; run another one before that block or after it."
-                )
+                raise ModelBusy
             try:
                 super().__call__(tracer)
             except Exception as error:
-                _end_at_the_user(error.__traceback__)
+                _end_traceback_at_user(error.__traceback__)
                 raise
 
 
 def serialized(method: Callable) -> Callable:
-    """An engine method that a block may trace, for models used from several threads.
+    """Wrap an engine method that a block may trace, for models used from several threads.
 
-    The engine takes a run in progress, whoever's it is, for the one this call is made
-    in; here only a run of this thread counts.
+    The engine takes any run in progress for the one this call is made in; here only a run of
+    this thread counts.
     """
-    plain = method.__wrapped__
+    plain = method.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]  set by the engine's decorator
 
     @functools.wraps(method)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -65,14 +70,18 @@ def serialized(method: Callable) -> Callable:
     return wrapper
 
 
-def _end_at_the_user(traceback: TracebackType | None) -> None:
-    """Where serving a value failed, let the traceback end at the line that asked for it."""
+def _end_traceback_at_user(traceback: TracebackType | None) -> None:
+    """Where serving a value failed, let the traceback end at the line that asked for the value."""
     frames = []
     while traceback is not None:
         frames.append(traceback)
         traceback = traceback.tb_next
     files = [frame.tb_frame.f_code.co_filename for frame in frames]
     if files and files[-1].startswith(_SERVING):
-        asked = [i for i, file in enumerate(files) if not file.startswith((*_SERVING, _ENGINE))]
-        if asked:
-            frames[asked[-1]].tb_next = None
+        of_users = [
+            frame
+            for frame, file in zip(frames, files, strict=True)
+            if not file.startswith((*_SERVING, _NNSIGHT))
+        ]
+        if of_users:
+            of_users[-1].tb_next = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,20 +12,24 @@ from explorer.discovery.hook_point import HookPoint
 from explorer.recurrence.replay import Replay
 from explorer.vocabulary import MIXERS
 
-#: The name the recurrent kernel's arguments are served under once more when the kernel has run.
+#: The name under which the recurrent kernel's arguments are served again when the kernel has run.
 REPLAY = "@replay"
 
 
 @dataclass(frozen=True)
 class BatchShared:
-    """A value that all rows of a batch share, as the engine carries it: it hands each block of a trace its own rows of tensors."""
+    """A value that all rows of a batch share.
+
+    The engine hands each block of a trace its own rows of every tensor; this is how one that has no
+    batch axis reaches every block as it is.
+    """
 
     tensor: torch.Tensor
 
 
 @dataclass(frozen=True)
 class ValueAddress:
-    """How one value is reached: the location that names the moment, and its place.
+    """How one value is reached: the location the engine knows it by, and its hook point.
 
     ``native`` locations are the engine's own (a module's input or output) and
     carry what the module got or returned; others carry a dict of values by name.
@@ -36,10 +41,10 @@ class ValueAddress:
 
 
 def unwrap(value: Any) -> Any:
-    """A value as it is, whether or not the engine carries it whole."""
+    """Return a value itself, out of a `BatchShared` where it is in one."""
     return value.tensor if isinstance(value, BatchShared) else value
 
 
-def replay_of(host: str, kept: dict[str, Any]) -> Replay:
-    """The recurrence of a call from what its kernel was given."""
-    return Replay(host, {name: unwrap(kept.get(name)) for name in MIXERS[host].replayed})
+def replay_of(host: str, arguments: Mapping[str, Any]) -> Replay:
+    """Return the recurrence of a call from the arguments that its kernel was given."""
+    return Replay(host, {name: unwrap(arguments.get(name)) for name in MIXERS[host].replayed})

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import torch
 
 from explorer import vocabulary
 from explorer.engine.nnsight_api import Envoy
-from explorer.model.envoys import HostPart, Standard
-
-if TYPE_CHECKING:
-    from explorer.model.language_model import LanguageModel
+from explorer.model.envoys import ModulelessHost, host_values
+from explorer.model.host_values import HostValues
 
 #: The first line of a run of blocks.
 _RUN = re.compile(r"^(?P<indent> *)\((?P<name>\d+(?:-\d+)?)\): (?:\d+ x )?(?P<class>\w+)\($")
 
 
-def printout(model: LanguageModel) -> str:
-    """The native tree with aliases and, on each host, the values it serves; equal blocks once."""
-    return _shown(model)
+def printout(envoy: Envoy) -> str:
+    """Return the native tree with aliases and, on each host, the values it serves; equal blocks once."""
+    module = envoy._module
+    if isinstance(module, torch.nn.ModuleList) and len(module):
+        return f"{module._get_name()}({_indented(_blocks(envoy))})"
+    lines = [line for line in module.extra_repr().split("\n") if line]
+    children = _children(envoy)
+    values = _value_lines(envoy)
+    if len(lines) == 1 and not children and not values:
+        return f"{module._get_name()}({lines[0]})"
+    return f"{module._get_name()}({_indented(lines + children + values)})"
 
 
 def folded(lines: list[str]) -> list[str]:
-    """The lines with every run of blocks that repeats an earlier one cut to ``… as (0-2)``."""
-    kept: list[str] = []
+    """Return the lines of a printout with every run of blocks that repeats an earlier one cut to ``… as (0-2)``."""
+    folded_lines: list[str] = []
     seen: dict[tuple[str, ...], str] = {}
     index = 0
     while index < len(lines):
@@ -37,35 +42,23 @@ def folded(lines: list[str]) -> list[str]:
             )
         body = (run["class"], *lines[index + 1 : end]) if run else ()
         if run and body in seen:
-            kept.append(f"{lines[index]} … as ({seen[body]}) … )")
+            folded_lines.append(f"{lines[index]} … as ({seen[body]}) … )")
             index = end + 1
             continue
         if run and end > index:
             seen[body] = run["name"]
-        kept.append(lines[index])
+        folded_lines.append(lines[index])
         index += 1
-    return kept
+    return folded_lines
 
 
-def _shown(envoy: Envoy) -> str:
-    module = envoy._module
-    if isinstance(module, torch.nn.ModuleList) and len(module):
-        return f"{module._get_name()}({_body(_collapsed(envoy))})"
-    lines = [line for line in module.extra_repr().split("\n") if line]
-    children = _children(envoy)
-    values = _values(envoy)
-    if len(lines) == 1 and not children and not values:
-        return f"{module._get_name()}({lines[0]})"
-    return f"{module._get_name()}({_body(lines + children + values)})"
-
-
-def _body(lines: list[str]) -> str:
+def _indented(lines: list[str]) -> str:
     text = "\n".join(lines).replace("\n", "\n  ")
     return f"\n  {text}\n" if lines else ""
 
 
 def _children(envoy: Envoy) -> list[str]:
-    """Children under their names, the standard one in front where they have another."""
+    """Return an envoy's children under their names, the standard one in front where they have another."""
     names: dict[str, list[str]] = {}
     mounted = []
     for alias, path in envoy._aliases.items():
@@ -76,51 +69,54 @@ def _children(envoy: Envoy) -> list[str]:
     inside = {getattr(envoy, alias) for alias in mounted}
     lines = []
     for name, child in envoy._named_children():
-        if mounted and any(_holds(child, other) for other in inside):
+        if mounted and any(_contains(child, other) for other in inside):
             continue  # its parts are mounted here, under their standard names
         own = (
             name if envoy._aliases.get(name, name) == name else f"E_{name}"
         )  # where another module goes by its name
-        lines.append(f"({'/'.join([*names.get(name, []), own])}): {_shown(child)}")
-    return lines + [f"({alias}): {_shown(getattr(envoy, alias))}" for alias in mounted]
+        lines.append(f"({'/'.join([*names.get(name, []), own])}): {printout(child)}")
+    return lines + [f"({alias}): {printout(getattr(envoy, alias))}" for alias in mounted]
 
 
-def _holds(envoy: Envoy, other: Envoy) -> bool:
+def _contains(envoy: Envoy, other: Envoy) -> bool:
+    """Return whether an envoy is somewhere above another."""
     return other.path.startswith(f"{envoy.path}.")
 
 
-def _collapsed(envoy: Envoy) -> list[str]:
-    runs: list[list] = []
+def _blocks(envoy: Envoy) -> list[str]:
+    """Return the blocks of a list, neighbours that print the same as one entry."""
+    runs: list[tuple[int, int, str]] = []
     for index, child in enumerate(envoy):
-        shown = _shown(child)
-        if runs and runs[-1][2] == shown:
-            runs[-1][1] = index
+        printed = printout(child)
+        if runs and runs[-1][2] == printed:
+            runs[-1] = (runs[-1][0], index, printed)
         else:
-            runs.append([index, index, shown])
+            runs.append((index, index, printed))
     return [
-        f"({first}): {shown}"
+        f"({first}): {printed}"
         if first == last
-        else f"({first}-{last}): {last - first + 1} x {shown}"
-        for first, last, shown in runs
+        else f"({first}-{last}): {last - first + 1} x {printed}"
+        for first, last, printed in runs
     ]
 
 
-def _values(envoy: Envoy) -> list[str]:
-    standard = envoy.__dict__.get("_standard")
-    if standard is None:
+def _value_lines(envoy: Envoy) -> list[str]:
+    """Return a line for each value on an envoy; a block also has those of its hosts without a module."""
+    values = host_values(envoy)
+    if values is None:
         return []
-    lines = [f"({line}" for line in _lines(standard)]
-    if standard.name == "layers":  # parts of the block that are no modules show their values on it
+    lines = [f"({line}" for line in _named_values(values)]
+    if values.name == "layers":
         for attribute, part in envoy.__dict__.items():
-            if isinstance(part, HostPart):
-                lines += [f"({attribute}.{line}" for line in _lines(part._standard)]
+            if isinstance(part, ModulelessHost):
+                lines += [f"({attribute}.{line}" for line in _named_values(part._host_values)]
     return lines
 
 
-def _lines(standard: Standard) -> list[str]:
-    """The values a host serves, each without the bracket its line begins with."""
+def _named_values(values: HostValues) -> list[str]:
+    """Return the values a host serves, each without the bracket its line begins with."""
     return [
         f"{value.name}) -> {value.typed}: {value.meaning}"
-        for value in vocabulary.BY_HOST[standard.name].values()
-        if value.name not in standard.missing
+        for value in vocabulary.BY_HOST[values.name].values()
+        if value.name not in values.missing
     ]

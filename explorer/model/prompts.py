@@ -1,49 +1,44 @@
-"""Prompts: what may be run, as token ids."""
+"""Prompts: checked, and turned into token ids and model inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses import FakeTensor
 
-if TYPE_CHECKING:
-    from explorer.model.language_model import LanguageModel
-
+from explorer.model.errors import PromptError
+from explorer.model.interface import PromptedModel
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-class PromptError(ValueError):
-    """The prompt cannot be run; the message says what to do."""
+def max_length(model: PromptedModel) -> int | None:
+    """Return the longest sequence the model was made for, None where its configuration names none."""
+    return getattr(model.hf.config.get_text_config(), "max_position_embeddings", None)
 
 
-def limit(model: LanguageModel) -> int | None:
-    """The longest sequence the model was made for, or None where its configuration names none."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+def token_ids(model: PromptedModel, prompt: Any) -> torch.Tensor:
+    """Return the token ids [batch seq] of a prompt: text, token ids, or a tensor [batch seq].
 
-
-def token_ids(model: LanguageModel, prompt: Any) -> torch.Tensor:
-    """The token ids [batch seq] of a prompt: text, token ids, or a tensor [batch seq].
-
-    Raises PromptError when it is empty, longer than the model's limit, or has ids
+    Raises PromptError where it is empty, longer than the model takes, or has ids
     outside the vocabulary.
     """
     if isinstance(prompt, str):
-        checked_text(prompt)
+        check_text(prompt)
         ids = model.tokenizer(prompt, return_tensors="pt")["input_ids"]
     else:
-        ids = _matrix(prompt)
+        ids = _as_matrix(prompt)
         if ids.device.type == "meta" and model.hf.device.type != "meta":
             raise PromptError(
                 "The prompt's token ids are on the meta device, which keeps no numbers; give them on another."
             )
-    return checked(model, ids)
+    return check_ids(model, ids)
 
 
-def checked_text(text: str) -> str:
-    """A prompt that says something and is text, or PromptError."""
+def check_text(text: str) -> str:
+    """Return ``text``; raise PromptError where it is empty or holds bytes that are no text."""
     if not text.strip():
         raise PromptError("The prompt is empty; write at least one word.")
     if any("\ud800" <= letter <= "\udfff" for letter in text):
@@ -51,26 +46,25 @@ def checked_text(text: str) -> str:
     return text
 
 
-def checked(model: LanguageModel, ids: torch.Tensor) -> torch.Tensor:
-    """Token ids [batch seq] that the model can run on, or PromptError as for `token_ids`."""
+def check_ids(model: PromptedModel, ids: torch.Tensor) -> torch.Tensor:
+    """Return ``ids`` [batch seq]; raise PromptError, as `token_ids` does, where the model cannot run on them."""
     if ids.numel() == 0:
         raise PromptError("The prompt is empty; give at least one token.")
-    longest = limit(model)
+    longest = max_length(model)
     if longest is not None and ids.shape[1] > longest:
         raise PromptError(
             f"The prompt has {ids.shape[1]} tokens and the model takes at most {longest}; shorten it."
         )
-    size = model.config.get_text_config().vocab_size
-    numbers = ids.device.type != "meta" and not isinstance(
-        ids, FakeTensor
-    )  # a scan's ids are shapes alone
-    if numbers and not 0 <= int(ids.min()) <= int(ids.max()) < size:
+    size = model.hf.config.get_text_config().vocab_size
+    # On the meta device and in the engine's scan, ids are shapes alone.
+    has_data = ids.device.type != "meta" and not isinstance(ids, FakeTensor)
+    if has_data and not 0 <= int(ids.min()) <= int(ids.max()) < size:
         raise PromptError(f"Token ids of this model run from 0 to {size - 1}.")
     return ids
 
 
-def _matrix(prompt: Any) -> torch.Tensor:
-    """Token ids given as numbers, as one matrix."""
+def _as_matrix(prompt: Any) -> torch.Tensor:
+    """Return token ids that were given as numbers as a matrix [batch seq]."""
     if isinstance(prompt, Mapping) and "input_ids" in prompt:
         raise PromptError(
             'A prompt is a text or token ids: of what a tokenizer returns, give its ["input_ids"].'
@@ -90,20 +84,21 @@ def _matrix(prompt: Any) -> torch.Tensor:
     return ids.long().reshape(-1, ids.shape[-1])
 
 
-def prepared(model: LanguageModel, prompt: Any) -> dict[str, torch.Tensor]:
-    """The model's inputs for a prompt, on its device; raises what `token_ids` raises."""
-    ids = token_ids(model, prompt)
-    device = next(model.hf.parameters()).device
-    if (
-        device.type == "meta" and not model.anatomy.masked
-    ):  # transformers looks into a mask to see whether it masks anything
-        return {"input_ids": ids.to(device)}
-    return {"input_ids": ids.to(device), "attention_mask": torch.ones_like(ids).to(device)}
+def model_inputs(model: PromptedModel, prompt: Any) -> dict[str, torch.Tensor]:
+    """Return the model's inputs for a prompt, on its device; raise what `token_ids` raises."""
+    ids = token_ids(model, prompt).to(next(model.hf.parameters()).device)
+    # transformers looks into a mask to see whether it masks anything: not on the meta device.
+    if ids.device.type == "meta" and not model.anatomy.masked:
+        return {"input_ids": ids}
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def pieces(tokenizer: Any, ids: list[int]) -> list[str]:
-    """Each token as text. Where a character is spread over several tokens, each shows it and which part it is: ``א 1/2``."""
-    shown: list[str] = []
+def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
+    """Return each token as text.
+
+    Where a character is spread over several tokens, each shows it and which part it is: ``א 1/2``.
+    """
+    texts: list[str] = []
     start = 0
     while start < len(ids):
         end = start + 1
@@ -112,10 +107,10 @@ def pieces(tokenizer: Any, ids: list[int]) -> list[str]:
             end += 1
         text = tokenizer.decode(ids[start:end])
         if end == start + 1 or "\ufffd" in text:
-            shown.append(tokenizer.decode(ids[start : start + 1]))
+            texts.append(tokenizer.decode(ids[start : start + 1]))
             start += 1
         else:
             parts = end - start
-            shown += [f"{text} {part}/{parts}" for part in range(1, parts + 1)]
+            texts += [f"{text} {part}/{parts}" for part in range(1, parts + 1)]
             start = end
-    return shown
+    return texts

@@ -19,7 +19,7 @@ from explorer.app.runs import (
 )
 from explorer.app.store import BoundedCache, Store
 from explorer.app.worker import Cancelled, Job
-from explorer.model.recording import Cancelled as RecordingCancelled
+from explorer.model.errors import Cancelled as RecordingCancelled
 from explorer.widgets.views.downsample import Window
 from explorer.widgets.views.picture import Heatmap
 from explorer.widgets.views.selection import numbered_axis

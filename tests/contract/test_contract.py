@@ -17,9 +17,11 @@ from explorer.contract.checks import INVARIANTS, order
 from explorer.contract.comparisons import Comparisons, difference
 from explorer.contract.model_under_test import ModelUnderTest
 from explorer.contract.report import Check, Report
+from explorer.discovery.hook_point import get_element
 from explorer.engine.nnsight_api import STATE
-from explorer.model import envoys as hosts
-from explorer.model import printout as printing
+from explorer.model.host_values import HostValues
+from explorer.model.printout import printout
+from explorer.model.served_values import ServedValues
 from explorer.specimens import FAMILIES
 
 BOTH = ("", " (bfloat16)")
@@ -217,8 +219,8 @@ def test_a_place_in_another_module(monkeypatch):
 
 def test_a_tap_whose_writes_do_not_land():
     model = load("specimen:llama")
-    serve = model.taps._edited
-    model.taps._edited = lambda hook_group, container: serve(hook_group, container) and None
+    exchange = model.taps._exchange_by_name
+    model.taps._exchange_by_name = lambda *args: exchange(*args) and None
     assert failing(check(model)) >= {
         *(
             (name, "self_attn")
@@ -264,7 +266,7 @@ def test_decays_and_write_strengths_mistaken_for_each_other(monkeypatch):
 
 
 def test_a_read_that_waits_for_the_next_step(monkeypatch):
-    monkeypatch.setattr(hosts.Standard, "_passed", lambda self, mediator, location: False)
+    monkeypatch.setattr(HostValues, "_has_passed", lambda self, mediator, location: False)
     model = load("specimen:llama")
     assert failing(check(model)) == {
         ("out of order", host) for host in ("model", "layers[i]", "self_attn", "mlp")
@@ -273,14 +275,14 @@ def test_a_read_that_waits_for_the_next_step(monkeypatch):
 
 
 def test_values_that_are_not_snapshots(monkeypatch):
-    def aliased(self, name, reach):
-        return hosts.get_element(self.raw, reach.place) if self.native else self.raw[name]
+    def aliased(self, name, address):
+        return get_element(self.raw, address.place) if self.native else self.raw[name]
 
     model = load("specimen:llama")
     model.hf.model.layers[0].mlp.register_forward_hook(
         lambda module, args, output: output.mul_(0.5)
     )
-    monkeypatch.setattr(hosts.Visit, "view", aliased)
+    monkeypatch.setattr(ServedValues, "copy_of", aliased)
     assert ("snapshots", "mlp") in failing(check(model))
 
 
@@ -326,7 +328,7 @@ def test_a_part_of_a_mixture_that_is_another_module(alias, other, words):
 def test_a_printout_that_shows_a_value_under_the_wrong_host(monkeypatch):
     model = load("specimen:qwen3_next")
     assert checked(model, "printout", "model").passed
-    shown = printing.printout(model)
+    shown = printout(model)
     line = next(line for line in shown.splitlines() if "(attention_scores) ->" in line)
     other = next(line for line in shown.splitlines() if "(decays) ->" in line)
     monkeypatch.setattr(

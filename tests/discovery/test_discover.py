@@ -20,7 +20,7 @@ from explorer.discovery.backbone import NotADecoder, find_backbone
 from explorer.discovery.discover import discover
 from explorer.discovery.trace_recorder import record_graph
 from explorer.meta_device import build_meta, probe_lengths
-from explorer.model.envoys import Unavailable
+from explorer.model.errors import Unavailable
 from explorer.model.language_model import LanguageModel
 from explorer.specimens import bpe, config_of
 from explorer.vocabulary.availability import ReasonKind

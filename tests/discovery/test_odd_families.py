@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from explorer import load
 from explorer.errors import LoadError
 from explorer.model.edits import Edit, ablate_expert
-from explorer.model.envoys import Unavailable
+from explorer.model.errors import Unavailable
 from explorer.specimens import bpe
 from explorer.widgets.views import router as views_router
 from explorer.widgets.views.selection import Selection

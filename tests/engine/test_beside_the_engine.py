@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from explorer.engine.nnsight_api import STATE, State, nnsight
 from explorer.engine.observers import ModelBusy
-from explorer.model.envoys import PassedBy
+from explorer.model.errors import AlreadyPassed
 from tests.support.models import PROMPT, attention_of, ids, shapes, specimen
 
 SHORT = "In the beginning"
@@ -92,7 +92,7 @@ def test_a_skipped_module_hands_on_what_it_was_given(model):
         and logits.shape[-1] == model.layers[2].mlp.num_experts
         and torch.equal(*stream)
     )
-    with pytest.raises(PassedBy, match="router_logits was never reached"):
+    with pytest.raises(AlreadyPassed, match="router_logits was never reached"):
         with model.trace(PROMPT):
             model.layers[1].mlp.skip(model.layers[1].mlp_input * 0)
             model.layers[1].mlp.router_logits.save()

@@ -10,8 +10,7 @@ import torch
 
 from explorer import ablate_expert, load, zero_head
 from explorer.model.edits import Edit
-from explorer.model.prompts import PromptError
-from explorer.model.recording import NotRecorded
+from explorer.model.errors import NotRecorded, PromptError
 from explorer.vocabulary import UnknownValue
 from tests.support.models import PROMPT, ids, specimen
 

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from explorer import load
-from explorer.model.envoys import Unavailable
+from explorer.model.errors import Unavailable
 
 
 @pytest.fixture(scope="module", params=["mamba", "mamba2"])

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from explorer import load, vocabulary
 from explorer.engine.nnsight_api import STATE, State
-from explorer.model.envoys import OutsideTrace
+from explorer.model.errors import OutsideTrace
 from explorer.vocabulary import UnknownValue
 from tests.support.models import HYBRIDS, MIXTURES, PROMPT, ids, shapes, specimen
 

@@ -10,9 +10,7 @@ from torch.testing import assert_close
 
 from explorer import Edit, ablate_expert, load, zero_head
 from explorer.checkpoints import cards
-from explorer.model.envoys import Unavailable
-from explorer.model.prompts import PromptError
-from explorer.model.recording import Cancelled, NotRecorded
+from explorer.model.errors import Cancelled, NotRecorded, PromptError, Unavailable
 from explorer.vocabulary import UnknownValue
 from tests.support.models import FAMILIES, PROMPT, ids, prompt, shapes, specimen
 
@@ -512,7 +510,7 @@ def test_two_models_record_side_by_side_one_with_states_one_without():
     with_states = one.record(PROMPT, ["states", "logits"])
     without = other.record(PROMPT, ["logits"])
     assert torch.equal(with_states["logits"], without["logits"]) and ("states", 0) not in without
-    assert other.taps.hosts["linear_attn", 0].kept == {}
+    assert other.taps.hosts["linear_attn", 0].captured == {}
 
 
 # -- without weights --------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from explorer.model.envoys import Unavailable
+from explorer.model.errors import Unavailable
 from tests.support.models import PROMPT, attention_of, ids, specimen
 
 SHORT = "In the beginning"

@@ -11,8 +11,8 @@ from torch.testing import assert_close
 
 from explorer import vocabulary
 from explorer.engine.nnsight_api import OutOfOrderError
-from explorer.model.envoys import HOST_CLASSES, OutsideTrace, PassedBy, Unavailable
-from explorer.model.prompts import PromptError
+from explorer.model.envoys import HOST_CLASSES
+from explorer.model.errors import AlreadyPassed, OutsideTrace, PromptError, Unavailable
 from explorer.recurrence.delta_rule import delta_rule_states
 from tests.support.models import MIXTURES, PROMPT, attention_of, ids, prompt, specimen
 
@@ -109,7 +109,7 @@ def test_a_read_that_comes_too_late_says_so_at_the_users_line(model, late, reach
         host, _, bare = name.rpartition(".")
         return getattr(getattr(block, host) if host else block, bare)
 
-    with pytest.raises(PassedBy) as caught:
+    with pytest.raises(AlreadyPassed) as caught:
         with model.trace(PROMPT):
             value(reached).save()
             value(late).save()
@@ -134,7 +134,7 @@ def test_the_error_ends_at_the_very_line(model):
             model.layers[1].layer_output.save()
     assert last_line(caught.value) == (__file__, "model.layers[1].layer_output.save()")
     with pytest.raises(
-        PassedBy, match="model.token_embeddings.*come first|inputs and embeddings"
+        AlreadyPassed, match="model.token_embeddings.*come first|inputs and embeddings"
     ) as caught:
         with model.trace(PROMPT):
             model.layers[0].layer_input.save()
@@ -143,7 +143,7 @@ def test_the_error_ends_at_the_very_line(model):
 
 
 def test_a_write_that_comes_too_late_is_the_same_error(model):
-    with pytest.raises(PassedBy, match=r"mlp\.expert_weights") as caught:
+    with pytest.raises(AlreadyPassed, match=r"mlp\.expert_weights") as caught:
         with model.trace(PROMPT):
             model.layers[1].mlp.routed_output.save()
             model.layers[1].mlp.expert_weights = torch.zeros(1)
@@ -274,7 +274,7 @@ def test_chosen_steps_get_theirs(model):
 def test_a_step_never_hands_out_the_next_ones_tensor(model, steps, first, second):
     """The forward of this step has passed the second value; waiting would bring the next step's."""
     moe = model.layers[1].mlp
-    with pytest.raises(PassedBy, match=second):
+    with pytest.raises(AlreadyPassed, match=second):
         with model.generate(PROMPT, max_new_tokens=4, eos_token_id=-1) as tracer:
             for _ in tracer.iter[steps]:
                 getattr(moe, first)
@@ -282,7 +282,7 @@ def test_a_step_never_hands_out_the_next_ones_tensor(model, steps, first, second
 
 
 def test_a_step_without_iteration_is_the_first_one(model):
-    with pytest.raises(PassedBy, match=r"linear_attn\.betas"):
+    with pytest.raises(AlreadyPassed, match=r"linear_attn\.betas"):
         with model.generate(PROMPT, max_new_tokens=3, eos_token_id=-1):
             model.logits.save()
             model.layers[1].linear_attn.betas.save()
@@ -298,7 +298,7 @@ def test_a_step_without_iteration_is_the_first_one(model):
 def test_a_step_that_left_a_module_out_is_not_given_a_later_ones(model, value, skipped):
     """A step skips the mixture, so its inside is not reached; the next step's visit must not be taken for it."""
     moe = model.layers[1].mlp
-    with pytest.raises(PassedBy, match=rf"{value} was never reached"):
+    with pytest.raises(AlreadyPassed, match=rf"{value} was never reached"):
         with model.generate(PROMPT, max_new_tokens=4, eos_token_id=-1) as tracer:
             for step in tracer.iter[:3]:
                 if step == skipped:

@@ -9,7 +9,7 @@ from explorer.contract.checks.writes import STATE_LAYOUTS
 from explorer.contract.comparisons import Comparisons
 from explorer.contract.model_under_test import ModelUnderTest, ValueKey, attempt
 from explorer.contract.registry import invariant
-from explorer.model.envoys import PassedBy
+from explorer.model.errors import AlreadyPassed
 
 #: Steps of a generation at which late reads are tried.
 _STEPS = 2
@@ -35,7 +35,7 @@ def out_of_order(subject: ModelUnderTest, host: str, compare: Comparisons) -> No
         compare.about(value)
         compare.holds(
             (layer, f"{expression} in a {when}"),
-            isinstance(outcome, PassedBy) and expression in str(outcome),
+            isinstance(outcome, AlreadyPassed) and expression in str(outcome),
             f"it gives {outcome if isinstance(outcome, str) else repr(outcome)}",
         )
 

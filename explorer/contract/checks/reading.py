@@ -10,7 +10,7 @@ from explorer import vocabulary
 from explorer.contract.comparisons import Comparisons
 from explorer.contract.model_under_test import ModelUnderTest, ValueKey, attempt
 from explorer.contract.registry import invariant
-from explorer.model.envoys import Unavailable
+from explorer.model.errors import Unavailable
 from explorer.vocabulary.availability import Unavailability
 
 #: Layouts of integers; all others are floating-point.
@@ -162,7 +162,7 @@ def _other_host(subject: ModelUnderTest, host: str, layer: int) -> bool:
     if host == "layers":
         return False
     envoy = getattr(subject.model.layers[layer], vocabulary.HOSTS[host].attribute, None)
-    standard = getattr(envoy, "__dict__", {}).get("_standard")
+    standard = getattr(envoy, "__dict__", {}).get("_host_values")
     return standard is not None and standard.name != host
 
 

@@ -8,7 +8,7 @@ from explorer.contract.comparisons import Comparisons
 from explorer.contract.model_under_test import ModelUnderTest, attempt
 from explorer.contract.registry import invariant
 from explorer.contract.residual_steps import addend_of, tail_known
-from explorer.model.envoys import Unavailable
+from explorer.model.errors import Unavailable
 from explorer.vocabulary import BY_HOST, MIXERS, RECURRENT
 
 #: Tolerances between the kernel, which works in chunks, and the recurrence, token by token.
