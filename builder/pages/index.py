@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from explorer.traits.catalogue import BY_NAME, ENTRIES, GROUPS, group_of
-from explorer.widgets.diagram.block import host_key, shapes
+from explorer.widgets.diagram.describe import attribute_of_path, describe
 
 Record = Mapping[str, Any]
 Card = dict[str, Any]
@@ -76,9 +76,9 @@ def some_values(made: Sequence[Card]) -> list[dict[str, Any]]:
 def _card(records: Sequence[Record], notes: Mapping[str, str]) -> Card:
     first = records[0]
     marks: list[tuple[str, str]] = [("", "")] * first["sizes"]["num_layers"]
-    for block in shapes(first):
-        for layer in block.facts["layers"]:
-            marks[layer] = (block.sublayers[0]["role"], block.title())
+    for block in describe(first):
+        for layer in block.layers:
+            marks[layer] = (block.sublayers[0].role, block.title)
     return {
         "family": first["family"],
         "title": notes.get("title") or first["title"],
@@ -88,7 +88,7 @@ def _card(records: Sequence[Record], notes: Mapping[str, str]) -> Card:
         "parameters": first["parameters"],
         "checkpoints": [record["checkpoint"] for record in records],
         "contract": first["contract"],
-        "offers": [(host_key(row["host"]), row["name"]) for row in first["values"]],
+        "offers": [(attribute_of_path(row["host"]), row["name"]) for row in first["values"]],
     }
 
 

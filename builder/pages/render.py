@@ -21,8 +21,8 @@ from builder.pages import signature as typed
 from builder.pages.measured import measured_figures
 from builder.pages.printout import printout_html
 from explorer import vocabulary
-from explorer.widgets.diagram import diagram
-from explorer.widgets.diagram.block import attribute, host_key, shapes
+from explorer.widgets.diagram import element
+from explorer.widgets.diagram.describe import attribute_of_host, attribute_of_path
 from explorer.widgets.palette import role_of
 
 Record = Mapping[str, Any]
@@ -47,7 +47,7 @@ def environment() -> Environment:
         size=figures.size,
         ranges=figures.layer_ranges,
         printout=printout_html,
-        host_key=host_key,
+        attribute_of_path=attribute_of_path,
         shown=shown,
         front=front_matter,
         typed=typed.type_html,
@@ -86,7 +86,7 @@ def family_page(
             title=title or first["title"],
             summary=summary or first.get("summary") or "",
             notes=sections(notes_html or ""),
-            diagram=Markup(diagram.element(records)),
+            diagram=Markup(element(records)),
             hosts=host_tables(records),
             varying=lambda part: varying(records, part),
             figures=figures.figures,
@@ -158,12 +158,12 @@ def sections(html: str) -> list[dict[str, Any]]:
 
 def value_anchor(host: str, name: str) -> str:
     """The id of a value's row: ``value-mlp-router_logits``."""
-    return f"value-{host_key(host)}-{name}"
+    return f"value-{attribute_of_path(host)}-{name}"
 
 
 def value_link(record: Record) -> Callable[[str], str | None]:
     """How notes link a value's name (``router_logits`` or ``mlp.router_logits``) to its row, None without one."""
-    rows = [(host_key(row["host"]), row["name"]) for row in record["values"]]
+    rows = [(attribute_of_path(row["host"]), row["name"]) for row in record["values"]]
 
     def link(name: str) -> str | None:
         host, _, bare = name.rpartition(".")
@@ -231,7 +231,7 @@ def host_tables(records: Sequence[Record]) -> list[dict[str, Any]]:
             tables.append(
                 {
                     "path": path,
-                    "key": host_key(path),
+                    "key": attribute_of_path(path),
                     "meaning": meaning,
                     "of": lambda record, path=path: _table(record, path),
                     "on": lambda record, path=path: _on(record, path),
@@ -292,14 +292,14 @@ def _layers(record: Record, path: str) -> set[int]:
 def host_sizes(record: Record) -> list[tuple[str, Mapping[str, Any]]]:
     """The sizes that hosts have of their own, by path, from the first block of each shape that has the host."""
     found: dict[str, Mapping[str, Any]] = {}
-    for block in shapes(record):
-        for name, host in block.facts["hosts"].items():
+    for block in sorted(record["blocks"], key=lambda block: block["layers"][0]):
+        for name, host in block["hosts"].items():
             if host.get("sizes"):
                 # A part without a module goes by its standard name.
                 found.setdefault(
                     name,
                     {
-                        "path": f"layers[{block.first}].{host['path'] or attribute(name)}",
+                        "path": f"layers[{block['layers'][0]}].{host['path'] or attribute_of_host(name)}",
                         **host["sizes"],
                     },
                 )

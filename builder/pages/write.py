@@ -17,7 +17,7 @@ from builder.notes.run import read_notes
 from builder.pages import render
 from builder.records import coverage
 from explorer.widgets import palette
-from explorer.widgets.diagram.diagram import ASSETS
+from explorer.widgets.diagram import ASSETS
 
 Record = Mapping[str, Any]
 

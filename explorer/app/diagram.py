@@ -7,7 +7,7 @@ import weakref
 from typing import Any
 
 from explorer.facts.record import anatomy
-from explorer.widgets.diagram.diagram import element
+from explorer.widgets.diagram import element
 
 _numbers = itertools.count(1)
 _drawn: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()

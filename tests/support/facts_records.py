@@ -58,3 +58,12 @@ def drawn(family: str) -> dict[str, Any]:
 
     checkpoint = checkpoints(family)[0]
     return {"family": family, "checkpoint": checkpoint, **anatomy(load(checkpoint, weights=False))}
+
+
+def with_long_type(family: str, name: str = "attention_norm_output") -> dict[str, Any]:
+    """A family's record in which one value's type has an axis too long for its place in the drawing."""
+    (record,) = records(family, 1)
+    for row in record["signature"]["values"]:
+        if row["name"] == name:
+            row["type"]["dims"][-1] = "NopeDim + RopeDim + StateDim"
+    return record

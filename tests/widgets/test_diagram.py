@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cache
 from html import unescape
 from xml.etree import ElementTree
 
@@ -13,67 +12,13 @@ import pytest
 from explorer import load, vocabulary
 from explorer.facts.record import anatomy
 from explorer.widgets import palette
-from explorer.widgets.diagram.block import attribute, host_key, lit_cells, shapes
-from explorer.widgets.diagram.diagram import LAYOUTS, block_svg, element
-from explorer.widgets.diagram.draw import grid
-from explorer.widgets.diagram.element import card_data
+from explorer.widgets.diagram import LAYOUTS, block_svg, element
+from explorer.widgets.diagram.describe import attribute_of_host, attribute_of_path, describe
+from explorer.widgets.diagram.draw import lit_cells
+from explorer.widgets.diagram.geometry import cell_grid
+from explorer.widgets.diagram.page_element import card_data
+from tests.support.diagrams import FAMILIES, pills, trees, values_in
 from tests.support.facts_records import drawn, records
-
-#: Between them every kind of sublayer and every way a block puts them together.
-FAMILIES = (
-    "llama",
-    "qwen3_moe",
-    "qwen3_next",
-    "cohere",
-    "gpt_neox",
-    "falcon_h1",
-    "nemotron_h",
-    "mamba",
-    "recurrent_gemma",
-    "lfm2",
-    "kimi_linear",
-    "gemma2",
-    "olmo2",
-    "openai-gpt",
-    "gpt_oss",
-    "zamba",
-)
-
-
-def parts(svg: str) -> list[tuple[str, str]]:
-    """``(host, name)`` of everything in a drawing that can be pointed at, in drawing order."""
-    tree = ElementTree.fromstring(svg)
-    return [
-        (node.get("data-host"), node.get("data-value"))
-        for node in tree.iter()
-        if node.get("data-value")
-    ]
-
-
-@cache
-def trees(family: str, layout: str) -> list:
-    """Every drawing of a family, parsed."""
-    record = drawn(family)
-    return [
-        ElementTree.fromstring(block_svg(record, shape, layout))
-        for shape in range(len(record["blocks"]))
-    ]
-
-
-def pills(tree) -> list[tuple[str, float, float, float, float]]:
-    """Name, left, top, width and height of everything that can be pointed at."""
-    found = []
-    for node in tree.iter():
-        if node.get("data-value"):
-            rect = next(child for child in node if child.tag.endswith("rect"))
-            found.append(
-                (
-                    f"{node.get('data-host')}.{node.get('data-value')}",
-                    *(float(rect.get(key)) for key in ("x", "y", "width", "height")),
-                )
-            )
-    return found
-
 
 families = pytest.mark.parametrize("family", FAMILIES)
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
@@ -82,9 +27,9 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS)
 @families
 @layouts
 def test_every_value_of_the_block_is_drawn_once(family: str, layout: str) -> None:
-    for block, tree in zip(shapes(drawn(family)), trees(family, layout), strict=True):
+    for block, tree in zip(describe(drawn(family)), trees(family, layout), strict=True):
         seen = [name for name, *_ in pills(tree)]
-        assert set(seen) == {f"{host}.{name}" for host, name in block.rows if host != "model"}
+        assert set(seen) == {f"{host}.{name}" for host, name in block.values if host != "model"}
         assert len(seen) == len(set(seen))
 
 
@@ -174,9 +119,9 @@ def test_the_stream_is_read_and_added_to_in_the_order_of_the_forward(
 
 
 def test_a_parallel_block_says_so_in_its_title() -> None:
-    assert shapes(drawn("gpt_neox"))[0].title() == "Attention beside MLP"
-    assert shapes(drawn("falcon_h1"))[0].title() == "Mamba-2 mixer beside Attention, then MLP"
-    assert shapes(drawn("llama"))[0].title() == "Attention, then MLP"
+    assert describe(drawn("gpt_neox"))[0].title == "Attention beside MLP"
+    assert describe(drawn("falcon_h1"))[0].title == "Mamba-2 mixer beside Attention, then MLP"
+    assert describe(drawn("llama"))[0].title == "Attention, then MLP"
 
 
 def test_a_norm_that_two_sublayers_read_stands_once() -> None:
@@ -201,8 +146,8 @@ def test_blocks_that_only_scale_by_numbers_of_their_own_are_one_kind() -> None:
 
 def test_what_is_not_followed_says_so() -> None:
     for layout in LAYOUTS:
-        assert "What is inside is not followed" in block_svg(drawn("zamba"), 0, layout)
-        assert "What is inside is not followed" not in block_svg(drawn("mamba"), 0, layout)
+        assert "What is inside is not traced" in block_svg(drawn("zamba"), 0, layout)
+        assert "What is inside is not traced" not in block_svg(drawn("mamba"), 0, layout)
 
 
 def test_a_norm_behind_a_sublayer_is_a_step_on_its_way_to_the_stream() -> None:
@@ -215,9 +160,9 @@ def test_a_norm_behind_a_sublayer_is_a_step_on_its_way_to_the_stream() -> None:
 
 
 def test_a_hybrid_has_two_shapes_in_the_order_of_the_blocks() -> None:
-    first, second = shapes(records("qwen3_next", 1)[0])
+    first, second = describe(records("qwen3_next", 1)[0])
     assert (first.first, second.first) == (0, 3)
-    assert first.sublayers[0]["role"] == "recurrent" and second.sublayers[0]["role"] == "attention"
+    assert first.sublayers[0].role == "recurrent" and second.sublayers[0].role == "attention"
 
 
 def test_the_recurrence_loops_and_attention_takes_a_softmax() -> None:
@@ -283,7 +228,7 @@ def test_lit_cells_are_distinct_and_within_the_field() -> None:
 def test_cells_fill_their_field_in_full_rows_where_they_can(
     count: int, columns: int | None
 ) -> None:
-    found, pitch = grid(count, 186, 74)
+    found, pitch = cell_grid(count, 186, 74)
     assert columns in (None, found)
     assert found * pitch <= 186.01 and -(-count // found) * pitch <= 74.01
 
@@ -315,7 +260,7 @@ def test_sinks_have_a_place_between_scores_and_probabilities() -> None:
         }
     )
     for layout in LAYOUTS:
-        assert ("self_attn", "attention_sinks") in parts(block_svg(record, 0, layout))
+        assert ("self_attn", "attention_sinks") in values_in(block_svg(record, 0, layout))
 
 
 def test_text_of_a_record_is_shown_never_interpreted() -> None:
@@ -366,7 +311,7 @@ def test_a_surface_may_leave_card_and_strip_out() -> None:
 def test_hosts_are_named_by_their_last_part() -> None:
     """The last part of what the block calls them, kinds of one thing alike."""
     for name, host in vocabulary.HOSTS.items():
-        assert host_key(host.path) == (attribute(name) if host.mixer else name)
+        assert attribute_of_path(host.path) == (attribute_of_host(name) if host.mixer else name)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -442,7 +387,7 @@ def test_every_recurrence_shows_its_values(family, host, values, layout):
     svg = block_svg(
         {"family": family, "checkpoint": "", **anatomy(load(f"specimen:{family}"))}, 0, layout
     )
-    assert values <= {name for at, name in parts(svg) if at == host}
+    assert values <= {name for at, name in values_in(svg) if at == host}
 
 
 def test_the_addend_of_a_mixer_beside_attention_has_a_name_of_its_own():

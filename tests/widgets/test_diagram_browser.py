@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from explorer.widgets import palette
-from explorer.widgets.diagram.diagram import ASSETS, element
-from tests.support.facts_records import records
+from explorer.widgets.diagram import ASSETS, element
+from tests.support.facts_records import with_long_type
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def address(tmp_path_factory: pytest.TempPathFactory, serve) -> str:
         f"<script>{(ASSETS / name).read_text(encoding='utf-8')}</script>"
         for name in ("drawing-file.js", "block-diagram.js")
     )
-    page = f"<!doctype html><meta charset=utf-8><title>diagram</title><style>{style}</style>{element(records('qwen3_next', 1))}{scripts}"
+    page = f"<!doctype html><meta charset=utf-8><title>diagram</title><style>{style}</style>{element([with_long_type('qwen3_next')])}{scripts}"
     (folder / "index.html").write_text(page, encoding="utf-8")
     return serve(folder) + "index.html"
 

@@ -9,13 +9,13 @@ from xml.etree import ElementTree
 import pytest
 
 from explorer import vocabulary
-from explorer.widgets.diagram.block import shapes
-from explorer.widgets.diagram.diagram import LAYOUTS, block_svg, element
-from explorer.widgets.diagram.element import card_data
+from explorer.widgets.diagram import LAYOUTS, block_svg, element
+from explorer.widgets.diagram.describe import describe
 from explorer.widgets.diagram.outline import outline
-from explorer.widgets.diagram.types import Type, axis_name, type_of, written
-from tests.support.facts_records import drawn, records
-from tests.widgets.test_diagram import FAMILIES
+from explorer.widgets.diagram.page_element import card_data
+from explorer.widgets.diagram.types import Type, axis_name, format_type, type_of
+from tests.support.diagrams import FAMILIES
+from tests.support.facts_records import drawn, records, with_long_type
 
 ROW = {
     "dims": ["batch", "num_kv_heads", "seq", "head_dim"],
@@ -29,8 +29,8 @@ ROW = {
 
 def test_a_type_has_names_and_numbers() -> None:
     kind = type_of(ROW)
-    assert written(kind.names, kind.dtype) == "f32[B, KvHeads, S, HeadDim]"
-    assert written(kind.numbers, kind.plain().dtype) == "[B, 2, S, 256]"
+    assert format_type(kind.names, kind.dtype) == "f32[B, KvHeads, S, HeadDim]"
+    assert format_type(kind.numbers, kind.without_dtype().dtype) == "[B, 2, S, 256]"
 
 
 def test_a_signature_says_more_than_a_layout() -> None:
@@ -62,18 +62,18 @@ def test_every_axis_of_the_vocabulary_has_a_short_name() -> None:
     ],
 )
 def test_what_is_shortened_keeps_its_axes(room: int, text: str) -> None:
-    assert written(("B", "Heads", "S", "NopeDim + RopeDim"), "bf16", room) == text
+    assert format_type(("B", "Heads", "S", "NopeDim + RopeDim"), "bf16", room) == text
 
 
-def test_a_type_without_axes_is_written() -> None:
-    assert written(()) == "[]" and written((), "f32", 1) == "f32[]"
+def test_a_type_without_axes_is_format_type() -> None:
+    assert format_type(()) == "[]" and format_type((), "f32", 1) == "f32[]"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_everything_drawn_has_its_type(family: str, layout: str) -> None:
     record = drawn(family)
-    for shape, block in enumerate(shapes(record)):
+    for shape, block in enumerate(describe(record)):
         tree = ElementTree.fromstring(block_svg(record, shape, layout))
         pills = {
             f"{node.get('data-host')}.{node.get('data-value')}"
@@ -90,8 +90,8 @@ def test_everything_drawn_has_its_type(family: str, layout: str) -> None:
                 )
         assert pills == set(typed)
         for key, (text, room, dtype) in typed.items():
-            kind = block.type(block.part(*key.split(".")), with_dtype=True)
-            assert text == written(kind.names, dtype, room) and dtype in ("", kind.dtype)
+            kind = block.values[tuple(key.split("."))].full_type
+            assert text == format_type(kind.names, dtype, room) and dtype in ("", kind.dtype)
 
 
 def test_types_come_from_the_signature_of_the_block_in_view() -> None:
@@ -102,49 +102,54 @@ def test_types_come_from_the_signature_of_the_block_in_view() -> None:
     row = next(row for row in rows if row["name"] == "mlp_input")
     rows.append({**row, "layers": other, "type": {**row["type"], "dims": ["B", "S", "OtherDim"]}})
     row["layers"] = one
-    drawings = [block_svg(record, shape) for shape, _ in enumerate(shapes(record))]
+    drawings = [block_svg(record, shape) for shape, _ in enumerate(describe(record))]
     assert ["OtherDim" in drawing for drawing in drawings] == [False, True]
 
 
 def test_what_is_cut_can_be_reached_and_is_named_in_full() -> None:
-    record = records("deepseek_v3", 1)[0]
-    cut = [
+    (cut,) = [
         node
-        for node in ElementTree.fromstring(block_svg(record)).iter()
+        for node in ElementTree.fromstring(block_svg(with_long_type("llama"))).iter()
         if "bd-cut" in (node.get("class") or "")
     ]
-    assert [node.get("aria-label") for node in cut] == ["[B, Heads, S, NopeDim + RopeDim]"] * 2
-    assert all(
-        node.get("tabindex") == "0" and node.find("title").text == node.get("aria-label")
-        for node in cut
-    )
-    assert "[B, Heads, S, …]" in "".join(cut[0].itertext())
+    full = "[B, S, NopeDim + RopeDim + StateDim]"
+    assert cut.get("aria-label") == full and cut.get("tabindex") == "0"
+    assert cut.findtext("title") == full
+    assert "[B, S, …]" in "".join(cut.itertext())
+
+
+def test_types_that_do_not_fit_below_their_pills_stand_in_full_in_a_line() -> None:
+    (record,) = records("deepseek_v3", 1)
+    for layout in LAYOUTS:
+        for shape, _ in enumerate(describe(record)):
+            text = block_svg(record, shape, layout)
+            assert "bd-cut" not in text and ">q, k <" in text
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1", "openai-gpt"])
 def test_the_text_form_has_every_value_in_full(family: str) -> None:
     record = drawn(family)
-    for block in shapes(record):
+    for block in describe(record):
         html = outline(block)
         told = dict(re.findall(r'data-of="([^"]+)" data-dtype="[^"]*">([^<]+)<', html))
-        values = {f"{host}.{name}" for host, name in block.rows if host != "model"}
+        values = {f"{host}.{name}" for host, name in block.values if host != "model"}
         assert values <= set(told) and "…" not in "".join(told.values())
         for key, text in told.items():
-            kind = block.type(block.part(*key.split(".")), with_dtype=True)
-            assert text == written(kind.names, kind.dtype)
+            kind = block.values[tuple(key.split("."))].full_type
+            assert text == format_type(kind.names, kind.dtype)
 
 
 def test_the_text_form_goes_down_the_stream() -> None:
-    html = outline(shapes(drawn("openai-gpt"))[0])
+    html = outline(describe(drawn("openai-gpt"))[0])
     order = [
         "token_embeddings",
         "layer_input",
         "reads the stream",
         "Attention adds",
-        "normed by",
+        "normalised by",
         "layer_mid",
         "MLP adds",
-        "normed by",
+        "normalised by",
         "layer_output",
         "logits",
     ]
@@ -159,13 +164,11 @@ def test_the_script_is_given_each_type_once_and_by_shape() -> None:
     data = card_data([record])
     (checkpoint,) = data["checkpoints"]
     assert len({json.dumps(kind) for kind in checkpoint["types"]}) == len(checkpoint["types"])
-    blocks = shapes(record)
+    blocks = describe(record)
     for index, where, kinds in checkpoint["values"]:
         value = data["values"][index]
         for shape, number in zip(where or [0], kinds, strict=True):
-            kind = blocks[shape].type(
-                blocks[shape].part(value["host"], value["name"]), with_dtype=True
-            )
+            kind = blocks[shape].values[value["host"], value["name"]].full_type
             assert checkpoint["types"][number] == [list(kind.names), list(kind.numbers), kind.dtype]
 
 

@@ -2,69 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from html import escape
 
-from explorer.widgets.diagram.block import Block, Part, Record, attribute
-from explorer.widgets.diagram.types import written
-from explorer.widgets.palette import role_of
+from explorer.widgets.diagram.description import Block, Pill, Sublayer
+from explorer.widgets.diagram.types import format_type
 
-#: The way into the first block, and on from the last.
-_BEFORE, _AFTER = ("token_embeddings",), ("final_norm_output", "lm_head_output", "logits")
+_STEPS = {"scale": "multiplied by", "shift": "shifted by", "norm": "normalised by"}
 
 
 def outline(block: Block) -> str:
     """HTML: a closed ``<details>`` with a list of what happens on the stream, and in each sublayer its values in the order of the forward."""
     items = [
-        _item(block, "the embedding hands on", "model", _BEFORE),
-        _item(block, "the stream enters", "layers", ["layer_input"]),
+        _item("from the embedding", block.pills("model", "token_embeddings")),
+        _item("the stream enters", block.pills("layers", "layer_input")),
     ]
-    for turn in block.turns():
-        if turn.after and turn.after == block.mid:
-            items.append(_item(block, "the stream between", "layers", ["layer_mid"]))
-        items += [_reads(block, sub) for sub in turn.reads]
-        if turn.kind != "add":
-            items.append(
-                f"<li>the stream is {_DONE[turn.kind]} <code>{escape(turn.description.lstrip('×+ '))}</code></li>"
-            )
+    for segment in block.segments:
+        if segment.is_mid:
+            items.append(_item("the stream between", block.pills("layers", "layer_mid")))
+        items += [_sublayer(sub) for sub in segment.reads]
+        if segment.step.kind != "add":
+            words, operand = _STEPS[segment.step.kind], escape(segment.step.operand)
+            items.append(f"<li>the stream is {words} <code>{operand}</code></li>")
         items += [
-            _item(block, f"⊕ {escape(sub['title'])} adds", sub["host"], [sub["output"]])
-            for sub in turn.adds
+            _item(f"⊕ {escape(sub.title)} adds", [sub.output]) for sub in segment.adds if sub.output
         ]
-    items.append(_item(block, "the stream leaves", "layers", ["layer_output"]))
-    items.append(_item(block, "after the last block", "model", _AFTER))
+    after = block.pills("model", "final_norm_output", "lm_head_output", "logits")
+    items.append(_item("the stream leaves", block.pills("layers", "layer_output")))
+    items.append(_item("after the last block", after))
     return (
         '<details class="bd-words"><summary>The block as text, with every type</summary>'
         f"<ol>{''.join(items)}</ol></details>"
     )
 
 
-_DONE = {"scale": "multiplied with", "shift": "shifted by", "norm": "normed by"}
-
-
-def _reads(block: Block, sub: Record) -> str:
+def _sublayer(sub: Sublayer) -> str:
     """A sublayer: what it reads the stream through, and its values."""
-    norm, host = sub.get("norm"), attribute(sub["host"])
-    through = f" through <code>{escape(norm['module'])}</code>" if norm and norm["module"] else ""
-    given = block.parts("layers", [norm["value"]] if norm and norm.get("value") else [])
-    given += block.parts("layers", ["mlp_input"] if sub["host"] == "mlp" else [])
-    inside = [*given, *block.rest(sub, ())]
-    role = role_of(sub["host"])
-    title = f'<b class="role-{role}">{escape(sub["title"])}</b> <code>{escape(host)}</code> reads the stream{through}'
+    norm = sub.norm
+    through = f" through <code>{escape(norm.module)}</code>" if norm and norm.module else ""
+    inputs = [pill for pill in (norm and norm.output, sub.called_with) if pill]
+    values = "".join(f"<li>{_typed(pill)}</li>" for pill in (*inputs, *sub.values))
     return (
-        f"<li>{title}<ul>{''.join(f'<li>{_typed(block, part)}</li>' for part in inside)}</ul></li>"
+        f'<li><b class="role-{sub.colour}">{escape(sub.title)}</b> <code>{escape(sub.host)}</code>'
+        f" reads the stream{through}<ul>{values}</ul></li>"
     )
 
 
-def _item(block: Block, words: str, host: str, names: Iterable[str]) -> str:
-    typed = [_typed(block, part) for part in block.parts(host, names)]
-    return f"<li>{words} {', '.join(typed)}</li>" if typed else ""
+def _item(words: str, pills: Sequence[Pill]) -> str:
+    return f"<li>{words} {', '.join(map(_typed, pills))}</li>" if pills else ""
 
 
-def _typed(block: Block, part: Part) -> str:
-    kind = block.type(part, with_dtype=True)
-    name = part.name if part.host in ("model", "layers") else f"{part.host}.{part.name}"
+def _typed(pill: Pill) -> str:
+    name = pill.name if pill.host in ("model", "layers") else pill.key
+    names, dtype = pill.full_type.names, pill.full_type.dtype
     return (
-        f'<code>{escape(name)}</code> <code class="bd-t" data-of="{escape(part.key)}" data-dtype="{escape(kind.dtype)}">'
-        f"{escape(written(kind.names, kind.dtype))}</code>"
+        f'<code>{escape(name)}</code> <code class="bd-t" data-of="{escape(pill.key)}" data-dtype="{escape(dtype)}">'
+        f"{escape(format_type(names, dtype))}</code>"
     )

@@ -11,15 +11,15 @@ from typing import Any
 
 from explorer.vocabulary.formatting import CALL, short_dtype
 
-#: As long as most: a batch and a sequence.
-_USUAL = {"B": "1", "S": "4096"}
+#: A batch size and a length that most calls do not exceed.
+_USUAL_CALL = {"B": "1", "S": "4096"}
 
 
 @dataclass(frozen=True)
 class Type:
-    """A tensor's type: its axes by the names of their sizes and in numbers, and its dtype, empty where that goes without saying.
+    """A tensor's type: its axes by the names of their sizes and in numbers, and its dtype, which may be left out.
 
-    ``of`` are the values that are so, as ``host.name``.
+    ``of`` are the values that have the type, as ``host.name``; it plays no part in comparisons.
     """
 
     names: tuple[str, ...]
@@ -28,25 +28,23 @@ class Type:
     of: tuple[str, ...] = field(default=(), compare=False)
 
     @property
-    def longest(self) -> int:
-        """Letters it takes in the longest notation: with numbers for what the call decides, of a usual length."""
-        filled = [_USUAL.get(axis, axis) for axis in self.numbers]
-        return max(len(written(self.names, self.dtype)), len(written(filled, self.dtype)))
+    def max_length(self) -> int:
+        """Letters of the longest notation, with usual numbers for what the call decides."""
+        filled = [_USUAL_CALL.get(axis, axis) for axis in self.numbers]
+        return max(len(format_type(axes, self.dtype)) for axes in (self.names, filled))
 
-    def plain(self) -> Type:
+    def without_dtype(self) -> Type:
         return replace(self, dtype="")
 
     def also(self, keys: Iterable[str]) -> Type:
+        """The type, standing for further values."""
         return replace(self, of=(*self.of, *keys))
 
 
 def type_of(
-    row: Mapping[str, Any],
-    inferred: Mapping[str, Any] | None = None,
-    of: str = "",
-    layer: int | None = None,
+    row: Mapping[str, Any], inferred: Mapping[str, Any] | None = None, layer: int | None = None
 ) -> Type:
-    """The type of a value's row on block ``layer``: as ``inferred`` by a signature, else by the names of its layout's axes."""
+    """The type of a value's row on block ``layer``: as a signature ``inferred`` it, else by the names of its layout's axes."""
     if inferred and inferred["numbers"]:
         # A mark after the number of an axis that no expression was found for.
         names = [f"{axis[1:]}?" if axis.startswith("?") else axis for axis in inferred["dims"]]
@@ -59,12 +57,7 @@ def type_of(
             shape.get("numbers"),
         )
         numbers, dtype = [CALL.get(axis, axis) for axis in own or row["dims"]], row.get("dtype")
-    return Type(
-        tuple(names),
-        tuple(str(number) for number in numbers),
-        short_dtype(dtype or ""),
-        (of,) if of else (),
-    )
+    return Type(tuple(names), tuple(str(number) for number in numbers), short_dtype(dtype or ""))
 
 
 def axis_name(axis: str) -> str:
@@ -75,8 +68,8 @@ def axis_name(axis: str) -> str:
     return "".join(word[:1].upper() + word[1:] for word in words)
 
 
-def written(axes: Sequence[str], dtype: str = "", room: float = float("inf")) -> str:
-    """``f32[B, S, Hidden]``. Where that has more letters than there is room for, … stands for the longest axes, each in its place."""
+def format_type(axes: Sequence[str], dtype: str = "", room: float = float("inf")) -> str:
+    """``f32[B, S, Hidden]``. Where that has more letters than ``room``, … replaces the longest axes, one by one."""
     shown = list(axes)
     while len(text := f"{dtype}[{', '.join(shown)}]") > room:
         longest = max(range(len(shown)), key=lambda at: len(shown[at]), default=0)

@@ -1,0 +1,110 @@
+"""Sizes and shapes of the drawing, without SVG elements: boxes, text widths, rounded paths, the grid of expert cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Point = tuple[float, float]
+
+#: Height of a pill, and font sizes of its name and of a type.
+PILL, NAME_SIZE, TYPE_SIZE = 23.0, 11.5, 10.0
+#: Width of one character of a monospaced face, in units of its size; the widest in use.
+MONO = 0.606
+#: An average character of the proportional face, for wrapping.
+SANS = 0.53
+
+
+def mono_width(text: str, size: float = NAME_SIZE) -> float:
+    return len(text) * size * MONO
+
+
+def sans_width(text: str, size: float = 11.5) -> float:
+    return len(text) * size * SANS
+
+
+def wrap(text: str, width: float, size: float = 11.5) -> list[str]:
+    """``text`` in lines that fit ``width``, broken at spaces."""
+    room = max(int(width / (size * SANS)), 8)
+    lines: list[str] = []
+    for word in text.split():
+        if lines and len(lines[-1]) + 1 + len(word) <= room:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def number(value: float) -> str:
+    """A coordinate with at most one decimal."""
+    return f"{value:.1f}".rstrip("0").rstrip(".")
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle in the drawing."""
+
+    x: float
+    y: float
+    w: float
+    h: float
+
+    @property
+    def right(self) -> float:
+        return self.x + self.w
+
+    @property
+    def bottom(self) -> float:
+        return self.y + self.h
+
+    @property
+    def cx(self) -> float:
+        return self.x + self.w / 2
+
+    @property
+    def cy(self) -> float:
+        return self.y + self.h / 2
+
+
+def cell_grid(count: int, width: float, height: float, most: float = 17.0) -> tuple[int, float]:
+    """Columns and pitch of a field of ``count`` cells that fills ``width`` by ``height``.
+
+    Full rows are preferred to larger cells, as long as they cost at most a fifth of the size.
+    """
+
+    def pitch(columns: int) -> float:
+        return min(most, width / columns, height / -(-count // columns))
+
+    # Of fields with cells of one size, the widest.
+    best = max(range(1, count + 1), key=lambda columns: (pitch(columns), columns))
+    even = max(
+        (columns for columns in range(1, count + 1) if count % columns == 0),
+        key=lambda columns: (pitch(columns), columns),
+    )
+    columns = even if pitch(even) >= 0.8 * pitch(best) else best
+    return columns, pitch(columns)
+
+
+def rounded(points: Sequence[Point], radius: float = 7) -> str:
+    """A path through ``points`` (axis-parallel legs) with its corners rounded."""
+    d = [f"M{number(points[0][0])} {number(points[0][1])}"]
+    for before, corner, after in zip(points, points[1:], points[2:], strict=False):
+        reach = min(radius, leg(before, corner) / 2, leg(corner, after) / 2)
+        x0, y0 = toward(corner, before, reach)
+        x1, y1 = toward(corner, after, reach)
+        d.append(
+            f"L{number(x0)} {number(y0)}Q{number(corner[0])} {number(corner[1])} {number(x1)} {number(y1)}"
+        )
+    d.append(f"L{number(points[-1][0])} {number(points[-1][1])}")
+    return "".join(d)
+
+
+def leg(one: Point, other: Point) -> float:
+    """The length of an axis-parallel line."""
+    return abs(one[0] - other[0]) + abs(one[1] - other[1])
+
+
+def toward(start: Point, end: Point, distance: float) -> Point:
+    """The point ``distance`` from ``start`` on the way to ``end``."""
+    share = distance / (leg(start, end) or 1.0)
+    return start[0] + (end[0] - start[0]) * share, start[1] + (end[1] - start[1]) * share
