@@ -1,4 +1,4 @@
-"""Spots: values recognised in one recorded run, before their axes are worked out."""
+"""Candidates: tensors of a trace that hold a value, before the order of their axes is known."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from explorer.vocabulary.availability import Unavailability
 
 @dataclass(frozen=True)
 class TensorCandidate:
-    """One tensor, and where in the run it is handed over.
+    """A tensor that holds a value, and the call that takes or returns it.
 
-    ``repeat`` names an axis that what comes after repeats, and how often; ``axes`` the order
-    of the tensor's axes, where what hands it over fixes it; ``written_over`` whether what comes after writes into the very tensor;
-    ``selection`` that the value is some entries of it.
+    optional_tensor: the tensor; None where the call takes or returns None in its place, as a state
+    before the first token.
+    side, element: as of `HookPoint`. repeat: an axis that the code after it repeats, and how often.
+    axes: the order of the tensor's axes, where the call fixes it. written_over: whether later code
+    writes into the tensor in place. selection: how the value's entries are selected from it.
     """
 
-    tensor: torch.Tensor | None
+    optional_tensor: torch.Tensor | None
     call: Call
     side: str
     element: int | str | None
@@ -35,16 +37,24 @@ class TensorCandidate:
     selection: ExpertSelection | None = None
 
     @property
-    def when(self) -> int:
+    def tensor(self) -> torch.Tensor:
+        """The tensor. Raises LookupError where there is None in its place."""
+        if self.optional_tensor is None:
+            raise LookupError(f"{self.description} is None")
+        return self.optional_tensor
+
+    @property
+    def time(self) -> int:
+        """When the tensor passes, in the order of all calls of the trace."""
         return self.call.began if self.side == "input" else self.call.ended
 
     @property
     def description(self) -> str:
-        """The place in words, from the names the modeling code gives its calls."""
+        """The place in words, from the names in the modeling code."""
         module = self.call.module.rsplit(".", 1)[-1]
         if not self.call.labels:
             owner = "the block" if module.isdigit() else f"the module {module}"
-            return f"{self._what} of {owner}"
+            return f"{self._side_in_words} of {owner}"
         owner = self.call.parent
         where = "the block" if module.isdigit() else module
         within = (
@@ -53,34 +63,32 @@ class TensorCandidate:
             else f"in the forward of {where}"
         )
         if self.call.fn in OPERATORS:
-            side = (
-                "" if self.side == "output" else f"the {('left', 'right')[self.element]} side of "
-            )
+            operand = "right" if self.element == 1 else "left"
+            side = "" if self.side == "output" else f"the {operand} side of "
             return f"{side}a {OPERATORS[self.call.fn]}, {within}"
         if self.call.fn is None:
             variable = self.call.labels[-1].rsplit("_", 1)[0]
-            return f"what {variable} is assigned, {within}"
-        return f"{self._what} of {self.call.name}, {within}"
+            return f"the value assigned to {variable}, {within}"
+        return f"{self._side_in_words} of {self.call.name}, {within}"
 
     @property
-    def _what(self) -> str:
-        """The side and element in words, an argument by the name the called function gives it."""
+    def _side_in_words(self) -> str:
+        """Side and element in words; an argument by the name of the function's parameter."""
         if self.side == "output":
             return "the output" if self.element is None else f"output {self.element}"
         name = self.element
-        fn = (
-            getattr(self.call.fn, "forward", self.call.fn) if not self.call.labels else self.call.fn
-        )
-        if isinstance(name, int) and (parameters := _parameters(fn)) and name < len(parameters):
+        fn = self.call.fn
+        parameters = _parameters(fn if self.call.labels else getattr(fn, "forward", fn))
+        if isinstance(name, int) and name < len(parameters):
             name = parameters[name]
         return f"argument {name}"
 
-    def place(self, axes: tuple[str, ...], sizes: dict[str, int]) -> HookPoint | None:
-        """This spot as a place, or None when its tensor does not have the layout's axes."""
+    def hook_point(self, axes: tuple[str, ...], sizes: dict[str, int]) -> HookPoint | None:
+        """Return the hook point of a value with ``axes``; None when the tensor lacks those axes."""
         axes = axes if self.selection is None else self.selection.native_axes(axes)
         shape = (
             tuple(self.tensor.shape)
-            if self.tensor is not None
+            if self.optional_tensor is not None
             else tuple(sizes[a] for a in self.axes or axes)
         )
         if self.repeat is not None:
@@ -91,13 +99,10 @@ class TensorCandidate:
             return None
         description = self.description
         if self.repeat is not None:
-            description += f", each of its heads repeated {self.repeat[1]} times as it does next"
+            description += f", each head repeated {self.repeat[1]} times as the code does next"
         if self.selection is not None:
-            description += (
-                f", of which the slots are the entries that {self.selection.indices} names"
-                if self.selection.indices
-                else ", the first of it"
-            )
+            by = self.selection.indices
+            description += f", the entries that {by} selects" if by else ", its first entries"
         return HookPoint(
             self.call.module,
             self.side,
@@ -112,7 +117,7 @@ class TensorCandidate:
 
 
 def _parameters(fn: Any) -> list[str]:
-    """The positional parameters of a Python function by name; empty for what has no signature."""
+    """Return the names of a function's parameters without ``self``; empty without a signature."""
     try:
         names = list(inspect.signature(inspect.unwrap(fn)).parameters)
     except (TypeError, ValueError):
@@ -122,53 +127,64 @@ def _parameters(fn: Any) -> list[str]:
 
 @dataclass
 class HostFindings:
-    """What was found on one host of one block: spots by value name, sizes, and why the rest is missing.
+    """What was found on one host of one block.
 
-    ``made`` is the operation that made its result, where that is not the last one that multiplies with weights.
+    module: path of the host's module. candidates: by value name. sizes: lengths of axes. missing:
+    why a value is not among the candidates. last_op: index of the operation that makes the host's
+    result, where that is not its last product with weights.
     """
 
     module: str
     candidates: dict[str, TensorCandidate] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     missing: dict[str, Unavailability] = field(default_factory=dict)
-    details: HostDetails = HostDetails()
-    made: int | None = None
+    details: HostDetails = field(default_factory=HostDetails)
+    last_op: int | None = None
 
-    def note(self, **changes: Any) -> None:
-        """Set fields of ``details``."""
+    def add(
+        self, name: str, candidate: TensorCandidate | None, otherwise: Unavailability
+    ) -> TensorCandidate | None:
+        """Record the candidate of a value, or, where it is None, why there is none; return it."""
+        if candidate is None:
+            self.missing[name] = otherwise
+        else:
+            self.candidates[name] = candidate
+        return candidate
+
+    def set_details(self, **changes: Any) -> None:
+        """Replace fields of ``details``."""
         self.details = replace(self.details, **changes)
 
 
-def result(call: Call, keys: Iterable[int]) -> TensorCandidate | None:
-    """The element of what ``call`` returned that is one of the tensors ``keys``."""
-    keys = set(keys)
+def result_candidate(call: Call, tensor_ids: Iterable[int]) -> TensorCandidate | None:
+    """Return the element of the call's result that is one of the tensors, if any."""
+    ids = set(tensor_ids)
     if isinstance(call.output, torch.Tensor):
-        return (
-            TensorCandidate(call.output, call, "output", None) if id(call.output) in keys else None
-        )
+        found = id(call.output) in ids
+        return TensorCandidate(call.output, call, "output", None) if found else None
     if isinstance(call.output, (tuple, list)):
         for index, item in enumerate(call.output):
-            if isinstance(item, torch.Tensor) and id(item) in keys:
+            if isinstance(item, torch.Tensor) and id(item) in ids:
                 return TensorCandidate(item, call, "output", index)
     return None
 
 
-def argument(call: Call, keys: Iterable[int]) -> TensorCandidate | None:
-    """The argument of ``call`` that is one of the tensors ``keys``."""
-    keys = set(keys)
+def argument_candidate(call: Call, tensor_ids: Iterable[int]) -> TensorCandidate | None:
+    """Return the argument of the call that is one of the tensors, if any."""
+    ids = set(tensor_ids)
     for position, item in call.arguments():
-        if isinstance(item, torch.Tensor) and id(item) in keys:
+        if isinstance(item, torch.Tensor) and id(item) in ids:
             return TensorCandidate(item, call, "input", position)
     return None
 
 
-def innermost(calls: Iterable[Call], index: int) -> list[Call]:
-    """The calls during which operation ``index`` ran, innermost first."""
-    return sorted((c for c in calls if c.start <= index < c.stop), key=lambda c: c.stop - c.start)
+def has_parameter(call: Call, name: str) -> bool:
+    """Return whether the called function has a parameter of this name."""
+    return name in inspect.signature(inspect.unwrap(call.fn)).parameters
 
 
-def bound(call: Call, name: str) -> TensorCandidate | None:
-    """The argument of a function call by the name its signature gives it."""
+def named_argument(call: Call, name: str) -> TensorCandidate | None:
+    """Return the argument that the called function's signature names ``name``, if it was given."""
     names = list(inspect.signature(inspect.unwrap(call.fn)).parameters)
     if name in call.kwargs:
         return TensorCandidate(call.kwargs[name], call, "input", name)
@@ -178,14 +194,37 @@ def bound(call: Call, name: str) -> TensorCandidate | None:
     return None
 
 
-def maker_candidate(within: list[Call], key: int) -> TensorCandidate | None:
-    """The last call or assignment, as seen from one forward, whose result is tensor ``key``."""
-    made = [spot for call in within if (spot := result(call, {key})) is not None]
-    return max(made, key=lambda spot: spot.when) if made else None
+def latest_result(calls: Iterable[Call], tensor_id: int) -> TensorCandidate | None:
+    """Return the result of the call or assignment that ended last among those with this result."""
+    found = [
+        candidate
+        for call in calls
+        if (candidate := result_candidate(call, {tensor_id})) is not None
+    ]
+    return max(found, key=lambda candidate: candidate.time) if found else None
 
 
-def children(graph: TraceGraph, module: Call) -> list[Call]:
-    """The direct child modules a module called, in order."""
+def functions_inside(graph: TraceGraph, module: Call) -> list[Call]:
+    """Return the calls of modules and functions inside a module's call, without assignments."""
+    return [call for call in graph.inside(module) if call.fn is not None]
+
+
+def own_calls(graph: TraceGraph, module: Call) -> list[Call]:
+    """Return the calls and assignments that stand in the module's own forward."""
+    return [
+        call
+        for call in graph.inside(module)
+        if call.module == module.module and len(call.labels) == 1
+    ]
+
+
+def calls_around(calls: Iterable[Call], op: int) -> list[Call]:
+    """Return the calls during which operation ``op`` ran, innermost first."""
+    return sorted((c for c in calls if c.start <= op < c.stop), key=lambda c: c.stop - c.start)
+
+
+def child_calls(graph: TraceGraph, module: Call) -> list[Call]:
+    """Return the calls of a module's direct children, in order."""
     return [
         c
         for c in graph.inside(module)
@@ -193,8 +232,8 @@ def children(graph: TraceGraph, module: Call) -> list[Call]:
     ]
 
 
-#: Operations that norm what they are given, or take the size of it to norm by.
-_NORMING = frozenset(
+#: Operations that normalise their input, or take its size to normalise by.
+_NORMALISING = frozenset(
     [
         "native_layer_norm",
         "_fused_rms_norm",
@@ -208,7 +247,7 @@ _NOT_IN_A_NORM = frozenset(["_softmax", "softmax", "bmm", "topk", "convolution",
 
 
 def is_norm(graph: TraceGraph, call: Call) -> bool:
-    """Whether a call is of a module that norms what it is called with: by an operation of its own, and returns as much."""
+    """Return whether a call is of a norm module: it normalises its input and keeps the shape."""
     entered = next(tensors((call.args, call.kwargs)), None)
     if (
         call.labels
@@ -219,18 +258,18 @@ def is_norm(graph: TraceGraph, call: Call) -> bool:
         return False
     if any(p.dim() > 1 for p in call.fn.parameters(recurse=False)):
         return False
-    names = {graph.ops[i].name for i in range(call.start, call.stop)}
-    return not names & _NOT_IN_A_NORM and any(
-        graph.ops[i].name in _NORMING and graph.owners[i] is call
-        for i in range(call.start, call.stop)
+    ops = range(call.start, call.stop)
+    return not {graph.ops[i].name for i in ops} & _NOT_IN_A_NORM and any(
+        graph.ops[i].name in _NORMALISING and graph.owners[i] is call for i in ops
     )
 
 
-def around(graph: TraceGraph, module: Call, anchor: Call) -> dict[str, tuple[str, ...]]:
-    """Names of the child modules called before and after ``anchor`` in a module's forward."""
-    name = lambda call: call.module.rpartition(".")[2]  # noqa: E731
-    called = children(graph, module)
+def modules_around(graph: TraceGraph, module: Call, anchor: Call) -> dict[str, tuple[str, ...]]:
+    """Return names of the child modules called before and after ``anchor``, as host details."""
+    calls = child_calls(graph, module)
+    before = [c for c in calls if c.ended < anchor.began]
+    after = [c for c in calls if c.began > anchor.ended]
     return {
-        "modules_before": tuple(name(c) for c in called if c.ended < anchor.began),
-        "modules_after": tuple(name(c) for c in called if c.began > anchor.ended),
+        field_name: tuple(c.module.rpartition(".")[2] for c in called)
+        for field_name, called in (("modules_before", before), ("modules_after", after))
     }

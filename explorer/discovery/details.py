@@ -31,7 +31,7 @@ class Step:
 
 @dataclass(frozen=True)
 class OutputSteps:
-    """What happens to a sublayer's result before the block adds it: norms, scales, shifts, in order.
+    """What happens to a sublayer's result before the block adds it, in order.
 
     complete: whether nothing else happens to it.
     """
@@ -97,9 +97,9 @@ class RouterScoring:
 class AttentionOperations:
     """One softmax attention as operations of a trace, by their indices in ``TraceGraph.ops``.
 
-    softmax: the softmax over the keys. score_product: the product of queries and keys. value_product:
-    the first product of the attention probabilities with the values. between: the other operations
-    that the softmax's input is made with (scale, mask, bias, cap, dtype, layout), in order.
+    softmax: the softmax over the keys. score_product: the product of queries and keys.
+    value_product: the first product of the attention probabilities with the values. between: the
+    operations that make the softmax's input of products (scale, mask, bias, cap, layout), in order.
 
     The indices are valid for the graph they were found in, and for the call of the block they
     were found in.
@@ -133,7 +133,7 @@ class HostDetails:
         convolved_output: whether a convolution follows the host's last product with weights.
 
     ``layers`` (the block itself):
-        returns: how many things the block returns in a tuple; None where it returns the stream alone.
+        returns: how many things the block returns in a tuple; None where it returns a tensor.
 
     Attention and recurrent mixers:
         modules_before, modules_after: names of the child modules that are called before and after
@@ -160,14 +160,14 @@ class HostDetails:
         expert_stacks: the same for two modules with a matrix per expert.
         shared: path of the shared expert's module, or "".
         shared_gated: whether the shared expert's output is multiplied before it is added.
-        routed_factor: what the routed output is multiplied with before the shared expert's is added.
+        routed_factor: what the routed output is multiplied with before the shared one is added.
         runs_all_experts: whether every expert runs on every token, weighted before it runs.
         null_experts: whether more indices can be chosen than there are experts.
         scoring: how logits become weights.
 
     Recurrent mixers:
         kernel: name of the function that runs the recurrence, or "".
-        constants: by value name, the path of the parameter or buffer it is served from and its sign.
+        constants: by value name, the path of the parameter or buffer it is read from, and a sign.
     """
 
     own_widths: Mapping[str, int] = field(default_factory=dict)

@@ -16,14 +16,15 @@ from explorer.discovery.backbone import (
     stream_alone,
     swapped_blocks,
 )
-from explorer.discovery.block import BlockFindings, find_block
+from explorer.discovery.block import find_block
 from explorer.discovery.candidates import HostFindings, TensorCandidate
 from explorer.discovery.details import AttentionOperations, HostDetails, Step
 from explorer.discovery.final_norm import after_the_blocks
 from explorer.discovery.hook_point import HookPoint
 from explorer.discovery.record_run import record_run, recorded_run, remember
 from explorer.discovery.recorded_run import RecordedRun
-from explorer.discovery.residual import SCALES, CannotTrace, stream
+from explorer.discovery.residual import SCALES, CannotTrace
+from explorer.discovery.sublayer import BlockFindings
 from explorer.meta_device import mask_arguments, without_padding_warning
 from explorer.vocabulary.availability import NOT_FOUND, not_present, not_traced
 
@@ -248,7 +249,7 @@ def _block(
                 )
             hosts[name] = HostAnatomy(name, "", {}, {}, missing, HostDetails())
     return BlockAnatomy(
-        layers, hosts, tuple(prompt.sublayers), order, tuple(prompt.steps), prompt.mid, stepped
+        layers, hosts, tuple(prompt.sublayers), order, tuple(prompt.steps), prompt.mid_step, stepped
     )
 
 
@@ -276,7 +277,7 @@ def _apart(finds: HostFindings, shared: set[str]) -> None:
 def _order(finds: BlockFindings, hosts: dict[str, HostAnatomy]) -> tuple[tuple[str, str], ...]:
     """Host and name of every value that has a place, in the order they are passed."""
     passed = [
-        (spot.when, list(vocabulary.BY_HOST[name]).index(value), name, value)
+        (spot.time, list(vocabulary.BY_HOST[name]).index(value), name, value)
         for name, found in finds.hosts.items()
         for value, spot in found.candidates.items()
         if name in hosts and value in hosts[name].hook_points
@@ -300,11 +301,11 @@ def _host(
         if value.derived:
             continue
         spot = finds.candidates.get(value.name)
-        place = spot.place(value.axes, sizes) if spot is not None else None
+        place = spot.hook_point(value.axes, sizes) if spot is not None else None
         own = sizes
         if place is None and (width := _own_width(value, spot)) is not None:
             own = {**sizes, "hidden_size": width}
-            place = spot.place(value.axes, own)
+            place = spot.hook_point(value.axes, own)
             details = replace(details, own_widths={**details.own_widths, value.name: width})
         if place is None:
             missing.setdefault(
@@ -324,7 +325,7 @@ def _host(
                 "hidden_size": own.get("hidden_size", 0),
                 "seq": long,
             }
-            place = other.place(value.axes, extents) if other is not None else None
+            place = other.hook_point(value.axes, extents) if other is not None else None
             if (
                 place is not None
                 and place.call_site != found[0].call_site
@@ -365,12 +366,7 @@ def _host(
 
 def _own_width(value: vocabulary.Value, spot: TensorCandidate | None) -> int | None:
     """The width of a value that is not on the stream, where what was found has one axis for it."""
-    if (
-        not value.own_width
-        or spot is None
-        or spot.tensor is None
-        or spot.tensor.dim() < 2
-    ):
+    if not value.own_width or spot is None or spot.optional_tensor is None or spot.tensor.dim() < 2:
         return None
     return spot.tensor.shape[-1]
 

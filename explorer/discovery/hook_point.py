@@ -206,7 +206,7 @@ def write_value(
 
 
 def _expanded(indices: torch.Tensor | None, whole: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return indices along ``dim``, their last axis, repeated over the axes of ``whole`` behind it."""
+    """Return indices along ``dim``, their last axis, repeated over the later axes of ``whole``."""
     if indices is None:
         raise ValueError("a value selected by indices needs the indices")
     more = whole.shape[dim + 1 :]
@@ -215,34 +215,36 @@ def _expanded(indices: torch.Tensor | None, whole: torch.Tensor, dim: int) -> to
 
 def get_element(container: Any, place: HookPoint) -> Any:
     """Return the value at ``place`` in what the call received (``(args, kwargs)``) or returned."""
+    element = place.element
     if place.side == "input":
         args, kwargs = container
-        if isinstance(place.element, str):
-            return kwargs.get(place.element)
-        return args[place.element] if place.element < len(args) else None
-    if place.element is None:
+        if isinstance(element, int):
+            return args[element] if element < len(args) else None
+        return kwargs.get(element)
+    if element is None:
         return container
-    if isinstance(place.element, int) and not isinstance(container, (tuple, list)):
-        # A call that returns a tuple in one setting may return its first element alone in another.
-        return container if place.element == 0 else None
-    return container[place.element]
+    if isinstance(element, str):
+        return container[element]
+    if isinstance(container, tuple | list):
+        return container[element]
+    # A call that returns a tuple in one setting may return its first element alone in another.
+    return container if element == 0 else None
 
 
 def with_element(container: Any, place: HookPoint, value: Any) -> Any:
     """Return ``container`` with ``value`` at ``place``, the original unchanged."""
+    element = place.element
     if place.side == "input":
         args, kwargs = container
-        if isinstance(place.element, str):
-            return args, {**kwargs, place.element: value}
-        return (*args[: place.element], value, *args[place.element + 1 :]), kwargs
-    if place.element is None:
-        return value
-    if isinstance(place.element, str):
+        if isinstance(element, int):
+            return (*args[:element], value, *args[element + 1 :]), kwargs
+        return args, {**kwargs, element: value}
+    if isinstance(element, str):
         changed = type(container)(**container)
-        changed[place.element] = value
+        changed[element] = value
         return changed
-    if not isinstance(container, (tuple, list)):
+    if element is None or not isinstance(container, (tuple, list)):
         return value
     changed = list(container)
-    changed[place.element] = value
+    changed[element] = value
     return type(container)(*changed) if hasattr(container, "_fields") else type(container)(changed)

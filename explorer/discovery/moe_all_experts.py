@@ -1,138 +1,128 @@
-"""Finding the values of a mixture that runs every expert on every token, those not chosen on nothing."""
+"""Find the values of a mixture that runs every expert on every token, weighted before it runs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import torch
 
-from explorer.discovery.candidates import HostFindings, TensorCandidate, children, maker_candidate
+from explorer.discovery.candidates import (
+    HostFindings,
+    TensorCandidate,
+    child_calls,
+    functions_inside,
+    latest_result,
+)
 from explorer.discovery.hook_point import ExpertSelection
-from explorer.discovery.mlp import DENSE, find_router, find_shared
+from explorer.discovery.mlp import DENSE
+from explorer.discovery.moe import NOT_DENSE, find_shared_expert
+from explorer.discovery.router import find_router, selected_indices
 from explorer.discovery.trace_graph import Call, TraceGraph
-from explorer.vocabulary.availability import not_present, not_traced
+from explorer.vocabulary.availability import not_traced
 
-#: The value that numbers the slots among the experts, all of which are run.
+#: The slots of a token are the entries of the experts it selected, among those of all experts.
 _SLOTS = ExpertSelection("top_k", "num_experts", "expert_indices")
 
 
-def find_spread(graph: TraceGraph, module: Call) -> HostFindings | None:
-    """Spots of a mixture whose experts are one module that is called with a copy of the tokens for each expert, weighted; None where there is none.
+def find_all_experts_mixture(graph: TraceGraph, module: Call) -> HostFindings | None:
+    """Find the values of a mixture whose experts take a weighted copy of the tokens each.
 
-    What it makes for the experts that a token chose are its slots: each place there has an entry for every expert.
+    The tensors found have an entry for every expert; a token's slots are those it selected.
+    Returns None where there is no such mixture.
     """
-    for choice in graph.indices(module, "topk"):
-        count = graph.tensors[graph.ops[choice].reads[0]].shape[-1]
-        tokens = graph.tensors[graph.ops[choice].reads[0]].numel() // count
-        for experts in children(graph, module):
-            if experts.start > choice and _all_at_once(experts, count, tokens):
-                return _find(graph, module, choice, experts, count)
+    for selection in graph.indices(module, "topk"):
+        scores = graph.tensors[graph.ops[selection].reads[0]]
+        count = scores.shape[-1]
+        for experts in child_calls(graph, module):
+            if experts.start > selection and _runs_all(experts, count, scores.numel() // count):
+                return _find(graph, module, selection, experts, count)
     return None
 
 
-def _all_at_once(experts: Call, count: int, tokens: int) -> bool:
-    """Whether a module has a matrix for each expert and is called with as many rows as there are tokens and experts."""
-    given = next(iter(experts.args), None)
+def _runs_all(experts: Call, count: int, tokens: int) -> bool:
+    """Return whether a module has a matrix for each expert and takes every token for each."""
+    entering = next(iter(experts.args), None)
     return (
-        isinstance(given, torch.Tensor)
+        isinstance(entering, torch.Tensor)
         and isinstance(experts.output, torch.Tensor)
-        and experts.output.shape == given.shape
-        and given.numel() == count * tokens * given.shape[-1]
+        and experts.output.shape == entering.shape
+        and entering.numel() == count * tokens * entering.shape[-1]
         and any(p.dim() == 3 and p.shape[0] == count for p in experts.fn.parameters())
     )
 
 
 def _find(
-    graph: TraceGraph, module: Call, choice: int, experts: Call, count: int
+    graph: TraceGraph, module: Call, selection: int, experts: Call, count: int
 ) -> HostFindings | None:
-    inside = [c for c in graph.inside(module) if c.fn is not None]
-    numbers = next(
-        key for key in graph.ops[choice].makes if not graph.tensors[key].is_floating_point()
-    )
-    indices, weights, summed = (
-        maker_candidate(inside, numbers),
-        _weights(graph, module, experts, count),
-        _sum(graph, module, experts, count),
-    )
-    if indices is None or weights is None or summed is None:
+    functions = functions_inside(graph, module)
+    selected = selected_indices(graph, selection)
+    if selected is None:
         return None
-    finds = HostFindings(module.module)
-    finds.missing = dict.fromkeys(
-        DENSE, not_present("this MLP is a mixture: every expert has neurons of its own")
-    )
-    finds.sizes = {"top_k": indices.tensor.shape[-1]}
-    finds.note(experts=experts.module, runs_all_experts=True)
-    slots, routed = graph.ops[summed].reads[0], graph.ops[summed].makes[0]
-    finds.candidates = {
-        "expert_indices": indices,
-        "expert_weights": weights,
-        "expert_outputs": _with_all(
-            maker_candidate([c for c in inside if c.stop <= summed], slots),
-            ("num_experts", "batch", "seq", "hidden_size"),
-        ),
-        "routed_output": maker_candidate(inside, routed),
-    }
-    finds.missing |= {
-        name: not_traced("it is the result of no call")
-        for name, spot in finds.candidates.items()
-        if spot is None
-    }
-    finds.candidates = {name: spot for name, spot in finds.candidates.items() if spot is not None}
+    indices = latest_result(functions, selected)
+    weights = _weights(graph, module, experts, count)
+    total = _sum_over_experts(graph, module, experts, count)
+    if indices is None or weights is None or total is None:
+        return None
+    findings = HostFindings(module.module)
+    findings.missing = dict.fromkeys(DENSE, NOT_DENSE)
+    findings.sizes = {"top_k": indices.tensor.shape[-1]}
+    findings.set_details(experts=experts.module, runs_all_experts=True)
+    outputs, routed = graph.ops[total].reads[0], graph.ops[total].makes[0]
+    slots = latest_result([c for c in functions if c.stop <= total], outputs)
+    slot_axes = ("num_experts", "batch", "seq", "hidden_size")
+    findings.candidates = {"expert_indices": indices, "expert_weights": weights}
+    reason = not_traced("no call returns it")
+    findings.add("expert_outputs", _with_slots(slots, slot_axes), reason)
+    findings.add("routed_output", latest_result(functions, routed), reason)
     if (down := getattr(experts.fn, "down_proj", None)) is not None and down.dim() == 3:
-        finds.sizes["intermediate_size"] = (
-            down.shape[1] if down.shape[2] == experts.output.shape[-1] else down.shape[2]
-        )
-    find_router(finds, graph, module, numbers)
-    finds.made = summed
-    find_shared(finds, graph, module, experts, graph.tensors[routed], summed + 1)
-    return finds
+        first_is_output = down.shape[2] == experts.output.shape[-1]
+        findings.sizes["intermediate_size"] = down.shape[1 if first_is_output else 2]
+    find_router(findings, graph, module, selected)
+    findings.last_op = total
+    find_shared_expert(findings, graph, module, experts, graph.tensors[routed], total + 1)
+    return findings
 
 
-def _with_all(spot: TensorCandidate | None, axes: tuple[str, ...]) -> TensorCandidate | None:
-    return (
-        None
-        if spot is None
-        else TensorCandidate(
-            spot.tensor, spot.call, spot.side, spot.element, axes=axes, selection=_SLOTS
-        )
-    )
+def _with_slots(candidate: TensorCandidate | None, axes: tuple[str, ...]) -> TensorCandidate | None:
+    """Return a candidate with ``axes``, of which the selected experts' entries are served."""
+    return None if candidate is None else replace(candidate, axes=axes, selection=_SLOTS)
 
 
 def _weights(graph: TraceGraph, module: Call, experts: Call, count: int) -> TensorCandidate | None:
-    """What the copies are multiplied with: one number for each token and expert, where a module or a call returns it."""
+    """Return what the copies are multiplied with: one number for each token and expert."""
     entering = graph.back(id(experts.args[0]), experts.start)
-    index = graph.maker(entering[-1], experts.start)
-    if index is None or graph.ops[index].name != "mul":
+    op = graph.maker(entering[-1], experts.start)
+    if op is None or graph.ops[op].name != "mul":
         return None
-    for key in graph.ops[index].reads:
-        if graph.tensors[key].shape[-1] == 1:
-            found = [
-                k
-                for k in graph.back(key, index)
-                if graph.tensors[k].shape[-1] == count and graph.tensors[k].dim() < 4
-            ]
-            makers = (
-                maker_candidate([c for c in calls if c.stop <= index], found[-1]) if found else None
-                for calls in (
-                    children(graph, module),
-                    [c for c in graph.inside(module) if c.fn is not None],
-                )
-            )
-            return _with_all(
-                next((spot for spot in makers if spot is not None), None),
-                ("batch", "seq", "num_experts"),
-            )
-    return None
+    factor = next((key for key in graph.ops[op].reads if graph.tensors[key].shape[-1] == 1), None)
+    if factor is None:
+        return None
+    by_token = [
+        key
+        for key in graph.back(factor, op)
+        if graph.tensors[key].shape[-1] == count and graph.tensors[key].dim() < 4
+    ]
+    if not by_token:
+        return None
+
+    def returned(calls: Iterable[Call]) -> TensorCandidate | None:
+        return latest_result([c for c in calls if c.stop <= op], by_token[-1])
+
+    found = returned(child_calls(graph, module)) or returned(functions_inside(graph, module))
+    return _with_slots(found, ("batch", "seq", "num_experts"))
 
 
-def _sum(graph: TraceGraph, module: Call, experts: Call, count: int) -> int | None:
-    """The operation that adds up what all experts made of a token."""
+def _sum_over_experts(graph: TraceGraph, module: Call, experts: Call, count: int) -> int | None:
+    """Return the operation that sums what all experts made of each token."""
     made = graph.onward(id(experts.output))
     return next(
         (
-            i
-            for i in graph.indices(module, "sum")
-            if set(graph.ops[i].reads) & made
-            and graph.tensors[graph.ops[i].reads[0]].shape[0] == count
-            and graph.tensors[graph.ops[i].makes[0]].dim() == 2
+            op
+            for op in graph.indices(module, "sum")
+            if set(graph.ops[op].reads) & made
+            and graph.tensors[graph.ops[op].reads[0]].shape[0] == count
+            and graph.tensors[graph.ops[op].makes[0]].dim() == 2
         ),
         None,
     )

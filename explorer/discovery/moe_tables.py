@@ -1,165 +1,179 @@
-"""Finding the values of a mixture whose experts are no one module: rows of tables, or stacks of matrices run on tokens sorted by expert."""
+"""Find the values of a mixture whose experts are rows of two tables, or two stacks of matrices."""
 
 from __future__ import annotations
 
 import torch
 
-from explorer.discovery.candidates import HostFindings, children, maker_candidate
-from explorer.discovery.mlp import DENSE, find_router, find_shared, scoring_of
+from explorer.discovery.candidates import (
+    HostFindings,
+    TensorCandidate,
+    child_calls,
+    functions_inside,
+    latest_result,
+)
+from explorer.discovery.mlp import DENSE
+from explorer.discovery.moe import NO_SLOTS, NOT_DENSE, find_shared_expert
+from explorer.discovery.router import find_router, scoring_of, selected_indices
 from explorer.discovery.trace_graph import Call, TraceGraph
-from explorer.vocabulary.availability import not_present, not_traced
+from explorer.vocabulary.availability import not_present
+
+_SUMMED_AT_ONCE = not_present("this mixture computes the sum over its experts in one product")
+_HALVES = not_present(
+    "this router scores the two halves of every expert's key separately, "
+    "so that no tensor holds a score for each expert"
+)
 
 
-def find_apart(graph: TraceGraph, module: Call) -> HostFindings | None:
-    """Spots of a mixture that is a top-k, weights for what it chose, and two modules that hold a row or a matrix for each expert; None where there is none.
+def find_table_mixture(graph: TraceGraph, module: Call) -> HostFindings | None:
+    """Find the values of a mixture with two modules that hold a row or a matrix for each expert.
 
-    Both are called before the weighted results are added up, which is the routed output.
+    Both are called between the top-k and the routed output. Returns None where there is no such
+    mixture.
     """
-    choices = graph.indices(module, "topk")
-    inside = [c for c in graph.inside(module) if c.fn is not None]
-    for choice in reversed(choices):
-        numbers = _numbers(graph, module, choice)
-        weights = _last_alike(
-            graph,
-            module,
-            next(k for k in graph.ops[choice].makes if graph.tensors[k].is_floating_point()),
-        )
-        routed = _first_whole(graph, module, weights)
-        held = _holding(graph, module, choice, routed)
-        candidates = {
-            "expert_indices": maker_candidate(inside, numbers),
-            "expert_weights": maker_candidate(inside, weights),
-            "routed_output": None if routed is None else _handed(graph, inside, routed),
-        }
-        # The activation, which may run elsewhere too.
-        between = [
-            c
-            for c in graph.calls
-            if len(held) == 2
-            and not c.labels
-            and c.module.rpartition(".")[0] == module.module
-            and held[0].ended < c.began
-            and c.stop < graph.maker(routed)
-            and not any(True for _ in c.fn.parameters())
-        ]
-        if not between or None in candidates.values():
-            continue
-        finds = HostFindings(module.module, candidates)
-        finds.missing = dict.fromkeys(
-            DENSE, not_present("this MLP is a mixture: every expert has neurons of its own")
-        )
-        finds.sizes = {"top_k": graph.tensors[numbers].shape[-1]}
-        tables = isinstance(held[0].fn, torch.nn.Embedding)
-        finds.missing["expert_outputs"] = (
-            not_present("this mixture adds what its experts make up in one product")
-            if tables
-            else not_traced(
-                "this mixture runs its tokens sorted by expert, so that no slot's output stands in the slot's place"
-            )
-        )
-        paths = (*(c.module for c in held), between[0].module)
-        finds.note(**{"expert_tables" if tables else "expert_stacks": paths})
-        if numbers in graph.ops[choice].makes:
-            find_router(finds, graph, module, numbers)
-        else:
-            finds.note(scoring=scoring_of(graph, module, None, choice, weights))
-            finds.missing |= dict.fromkeys(
-                ("router_logits", "router_scores"),
-                not_present(
-                    "this router scores the two halves of every expert's key apart, and has no tensor with a score for each expert"
-                ),
-            )
-        finds.sizes["num_experts"] = _each(held[0])
-        finds.made = graph.maker(routed)
-        find_shared(finds, graph, module, None, graph.tensors[routed], finds.made + 1)
-        return finds
+    for selection in reversed(graph.indices(module, "topk")):
+        findings = _find_after(graph, module, selection)
+        if findings is not None:
+            return findings
     return None
 
 
-def _each(held: Call) -> int | None:
-    """For how many experts a module holds something: rows of a table, or matrices."""
-    weight = getattr(held.fn, "weight", None)
-    return (
-        weight.shape[0]
-        if isinstance(held.fn, torch.nn.Embedding)
-        or (isinstance(weight, torch.Tensor) and weight.dim() == 3)
-        else None
+def _find_after(graph: TraceGraph, module: Call, selection: int) -> HostFindings | None:
+    functions = functions_inside(graph, module)
+    indices = _indices(graph, module, selection)
+    if indices is None:
+        return None
+    scores = next(
+        key for key in graph.ops[selection].makes if graph.tensors[key].is_floating_point()
     )
+    weights = _weights(graph, module, scores)
+    routed = _routed_output(graph, module, weights)
+    if routed is None:
+        return None
+    last_op = graph.last_maker(routed)
+    holders = _expert_holders(graph, module, selection, last_op)
+    found = {
+        "expert_indices": latest_result(functions, indices),
+        "expert_weights": latest_result(functions, weights),
+        "routed_output": _first_result(graph, functions, routed),
+    }
+    candidates = {name: one for name, one in found.items() if one is not None}
+    activation = _activation(graph, module, holders, last_op)
+    if activation is None or len(candidates) < len(found):
+        return None
+    findings = HostFindings(module.module, candidates, last_op=last_op)
+    tables = isinstance(holders[0].fn, torch.nn.Embedding)
+    findings.missing = dict.fromkeys(DENSE, NOT_DENSE)
+    findings.missing["expert_outputs"] = _SUMMED_AT_ONCE if tables else NO_SLOTS
+    findings.sizes = {"top_k": graph.tensors[indices].shape[-1]}
+    paths = (*(call.module for call in holders), activation.module)
+    findings.set_details(**{"expert_tables" if tables else "expert_stacks": paths})
+    if indices in graph.ops[selection].makes:
+        find_router(findings, graph, module, indices)
+    else:
+        scoring = scoring_of(graph, module, None, selection, weights)
+        findings.set_details(scoring=scoring)
+        findings.missing |= dict.fromkeys(("router_logits", "router_scores"), _HALVES)
+    findings.sizes["num_experts"] = _expert_count(holders[0])
+    find_shared_expert(findings, graph, module, None, graph.tensors[routed], last_op + 1)
+    return findings
 
 
-def _holding(graph: TraceGraph, module: Call, choice: int, routed: int | None) -> list[Call]:
-    """The modules that hold something for each expert, called between the choice and the routed output."""
-    last = None if routed is None else graph.maker(routed)
+def _expert_count(call: Call) -> int:
+    """Return for how many experts a module holds a row of a table or a matrix; 0 for none."""
+    weight = getattr(call.fn, "weight", None)
+    if not isinstance(weight, torch.Tensor):
+        return 0
+    return weight.shape[0] if isinstance(call.fn, torch.nn.Embedding) or weight.dim() == 3 else 0
+
+
+def _expert_holders(graph: TraceGraph, module: Call, selection: int, stop: int) -> list[Call]:
+    """Return the calls of modules with something for each expert, between two operations."""
     return [
-        c
-        for c in children(graph, module)
-        if last is not None and c.start > choice and c.stop <= last and _each(c) is not None
+        call
+        for call in child_calls(graph, module)
+        if call.start > selection and call.stop <= stop and _expert_count(call)
     ]
 
 
-def _numbers(graph: TraceGraph, module: Call, choice: int) -> int:
-    """The expert numbers: what the choice numbers, or what is picked from other numbers by it."""
-    chosen = next(
-        key for key in graph.ops[choice].makes if not graph.tensors[key].is_floating_point()
+def _activation(graph: TraceGraph, module: Call, holders: list[Call], stop: int) -> Call | None:
+    """Return the call of the child without parameters that runs after the first of two holders.
+
+    It is looked for among all calls, as it may run elsewhere in the module too.
+    """
+    if len(holders) != 2:
+        return None
+    return next(
+        (
+            call
+            for call in graph.calls
+            if not call.labels
+            and call.module.rpartition(".")[0] == module.module
+            and holders[0].ended < call.began
+            and call.stop < stop
+            and not any(True for _ in call.fn.parameters())
+        ),
+        None,
     )
-    picked = [
+
+
+def _indices(graph: TraceGraph, module: Call, selection: int) -> int | None:
+    """Return the tensor of expert indices: the top-k's, or what is gathered by those."""
+    selected = selected_indices(graph, selection)
+    gathered = (
         made
-        for i in graph.indices(module, "gather")
-        if chosen in graph.ops[i].reads
-        for made in graph.ops[i].makes
+        for op in graph.indices(module, "gather")
+        if selected in graph.ops[op].reads
+        for made in graph.ops[op].makes
         if not graph.tensors[made].is_floating_point()
-    ]
-    return picked[0] if picked else chosen
+    )
+    return next(gathered, selected)
 
 
-def _last_alike(graph: TraceGraph, module: Call, key: int) -> int:
-    """The last of what is made of the chosen scores in their own shape, one after another."""
+def _weights(graph: TraceGraph, module: Call, scores: int) -> int:
+    """Return the weights: the last tensor made of the chosen scores in their own shape."""
+    tensor_id = scores
     while True:
+        shape = graph.tensors[tensor_id].shape
+
+        def same_shape(key: int, shape: torch.Size = shape) -> bool:
+            return graph.tensors[key].shape == shape
+
         made = [
             new
-            for i in graph.readers.get(key, ())
-            if module.start <= i < module.stop
-            for new in graph.ops[i].makes
-            if new != key
-            and graph.tensors[new].shape == graph.tensors[key].shape
-            and graph.tensors[new].is_floating_point()
-            and len(
-                [
-                    k
-                    for k in graph.ops[i].reads
-                    if graph.tensors[k].shape == graph.tensors[key].shape
-                ]
-            )
-            == 1
+            for op in graph.readers.get(tensor_id, ())
+            if module.start <= op < module.stop and sum(map(same_shape, graph.ops[op].reads)) == 1
+            for new in graph.ops[op].makes
+            if new != tensor_id and same_shape(new) and graph.tensors[new].is_floating_point()
         ]
         if not made:
-            return key
-        key = made[0]
+            return tensor_id
+        tensor_id = made[0]
 
 
-def _first_whole(graph: TraceGraph, module: Call, weights: int) -> int | None:
-    """The first tensor as large as a stream that weighted results go into."""
-    wanted = next(iter(module.args)).shape
+def _routed_output(graph: TraceGraph, module: Call, weights: int) -> int | None:
+    """Return the first tensor as large as the module's input that the weights enter."""
+    entering = next(iter(module.args))
     reached, made = {weights}, []
-    for index in range(module.start, module.stop):
-        if reached & set(graph.ops[index].reads):
-            reached.update(graph.ops[index].makes)
+    for op in range(module.start, module.stop):
+        if reached & set(graph.ops[op].reads):
+            reached.update(graph.ops[op].makes)
             made += [
-                k
-                for k in graph.ops[index].makes
-                if graph.tensors[k].shape[-1] == wanted[-1]
-                and graph.tensors[k].numel() == wanted.numel()
+                key
+                for key in graph.ops[op].makes
+                if graph.tensors[key].shape[-1] == entering.shape[-1]
+                and graph.tensors[key].numel() == entering.numel()
             ]
-    # Slots of one expert each are as large, sorted by expert: what they are put back in order in comes after.
-    ordered = [k for k in made if graph.ops[graph.maker(k)].name.startswith("index_add")]
-    return (ordered or made or [None])[0]
-
-
-def _handed(graph: TraceGraph, inside: list[Call], key: int) -> object:
-    """Where a tensor, or a view of it, is first the result of a call."""
-    found = [
-        spot
-        for k in sorted(graph.onward(key), key=lambda k: graph.maker(k))
-        if (spot := maker_candidate(inside, k)) is not None
+    # With one slot per token the slots sorted by expert are as large; index_add restores the order.
+    reordered = [
+        key for key in made if graph.ops[graph.last_maker(key)].name.startswith("index_add")
     ]
-    return found[0] if found else None
+    return next(iter(reordered or made), None)
+
+
+def _first_result(
+    graph: TraceGraph, functions: list[Call], tensor_id: int
+) -> TensorCandidate | None:
+    """Return where a tensor, or a view of it, is first the result of a call."""
+    views = sorted(graph.onward(tensor_id), key=graph.last_maker)
+    results = (latest_result(functions, key) for key in views)
+    return next((candidate for candidate in results if candidate is not None), None)

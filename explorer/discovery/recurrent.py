@@ -1,66 +1,68 @@
-"""Finding the values of a recurrent mixer: a module whose kernel hands a state on."""
+"""Find the values of a recurrent mixer, whose kernel carries a state from token to token."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 
+from explorer.discovery.addends import Addend, weight_products
 from explorer.discovery.candidates import (
     HostFindings,
     TensorCandidate,
-    argument,
-    around,
-    bound,
-    maker_candidate,
-    result,
+    functions_inside,
+    has_parameter,
+    latest_result,
+    modules_around,
+    named_argument,
 )
-from explorer.discovery.fixed_decay import fading, find_fading, outputs
-from explorer.discovery.residual import CannotTrace, Part, weighted
-from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, tensors
+from explorer.discovery.fixed_decay import find_state_update, head_outputs
+from explorer.discovery.residual import CannotTrace
+from explorer.discovery.short_convolution import find_convolution_input
+from explorer.discovery.trace_graph import Call, TraceGraph, tensors
 from explorer.vocabulary import BY_HOST, MIXERS, resolve
-from explorer.vocabulary.availability import not_present, not_traced
+from explorer.vocabulary.availability import not_present
 from explorer.vocabulary.mixer_kinds import LINEAR_ATTN
 
-#: What the delta rule's kernels call their arguments, by value.
+#: The parameters of the delta rule's kernels, by value.
 _DELTA = dict(zip(LINEAR_ATTN.replayed, LINEAR_ATTN.kernel.takes, strict=True))
+
+_NO_SKIP = not_present("this mixer has no skip connection around its state")
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """The call of a recurrence, and the host whose values it takes and returns."""
+    """The call that runs a recurrence, and the host whose values it takes and returns."""
 
     host: str
     call: Call
 
 
-def kernel(graph: TraceGraph, module: Call) -> Kernel | None:
-    """The outermost call in a module that takes what a recurrence is run with.
+def find_kernel(graph: TraceGraph, module: Call) -> Kernel | None:
+    """Return the outermost call in a module that takes the operands of a recurrence.
 
-    Raises CannotFollow where there are several.
+    For a fixed decay, which has no kernel, it is the call that returns the heads' outputs.
+    Raises CannotTrace where there are several.
     """
     found = [
         Kernel(host, call)
-        for call in graph.inside(module)
-        if call.fn is not None and (host := _host(call)) is not None
+        for call in functions_inside(graph, module)
+        if (host := _host_of_kernel(call)) is not None
     ]
     if not found:
-        step = fading(graph, module)
-        call = None if step is None else outputs(graph, module, step)
-        return None if call is None else Kernel("retention", call)
-    depth = min((one.call.module.count("."), len(one.call.labels)) for one in found)
-    outer = [one for one in found if (one.call.module.count("."), len(one.call.labels)) == depth]
+        update = find_state_update(graph, module)
+        outputs = None if update is None else head_outputs(graph, module, update)
+        return None if outputs is None else Kernel("retention", outputs.call)
+    depths = [(one.call.module.count("."), len(one.call.labels)) for one in found]
+    outer = [one for one, depth in zip(found, depths, strict=True) if depth == min(depths)]
     if len(outer) > 1:
-        raise CannotTrace(
-            f"{module.module} runs its recurrence in several calls, of which none is the whole"
-        )
+        raise CannotTrace(f"{module.module} runs its recurrence in several calls")
     return outer[0]
 
 
-def _host(call: Call) -> str | None:
-    """The host of a recurrence's kernel, told by what it takes."""
+def _host_of_kernel(call: Call) -> str | None:
+    """Return the host whose kernel a function is, by the names of its parameters."""
     if not (inspect.isfunction(call.fn) or inspect.ismethod(call.fn)):
         return None
     names = set(inspect.signature(inspect.unwrap(call.fn)).parameters)
@@ -70,378 +72,239 @@ def _host(call: Call) -> str | None:
     for kind in sorted(kinds, key=lambda kind: kind.kernel.dims is None):
         if kind.kernel.dims is None:
             return kind.host
-        argument, dims = kind.kernel.dims
-        if bound(call, argument).tensor.dim() == dims:
+        parameter, dims = kind.kernel.dims
+        if _tensor(call, parameter).dim() == dims:
             return kind.host
     return None
 
 
-def find_recurrent(graph: TraceGraph, module: Call, part: Part) -> HostFindings:
-    """Spots of one recurrent mixer that ran once."""
-    finds = HostFindings(module.module)
-    found = kernel(graph, module)
-    resolve(MIXERS[found.host].kernel_values)(finds, graph, module, found.call)
-    finds.candidates = {name: spot for name, spot in finds.candidates.items() if spot is not None}
-    finds.note(**around(graph, module, found.call))
-    if MIXERS[found.host].kernel is not None:
-        finds.note(kernel=found.call.name)
-    if (owner := graph.owners[weighted(graph, part)[-1]]) is not None:
-        finds.note(output_projection=owner.module)
-    if "conv_input" in BY_HOST[found.host]:
-        _convolution(finds, graph, module)
-    return finds
+def _given(call: Call, name: str) -> TensorCandidate:
+    """Return an argument that a kernel is always called with."""
+    candidate = named_argument(call, name)
+    if candidate is None:
+        raise CannotTrace(f"{call.name} is called without {name}")
+    return candidate
 
 
-def find_delta_rule(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
+def _tensor(call: Call, name: str) -> torch.Tensor:
+    """Return the tensor that a kernel is called with by a name."""
+    return _given(call, name).tensor
+
+
+def find_recurrent(graph: TraceGraph, module: Call, addend: Addend) -> HostFindings:
+    """Find the values of one recurrent mixer, which adds ``addend`` to the residual stream."""
+    kernel = find_kernel(graph, module)
+    if kernel is None:
+        raise CannotTrace(f"{module.module} runs no recurrence")
+    kind = MIXERS[kernel.host]
+    findings = HostFindings(module.module)
+    resolve(kind.kernel_values)(findings, graph, module, kernel.call)
+    findings.set_details(**modules_around(graph, module, kernel.call))
+    if kind.kernel is not None:
+        findings.set_details(kernel=kernel.call.name)
+    if (owner := graph.owners[weight_products(graph, addend)[-1]]) is not None:
+        findings.set_details(output_projection=owner.module)
+    if "conv_input" in BY_HOST[kernel.host]:
+        find_convolution_input(findings, graph, module)
+    return findings
+
+
+def _set_candidates(findings: HostFindings, **candidates: TensorCandidate | None) -> None:
+    """Set the candidates that are not None."""
+    findings.candidates |= {name: one for name, one in candidates.items() if one is not None}
+
+
+def find_delta_rule(findings: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
     """The gated delta rule, with a decay per head or per channel."""
-    candidates = {name: bound(call, argument) for name, argument in _DELTA.items()}
-    values = candidates["attention_values"].tensor
-    heads = values.shape[2]
-    finds.sizes = {
+    arguments = {
+        name: candidate
+        for name, parameter in _DELTA.items()
+        if (candidate := named_argument(call, parameter)) is not None
+    }
+    _, _, heads, value_dim = _tensor(call, "value").shape
+    _, _, key_heads, key_dim = _tensor(call, "query").shape
+    findings.sizes = {
         "heads": heads,
-        "key_heads": candidates["attention_queries"].tensor.shape[2],
-        "key_dim": candidates["attention_queries"].tensor.shape[3],
-        "value_dim": values.shape[3],
+        "key_heads": key_heads,
+        "key_dim": key_dim,
+        "value_dim": value_dim,
     }
     for name in ("attention_queries", "attention_keys"):
-        if candidates[name].tensor.shape[2] != heads:
-            if _repeats(graph, call, candidates[name], heads):
-                candidates[name] = replace(
-                    candidates[name], repeat=("heads", heads // candidates[name].tensor.shape[2])
-                )
-    finds.candidates = {
-        **candidates,
-        "attention_head_outputs": TensorCandidate(call.output[0], call, "output", 0),
-        "state_output": TensorCandidate(call.output[1], call, "output", 1),
-    }
-
-
-def find_ssd(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
-    """Mamba-2: one decay per head. A decoding step's kernel takes one token, without an axis for it."""
-    values, keys, step = bound(call, "hidden_states"), bound(call, "B"), _has(call, "state")
-    *_, heads, width = values.tensor.shape
-    groups, size = keys.tensor.shape[-2:]
-    finds.sizes = {"heads": heads, "key_heads": groups, "key_dim": size, "value_dim": width}
-    repeat = ("heads", heads // groups) if groups != heads else None
-    narrow, state = ("batch", "seq", "heads", "key_dim"), ("batch", "heads", "value_dim", "key_dim")
-    finds.candidates = {
-        "attention_values": replace(values, axes=("batch", "seq", "heads", "value_dim")),
-        "attention_queries": replace(bound(call, "C"), axes=narrow, repeat=repeat),
-        "attention_keys": replace(keys, axes=narrow, repeat=repeat),
-        "skip": bound(call, "D"),
-        "state_input": _with(
-            bound(call, "state" if step else "initial_states"), axes=state, written_over=step
-        ),
-    }
-    _results(finds, graph, call, step, state)
-    _steps(finds, graph, call)
-    _ungated(finds, graph, call)
-    finds.candidates.pop("head_gate", None)  # which most have outside the kernel, in a norm
-    if finds.candidates["skip"] is None:
-        finds.missing["skip"] = not_present("this mixer sends nothing past its state")
-
-
-def find_selective_scan(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
-    """Mamba: a state per channel."""
-    values, keys, step = bound(call, "hidden_states"), bound(call, "B"), _has(call, "state")
-    finds.sizes = {"channels": values.tensor.shape[1], "key_dim": keys.tensor.shape[1]}
-    by_channel, shared = ("batch", "channels", "seq"), ("batch", "key_dim", "seq")
-    finds.candidates = {
-        "attention_values": replace(values, axes=by_channel),
-        "attention_queries": replace(bound(call, "C"), axes=shared),
-        "attention_keys": replace(keys, axes=shared),
-        "skip": bound(call, "D"),
-        # The kernel of several tokens takes no state: what is looked for there is None.
-        "state_input": _with(bound(call, "state"), written_over=True)
-        if step
-        else TensorCandidate(None, call, "input", "initial_states"),
-    }
-    _results(finds, graph, call, step, ("batch", "channels", "key_dim"))
-    _steps(finds, graph, call)
-    if finds.candidates["skip"] is None:
-        finds.missing["skip"] = not_present("this mixer sends nothing past its state")
-    finds.missing["head_gate"] = not_present("this mixer does not gate its channels in its kernel")
-    _ungated(finds, graph, call)
-
-
-def find_gated_recurrence(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
-    """A gated linear recurrence: one number of state per channel."""
-    values, gate = bound(call, "hidden_states"), bound(call, "recurrent_gate")
-    finds.sizes = {"channels": values.tensor.shape[-1]}
-    inside = [c for c in graph.inside(call) if c.fn is not None]
-    reset = next(
-        (i for i in graph.indices(call, "mul") if id(gate.tensor) in graph.ops[i].reads), None
-    )
-    finds.candidates = {
-        "attention_values": values,
-        "recurrent_gate": gate
-        if reset is None
-        else maker_candidate(inside, graph.ops[reset].makes[0]),
-        "state_input": bound(call, "recurrent_states"),
-        "attention_head_outputs": TensorCandidate(call.output[0], call, "output", 0),
-        "state_output": TensorCandidate(call.output[1], call, "output", 1),
-    }
-
-
-def find_fixed_decay(finds: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
-    find_fading(finds, graph, module)
-
-
-def _has(call: Call, name: str) -> bool:
-    return name in inspect.signature(inspect.unwrap(call.fn)).parameters
-
-
-def _with(spot: TensorCandidate | None, **changes: object) -> TensorCandidate | None:
-    return None if spot is None else replace(spot, **changes)
-
-
-def _results(
-    finds: HostFindings, graph: TraceGraph, call: Call, step: bool, state: tuple[str, ...]
-) -> None:
-    """What a state-space kernel returns; on a decoding step it writes the new state over the old one."""
-    if step:
-        old = bound(call, "state").tensor
-        finds.candidates["attention_head_outputs"] = TensorCandidate(
-            call.output, call, "output", None
-        )
-        finds.candidates["state_output"] = _with(
-            maker_candidate([c for c in graph.inside(call) if c.fn is not None], id(old)),
-            axes=state,
-        )
-    else:
-        returned = list(tensors(call.output))
-        finds.candidates["attention_head_outputs"] = TensorCandidate(
-            returned[0], call, "output", 0 if len(returned) > 1 else None
-        )
-        if len(returned) > 1:
-            finds.candidates["state_output"] = TensorCandidate(
-                returned[1], call, "output", 1, axes=state
-            )
-    outputs = finds.candidates["attention_head_outputs"]
-    finds.candidates["attention_head_outputs"] = replace(
-        outputs, axes=finds.candidates["attention_values"].axes
+        count = arguments[name].tensor.shape[2]
+        if count != heads and _repeats_heads(graph, call, arguments[name].tensor, heads):
+            arguments[name] = replace(arguments[name], repeat=("heads", heads // count))
+    outputs, state = call.output[:2]
+    _set_candidates(
+        findings,
+        **arguments,
+        attention_head_outputs=TensorCandidate(outputs, call, "output", 0),
+        state_output=TensorCandidate(state, call, "output", 1),
     )
 
 
-def _steps(finds: HostFindings, graph: TraceGraph, call: Call) -> None:
-    """The step and the decay of each token, made in the kernel: the decay is the step times A, the step what that is made of."""
-    rate = bound(call, "A").tensor
-    inside = [c for c in graph.inside(call) if c.fn is not None]
-    for index in graph.indices(call, "mul"):
-        reads = graph.ops[index].reads
-        if len(reads) == 2 and any(id(rate) in graph.back(key, index) for key in reads):
-            other = next(key for key in reads if id(rate) not in graph.back(key, index))
-            made = [
-                spot
-                for key in graph.back(other, index)
-                if (spot := maker_candidate(inside, key)) is not None
-            ]
-            finds.candidates["betas"] = made[-1] if made else None
-            finds.candidates["decays"] = maker_candidate(inside, graph.ops[index].makes[0])
-            return
+def _repeats_heads(graph: TraceGraph, call: Call, tensor: torch.Tensor, heads: int) -> bool:
+    """Return whether the kernel repeats this argument's key heads to the value heads itself.
 
-
-def _ungated(finds: HostFindings, graph: TraceGraph, call: Call) -> None:
-    """Where the kernel multiplies its result with a gate of its argument z: the result before that, and the gate."""
-    gate = bound(call, "z") if _has(call, "z") else None
-    if gate is None or gate.tensor is None:
-        return
-    outputs = finds.candidates["attention_head_outputs"]
-    inside = [c for c in graph.inside(call) if c.fn is not None]
-    index = graph.maker(graph.back(id(outputs.tensor))[-1])
-    if index is None or graph.ops[index].name != "mul":
-        return
-    made = {
-        name: maker_candidate(inside, key)
-        for key in graph.ops[index].reads
-        for name in (
-            "head_gate"
-            if _comes_of(graph, key, id(gate.tensor), index)
-            else "attention_head_outputs",
-        )
-    }
-    for name, spot in made.items():
-        finds.candidates[name] = _with(spot, axes=outputs.axes)
-    finds.missing.pop("head_gate", None)
-
-
-def _comes_of(graph: TraceGraph, key: int, source: int, before: int) -> bool:
-    """Whether a tensor is made of another by operations on one tensor alone."""
-    while key != source:
-        index = graph.maker(key, before)
-        if index is None or len(graph.ops[index].reads) != 1:
-            return False
-        key, before = graph.ops[index].reads[0], index
-    return True
-
-
-def _repeats(graph: TraceGraph, call: Call, spot: TensorCandidate, heads: int) -> bool:
-    """Whether the kernel repeats this argument's key heads to the value heads itself.
-
-    It then takes an argument that has been repeated already just as well, so the
-    value is served, and written, one per value head, at the kernel's own call.
+    It then accepts an argument that is repeated already, so the value is read and written with an
+    entry for each value head.
     """
     return any(
         isinstance(inner.output, torch.Tensor)
         and inner.output.dim() == 4
         and inner.output.shape[2] == heads
-        and (
-            getattr(inner.fn, "__self__", None) is spot.tensor
-            or any(a is spot.tensor for a in inner.args)
-        )
+        and (getattr(inner.fn, "__self__", None) is tensor or any(a is tensor for a in inner.args))
         for inner in graph.inside(call)
     )
 
 
-def gates_a_convolution(graph: TraceGraph, module: Call, part: Part) -> bool:
-    """Whether a part is a convolution between two projections, and products beside it: nothing that hands a state on."""
-    found = _convolutions(graph, module, part)
-    usual = PASSING | frozenset(
-        [
-            "mul",
-            "silu",
-            "cat",
-            "constant_pad_nd",
-            "split",
-            "chunk",
-            "convolution",
-            "mm",
-            "addmm",
-            "bmm",
-            "matmul",
-            "linear",
-            "add",
-            "zeros",
-            "copy_",
-            "roll",
-        ]
+def find_ssd(findings: HostFindings, graph: TraceGraph, module: Call, call: Call) -> None:
+    """Mamba-2: one decay per head. A decoding step's kernel takes one token, without its axis."""
+    values, keys, step = _given(call, "hidden_states"), _given(call, "B"), _is_step(call)
+    heads, width = values.tensor.shape[-2:]
+    groups, size = keys.tensor.shape[-2:]
+    findings.sizes = {"heads": heads, "key_heads": groups, "key_dim": size, "value_dim": width}
+    repeat = ("heads", heads // groups) if groups != heads else None
+    by_head, state_axes = ("batch", "seq", "heads"), ("batch", "heads", "value_dim", "key_dim")
+    state = named_argument(call, "state" if step else "initial_states")
+    _set_candidates(
+        findings,
+        attention_values=replace(values, axes=(*by_head, "value_dim")),
+        attention_queries=replace(_given(call, "C"), axes=(*by_head, "key_dim"), repeat=repeat),
+        attention_keys=replace(keys, axes=(*by_head, "key_dim"), repeat=repeat),
+        state_input=None if state is None else replace(state, axes=state_axes, written_over=step),
     )
-    return len(found) == 1 and all(
-        graph.ops[i].name in usual for i in part.ops if module.start <= i < module.stop
-    )
+    # Most have their gate outside the kernel, in a norm.
+    _find_state_space(findings, graph, call, state_axes)
+    findings.candidates.pop("head_gate", None)
+    findings.missing.pop("head_gate", None)
 
 
-def _convolutions(graph: TraceGraph, module: Call, part: Part) -> list[int]:
-    return [i for i in graph.indices(module, "convolution") if i in part.ops]
-
-
-def find_convolution(graph: TraceGraph, module: Call, part: Part) -> HostFindings:
-    """Spots of a mixer that is a short convolution and nothing else."""
-    finds = HostFindings(module.module)
-    index = _convolutions(graph, module, part)[0]
-    _convolution(finds, graph, module)
-    onward = _trimmed(graph, graph.ops[index].makes[0])
-    gates = [
-        i for i in graph.indices(module, "mul") if i > index and onward & set(graph.ops[i].reads)
-    ]
-    inside = [
-        c
-        for c in graph.inside(module)
-        if c.fn is not None and c.module == module.module and len(c.labels) == 1
-    ]
-    if not gates:
-        finds.missing["conv_gate"] = not_present("this mixer does not gate its convolution")
-        out = next((key for key in onward if maker_candidate(inside, key) is not None), None)
+def find_selective_scan(
+    findings: HostFindings, graph: TraceGraph, module: Call, call: Call
+) -> None:
+    """Mamba: a state per channel."""
+    values, keys, step = _given(call, "hidden_states"), _given(call, "B"), _is_step(call)
+    findings.sizes = {"channels": values.tensor.shape[1], "key_dim": keys.tensor.shape[1]}
+    by_channel, shared = ("batch", "channels", "seq"), ("batch", "key_dim", "seq")
+    if step:
+        state = replace(_given(call, "state"), written_over=True)
     else:
-        out = next(key for key in graph.ops[gates[0]].reads if key in onward)
-        gate = next(key for key in graph.ops[gates[0]].reads if key not in onward)
-        # As an operand first: a prompt and a decoding step make it by other calls, and multiply by the same.
-        spot = _operand(inside, gates[0], gate) or maker_candidate(inside, gate)
-        finds.candidates |= {"conv_gate": spot} if spot is not None else {}
-        finds.missing |= (
-            {"conv_gate": not_traced("the gate is no result of a call in the mixer's forward")}
-            if spot is None
-            else {}
-        )
-    spot = (_operand(inside, gates[0], out) if gates else None) or maker_candidate(inside, out)
-    if spot is not None:
-        finds.candidates["conv_output"] = spot
-    else:
-        finds.missing["conv_output"] = not_traced(
-            "what the convolution hands on is no result of a call in the mixer's forward"
-        )
-    finds.note(output_projection=graph.owners[weighted(graph, part)[-1]].module)
-    return finds
+        # The kernel of several tokens takes no state: the argument looked up there is None.
+        state = TensorCandidate(None, call, "input", "initial_states")
+    _set_candidates(
+        findings,
+        attention_values=replace(values, axes=by_channel),
+        attention_queries=replace(_given(call, "C"), axes=shared),
+        attention_keys=replace(keys, axes=shared),
+        state_input=state,
+    )
+    findings.missing["head_gate"] = not_present("this mixer's kernel has no gate")
+    _find_state_space(findings, graph, call, ("batch", "channels", "key_dim"))
 
 
-def _operand(inside: Iterable[Call], index: int, key: int) -> TensorCandidate | None:
-    """A tensor as the operand of the call that runs an operation."""
-    return next(
-        (
-            spot
-            for call in inside
-            if call.start <= index < call.stop and (spot := argument(call, {key})) is not None
-        ),
-        None,
+def find_gated_recurrence(
+    findings: HostFindings, graph: TraceGraph, module: Call, call: Call
+) -> None:
+    """A gated linear recurrence: one number of state per channel."""
+    values, gate = _given(call, "hidden_states"), _given(call, "recurrent_gate")
+    findings.sizes = {"channels": values.tensor.shape[-1]}
+    # A kernel that resets its state multiplies the gate first.
+    products = graph.indices(call, "mul")
+    reset = next((op for op in products if id(gate.tensor) in graph.ops[op].reads), None)
+    if reset is not None:
+        gate = latest_result(functions_inside(graph, call), graph.ops[reset].makes[0])
+    outputs, state = call.output[:2]
+    _set_candidates(
+        findings,
+        attention_values=values,
+        recurrent_gate=gate,
+        state_input=named_argument(call, "recurrent_states"),
+        attention_head_outputs=TensorCandidate(outputs, call, "output", 0),
+        state_output=TensorCandidate(state, call, "output", 1),
     )
 
 
-def _trimmed(graph: TraceGraph, key: int) -> set[int]:
-    """A convolution's result and what activation, views and cuts make of it."""
-    found, todo = set(), [key]
-    while todo:
-        for new in graph.onward(todo.pop()) - found:
-            found.add(new)
-            todo += [
-                made
-                for i in graph.readers.get(new, ())
-                if graph.ops[i].name in ("silu", "constant_pad_nd", "split", "narrow", "index")
-                for made in graph.ops[i].makes
-            ]
-    return found
+def _is_step(call: Call) -> bool:
+    """Return whether a state-space kernel is that of a decoding step."""
+    return has_parameter(call, "state")
 
 
-def _convolution(finds: HostFindings, graph: TraceGraph, module: Call) -> None:
-    """The convolution's input before any cached history is put in front of it.
+def _find_state_space(
+    findings: HostFindings, graph: TraceGraph, call: Call, state_axes: tuple[str, ...]
+) -> None:
+    """Find what the two state-space kernels have in common."""
+    skip = named_argument(call, "D")
+    findings.add("skip", skip, _NO_SKIP)
+    _find_results(findings, graph, call, state_axes)
+    _find_discretisation(findings, graph, call)
+    _find_kernel_gate(findings, graph, call)
 
-    Walks back from the convolution; of the tensors with the right axes, the
-    earliest is before the cache on a prompt and on a decoding step alike.
+
+def _find_results(
+    findings: HostFindings, graph: TraceGraph, call: Call, state_axes: tuple[str, ...]
+) -> None:
+    """Find a state-space kernel's outputs and new state; a decoding step overwrites it."""
+    if _is_step(call):
+        outputs, element = call.output, None
+        functions = functions_inside(graph, call)
+        state = latest_result(functions, id(_tensor(call, "state")))
+    else:
+        returned = list(tensors(call.output))
+        outputs, element = returned[0], 0 if len(returned) > 1 else None
+        state = TensorCandidate(returned[1], call, "output", 1) if len(returned) > 1 else None
+    axes = findings.candidates["attention_values"].axes
+    _set_candidates(
+        findings,
+        attention_head_outputs=TensorCandidate(outputs, call, "output", element, axes=axes),
+        state_output=None if state is None else replace(state, axes=state_axes),
+    )
+
+
+def _find_discretisation(findings: HostFindings, graph: TraceGraph, call: Call) -> None:
+    """Find step sizes and decays of a state-space kernel: a decay is the step size times A.
+
+    The step sizes are served where the kernel first makes them.
     """
-    found = graph.indices(module, "convolution")
-    if not found:
-        has = any(isinstance(inner, torch.nn.Conv1d) for inner in module.fn.modules())
-        finds.missing["conv_input"] = (
-            not_traced("its short convolution does not run as one operation")
-            if has
-            else not_present("this mixer has no short convolution")
-        )
+    rate = id(_tensor(call, "A"))
+    functions = functions_inside(graph, call)
+    for op in graph.indices(call, "mul"):
+        reads = graph.ops[op].reads
+        others = [key for key in reads if rate not in graph.back(key, op)]
+        if len(reads) != 2 or len(others) != 1:
+            continue
+        results = (latest_result(functions, key) for key in graph.back(others[0], op))
+        found = [candidate for candidate in results if candidate is not None]
+        decays = latest_result(functions, graph.ops[op].makes[0])
+        _set_candidates(findings, betas=found[-1] if found else None, decays=decays)
         return
-    index = found[0]
-    weight = next(key for key in graph.back(graph.ops[index].reads[1], index))
-    kernel_weight = graph.tensors[weight]
-    sizes = {"channels": kernel_weight.shape[0], "conv_width": kernel_weight.shape[-1]}
-    if finds.sizes.get("channels", sizes["channels"]) != sizes["channels"]:
-        finds.missing["conv_input"] = not_traced(
-            "its convolution is over other channels than its values"
-        )
-        return
-    finds.sizes |= sizes
-    batch, seq = next(tensors((module.args, module.kwargs))).shape[:2]
-    wanted = {(batch, kernel_weight.shape[0], seq), (batch, seq, kernel_weight.shape[0])}
-    own = [c for c in graph.inside(module) if c.module == module.module and len(c.labels) == 1]
-    key, before = graph.ops[index].reads[0], index
-    while key is not None:
-        if tuple(graph.tensors[key].shape) in wanted:
-            made = [
-                spot
-                for call in own
-                if call.stop <= index and (spot := result(call, {key})) is not None
-            ]
-            if made:
-                finds.candidates["conv_input"] = min(made, key=lambda spot: spot.when)
-        elif "conv_input" in finds.candidates:
-            break
-        key, before = _joined(graph, key, before)
-    if "conv_input" not in finds.candidates:
-        finds.missing["conv_input"] = not_traced(
-            "what the convolution reads is no result of a call in the mixer's forward"
-        )
 
 
-def _joined(graph: TraceGraph, key: int, before: int) -> tuple[int | None, int]:
-    """One step back towards the input: through copies and views, padding, and joining with a history."""
-    index = graph.maker(key, before)
-    if index is None or graph.ops[index].name not in PASSING | {"cat", "constant_pad_nd"}:
-        return None, before
-    # Of a history and what follows it, the newcomer is joined last.
-    return graph.ops[index].reads[-1], index
+def _find_kernel_gate(findings: HostFindings, graph: TraceGraph, call: Call) -> None:
+    """Find the gate that the kernel makes of its argument z, and the outputs before the gate."""
+    gate = named_argument(call, "z") if has_parameter(call, "z") else None
+    if gate is None or gate.optional_tensor is None:
+        return
+    outputs = findings.candidates["attention_head_outputs"]
+    op = graph.maker(graph.back(id(outputs.tensor))[-1])
+    if op is None or graph.ops[op].name != "mul":
+        return
+    functions = functions_inside(graph, call)
+    for read in graph.ops[op].reads:
+        is_gate = _made_elementwise(graph, read, id(gate.tensor), op)
+        name = "head_gate" if is_gate else "attention_head_outputs"
+        candidate = latest_result(functions, read)
+        if candidate is None:
+            findings.candidates.pop(name, None)
+        else:
+            findings.candidates[name] = replace(candidate, axes=outputs.axes)
+    findings.missing.pop("head_gate", None)
+
+
+def _made_elementwise(graph: TraceGraph, tensor_id: int, source: int, before: int) -> bool:
+    """Return whether a tensor is made of another by operations on one tensor alone."""
+    while tensor_id != source:
+        op = graph.maker(tensor_id, before)
+        if op is None or len(graph.ops[op].reads) != 1:
+            return False
+        tensor_id, before = graph.ops[op].reads[0], op
+    return True

@@ -165,6 +165,27 @@ class TraceGraph:
                 found[call.start : call.stop] = [call] * (call.stop - call.start)
         return found
 
+    def owner(self, op: int) -> Call:
+        """Return the innermost module's call that an operation ran in.
+
+        Raises LookupError for an operation outside the recorded modules.
+        """
+        if (call := self.owners[op]) is None:
+            raise LookupError(f"operation {op} ran in no recorded module")
+        return call
+
+    def last_maker(self, key: int) -> int:
+        """Return the last operation that made tensor ``key``. Raises LookupError without one."""
+        if (op := self.maker(key)) is None:
+            raise LookupError("no recorded operation made the tensor")
+        return op
+
+    def only_call(self, path: str) -> Call:
+        """Return the call of a module that ran exactly once. Raises LookupError otherwise."""
+        if (call := self.module(path)) is None:
+            raise LookupError(f"{path} did not run exactly once")
+        return call
+
     def module(self, path: str) -> Call | None:
         """The call of the module at ``path``, or None when it did not run exactly once."""
         found = [c for c in self.calls if c.module == path and not c.labels]

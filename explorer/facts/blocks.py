@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from explorer import vocabulary
-from explorer.discovery.block import Sublayer
+from explorer.discovery.sublayer import Sublayer
 from explorer.discovery.anatomy import BlockAnatomy, HostAnatomy
 from explorer.model.language_model import LanguageModel
 from explorer.vocabulary.availability import most_informative
@@ -163,7 +163,7 @@ def _sublayer(block: BlockAnatomy, sub: Sublayer, window: int | None) -> dict[st
         "values": _values(block, host),
         "output": sub.output,
         "stage": sub.stage,
-        "turn": sub.turn,
+        "turn": sub.add_number,
         "steps": _steps(host),
         "note": _note(sub, host),
         "router": None,
@@ -198,12 +198,12 @@ def _norm(block: BlockAnatomy, sub: Sublayer) -> dict[str, Any] | None:
     if sub.norm is None:
         return (
             {
-                "module": sub.behind.rsplit(".", 1)[-1],
+                "module": sub.scaled_norm.rsplit(".", 1)[-1],
                 "value": None,
                 "on_stream": False,
                 "scaled": True,
             }
-            if sub.behind
+            if sub.scaled_norm
             else None
         )
     first, second = block.normed

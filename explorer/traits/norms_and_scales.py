@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from explorer.discovery.block import Sublayer
+from explorer.discovery.sublayer import Sublayer
 from explorer.discovery.trace_graph import Call, tensors
 from explorer.traits.evidence import blocks, listed, name, number
 from explorer.traits.position import of_ids

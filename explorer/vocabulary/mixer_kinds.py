@@ -123,7 +123,7 @@ RETENTION = Mixer(
     host="retention", path=_LINEAR,
     meaning="linear attention whose state fades by one fixed factor per head (lightning attention)",
     title="Lightning attention", trait="retention",
-    kernel_values="explorer.discovery.recurrent:find_fixed_decay",
+    kernel_values="explorer.discovery.fixed_decay:find_fixed_decay",
     replayed=(*_QKV, "decays", "state_input"),
     steps="explorer.recurrence.state_space:fixed_decay_steps",
     implied_attention="explorer.recurrence.state_space:fixed_decay_attention",
@@ -250,7 +250,7 @@ SHORT_CONV = Mixer(
     host="short_conv", path=_MIXER, meaning="a gated short convolution",
     sublayer="convolution", title="Gated short convolution", trait="convolution_mixer",
     layer_types=("conv",),
-    finder="explorer.discovery.recurrent:find_convolution",
+    finder="explorer.discovery.short_convolution:find_gated_convolution",
     conv_feeds=("conv_output",),
     values=values_of(
         "short_conv", "recurrent",

@@ -8,7 +8,7 @@ from explorer.contract.comparisons import Comparisons
 from explorer.contract.model_under_test import ModelUnderTest
 from explorer.contract.registry import invariant
 from explorer.contract.residual_steps import apply_step
-from explorer.discovery.block import Sublayer
+from explorer.discovery.sublayer import Sublayer
 
 #: Rounding errors, in units of the dtype's epsilon, that an addition may make.
 _ULPS = 2
@@ -44,7 +44,7 @@ def _streams(subject: ModelUnderTest, layer: int) -> list[torch.Tensor]:
         if step.kind == "add":
             turn += 1
             for sublayer in block.sublayers:
-                if sublayer.turn == turn:
+                if sublayer.add_number == turn:
                     stream = stream + subject.get(sublayer.host, sublayer.output, layer)
         else:
             stream = apply_step(subject, layer, step, stream)
@@ -66,7 +66,7 @@ def mid_stream(subject: ModelUnderTest, host: str, compare: Comparisons) -> None
         written = torch.flip(subject.get("layers", "layer_mid", layer), dims=[-1])
         turn = sum(step.kind == "add" for step in block.steps[: block.mid])
         remaining = sorted(
-            (sublayer for sublayer in block.sublayers if sublayer.turn > turn),
+            (sublayer for sublayer in block.sublayers if sublayer.add_number > turn),
             key=lambda sublayer, block=block: block.order.index((sublayer.host, sublayer.output)),
         )
         with torch.no_grad(), subject.model.trace(subject.ids):

@@ -1,0 +1,120 @@
+"""Find the block's own values: its norms' outputs, its MLP's input, the stream in its middle."""
+
+from __future__ import annotations
+
+from explorer.discovery.candidates import (
+    TensorCandidate,
+    argument_candidate,
+    functions_inside,
+    result_candidate,
+)
+from explorer.discovery.sublayer import BlockFindings, Sublayer, first_and_second
+from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, tensors
+from explorer.vocabulary.availability import not_in_block, not_present, not_traced
+
+_ONE_SUBLAYER = not_present("this block has one sublayer")
+
+
+def find_block_values(findings: BlockFindings, graph: TraceGraph, block: Call) -> None:
+    """Add the values of the host ``layers`` to the findings of a block."""
+    first, second = first_and_second(findings.sublayers)
+    _find_norm_output(findings, graph, "attention_norm_output", first)
+    _find_norm_output(findings, graph, "mlp_norm_output", second)
+    _find_mlp_input(findings, graph, block)
+    _find_mid(findings, graph, block, first, second)
+
+
+def _find_norm_output(
+    findings: BlockFindings, graph: TraceGraph, name: str, sublayer: Sublayer | None
+) -> None:
+    """Find the output of the norm that a sublayer reads."""
+    own = findings.hosts["layers"]
+    if sublayer is None:
+        own.missing[name] = _ONE_SUBLAYER
+    elif sublayer.norm is not None:
+        norm = graph.only_call(sublayer.norm)
+        own.candidates[name] = TensorCandidate(norm.output, norm, "output", None)
+    elif sublayer.scaled_norm:
+        own.missing[name] = not_traced(
+            f"{sublayer.host} reads the output of the norm before it multiplied with a number"
+        )
+    else:
+        own.missing[name] = not_present(f"this block has no norm before {sublayer.host}")
+
+
+def _find_mlp_input(findings: BlockFindings, graph: TraceGraph, block: Call) -> None:
+    """Find what the MLP reads."""
+    own = findings.hosts["layers"]
+    if "mlp" not in findings.calls:
+        own.missing["mlp_input"] = not_in_block("this block has no MLP")
+        return
+    entering = _entering(graph, block, findings.calls["mlp"])
+    neurons = findings.hosts["mlp"].candidates.get("mlp_neurons")
+    # A module that is the down projection alone is called with the neurons.
+    if entering is not None and neurons is not None and entering.tensor is neurons.tensor:
+        entering = None
+    reason = not_traced("no call takes or returns what the MLP reads")
+    own.add("mlp_input", entering, reason)
+
+
+def _entering(graph: TraceGraph, block: Call, call: Call) -> TensorCandidate | None:
+    """Return what a sublayer is called with: its module's argument, or the block's own result."""
+    tensor_id = id(next(tensors((call.args, call.kwargs))))
+    if call.part_of is None:
+        return argument_candidate(call, {tensor_id})
+    readers = {
+        op
+        for key in graph.onward(tensor_id)
+        for op in graph.readers.get(key, ())
+        if block.start <= op < block.stop and graph.ops[op].name not in PASSING
+    }
+    own_readers = {op for op in readers if call.start <= op < call.stop}
+    if own_readers < readers:
+        # Other sublayers read it too: only a module that is the sublayer's sole reader will do.
+        takers = (
+            c
+            for c in graph.inside(call)
+            if not c.labels and all(c.start <= op < c.stop for op in own_readers)
+        )
+        arguments = (argument_candidate(c, {tensor_id}) for c in takers)
+        return next((candidate for candidate in arguments if candidate is not None), None)
+    results = (
+        result_candidate(c, {tensor_id})
+        for c in functions_inside(graph, block)
+        if c.ended <= call.began
+    )
+    return next((candidate for candidate in results if candidate is not None), None)
+
+
+def _find_mid(
+    findings: BlockFindings,
+    graph: TraceGraph,
+    block: Call,
+    first: Sublayer,
+    second: Sublayer | None,
+) -> None:
+    """Find the residual stream that the second sublayer reads, where the block makes it."""
+    own = findings.hosts["layers"]
+    if second is None:
+        own.missing["layer_mid"] = _ONE_SUBLAYER
+    elif second.stage is None or first.stage is None:
+        own.missing["layer_mid"] = not_traced(
+            "a sublayer of this block does not read the residual stream at one point"
+        )
+    elif second.stage == first.stage:
+        own.missing["layer_mid"] = not_present(
+            "this block is parallel: its sublayers read the same stream"
+        )
+    else:
+        # Where it is made, not where it is taken: the block adds to it past the sublayer too.
+        step = findings.steps[second.stage - 1]
+        made = graph.onward(step.made)
+        results = (
+            result_candidate(c, made)
+            for c in functions_inside(graph, block)
+            if c.start <= step.ops[-1] < c.stop
+        )
+        candidate = next((one for one in results if one is not None), None)
+        reason = not_traced("no call returns the residual stream between the sublayers")
+        if own.add("layer_mid", candidate, reason) is not None:
+            findings.mid_step = second.stage
