@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from explorer import vocabulary
 from explorer.discovery.backbone import Backbone
-from explorer.discovery.block import Sublayer, first_and_second
 from explorer.discovery.details import HostDetails, Step
 from explorer.discovery.hook_point import HookPoint
+from explorer.discovery.sublayer import Sublayer, first_and_second
 from explorer.vocabulary.availability import Unavailability, not_in_block, not_traced
 
 _WITHOUT = {

@@ -23,7 +23,7 @@ from explorer.discovery.final_norm import after_the_blocks
 from explorer.discovery.hook_point import HookPoint
 from explorer.discovery.record_run import record_run, recorded_run, remember
 from explorer.discovery.recorded_run import RecordedRun
-from explorer.discovery.residual import SCALES, CannotTrace
+from explorer.discovery.residual import SCALES, CannotTrace, residual_input
 from explorer.discovery.sublayer import BlockFindings
 from explorer.meta_device import mask_arguments, without_padding_warning
 from explorer.vocabulary.availability import NOT_FOUND, not_present, not_traced
@@ -70,7 +70,7 @@ def _findings(run: RecordedRun) -> tuple[list[BlockFindings], list[BlockFindings
     first = [find_block(run.prompt.blocks, path) for path in paths]
     batch, seq = run.prompt.batch, run.prompt.seq
     for path in paths:
-        shape = tuple(stream(run.prompt.blocks.module(path)).shape)
+        shape = tuple(residual_input(run.prompt.blocks.module(path)).shape)
         if len(shape) != 3 or shape[:2] != (batch, seq):
             raise CannotTrace(
                 f"the stream entering {path} is {list(shape)}, "

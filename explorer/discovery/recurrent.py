@@ -26,7 +26,9 @@ from explorer.vocabulary.availability import not_present
 from explorer.vocabulary.mixer_kinds import LINEAR_ATTN
 
 #: The parameters of the delta rule's kernels, by value.
-_DELTA = dict(zip(LINEAR_ATTN.replayed, LINEAR_ATTN.kernel.takes, strict=True))
+_DELTA = dict(
+    zip(LINEAR_ATTN.replayed, LINEAR_ATTN.kernel.takes if LINEAR_ATTN.kernel else (), strict=True)
+)
 
 _NO_SKIP = not_present("this mixer has no skip connection around its state")
 
@@ -66,15 +68,18 @@ def _host_of_kernel(call: Call) -> str | None:
     if not (inspect.isfunction(call.fn) or inspect.ismethod(call.fn)):
         return None
     names = set(inspect.signature(inspect.unwrap(call.fn)).parameters)
-    kinds = [
-        kind for kind in MIXERS.values() if kind.kernel and names.issuperset(kind.kernel.takes)
+    kernels = [
+        (host, kind.kernel)
+        for host, kind in MIXERS.items()
+        if kind.kernel is not None and names.issuperset(kind.kernel.takes)
     ]
-    for kind in sorted(kinds, key=lambda kind: kind.kernel.dims is None):
-        if kind.kernel.dims is None:
-            return kind.host
-        parameter, dims = kind.kernel.dims
+    # Kinds that the number of an argument's axes tells apart come first.
+    for host, kernel in sorted(kernels, key=lambda one: one[1].dims is None):
+        if kernel.dims is None:
+            return host
+        parameter, dims = kernel.dims
         if _tensor(call, parameter).dim() == dims:
-            return kind.host
+            return host
     return None
 
 
@@ -94,13 +99,12 @@ def _tensor(call: Call, name: str) -> torch.Tensor:
 def find_recurrent(graph: TraceGraph, module: Call, addend: Addend) -> HostFindings:
     """Find the values of one recurrent mixer, which adds ``addend`` to the residual stream."""
     kernel = find_kernel(graph, module)
-    if kernel is None:
+    if kernel is None or (finder := MIXERS[kernel.host].kernel_values) is None:
         raise CannotTrace(f"{module.module} runs no recurrence")
-    kind = MIXERS[kernel.host]
     findings = HostFindings(module.module)
-    resolve(kind.kernel_values)(findings, graph, module, kernel.call)
+    resolve(finder)(findings, graph, module, kernel.call)
     findings.set_details(**modules_around(graph, module, kernel.call))
-    if kind.kernel is not None:
+    if MIXERS[kernel.host].kernel is not None:
         findings.set_details(kernel=kernel.call.name)
     if (owner := graph.owners[weight_products(graph, addend)[-1]]) is not None:
         findings.set_details(output_projection=owner.module)
