@@ -99,8 +99,8 @@ def cache_rows(
     ValueError for a tensor no formula is known for.
     """
     alike: dict[tuple, list[CacheOwner]] = {}
-    for keeper in run.keepers:
-        alike.setdefault((keeper.window, keeper.held), []).append(keeper)
+    for owner in run.owners:
+        alike.setdefault((owner.window, owner.tensors), []).append(owner)
     return [row for group in alike.values() for row in _Rows(config, run, group, dtype).rows()]
 
 
@@ -110,25 +110,25 @@ class _Rows:
     def __init__(
         self, config: PreTrainedConfig, run: CacheProbe, group: list[CacheOwner], dtype: torch.dtype
     ) -> None:
-        self.config, self.run, self.keeper, self.dtype = config, run, group[0], dtype
-        self.layers = [keeper.layer for keeper in group]
-        self.held: dict[str, list[CachedTensor]] = {}
-        for one in self.keeper.held:
-            self.held.setdefault(one.kind, []).append(one)
+        self.config, self.run, self.owner, self.dtype = config, run, group[0], dtype
+        self.layers = [owner.layer for owner in group]
+        self.tensors: dict[str, list[CachedTensor]] = {}
+        for one in self.owner.tensors:
+            self.tensors.setdefault(one.kind, []).append(one)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A state first, then what a convolution needs, then keys and values."""
-        unknown = self.held.keys() - {"recurrent", "convolution", "keys", "values"}
+        unknown = self.tensors.keys() - {"recurrent", "convolution", "keys", "values"}
         if unknown:
             raise ValueError(
                 f"what {self.config.model_type} keeps as {', '.join(sorted(unknown))} has no formula here"
             )
-        for one in self.held.get("recurrent", ()):
+        for one in self.tensors.get("recurrent", ()):
             yield self._state(one)
-        for one in self.held.get("convolution", ()):
+        for one in self.tensors.get("convolution", ()):
             yield self._convolution(one)
         for keys, values in zip(
-            self.held.get("keys", ()), self.held.get("values", ()), strict=True
+            self.tensors.get("keys", ()), self.tensors.get("values", ()), strict=True
         ):
             yield self._keys_and_values(keys, values)
 
@@ -176,7 +176,7 @@ class _Rows:
             if whole
             else None
         )
-        count = "RecurrentLayers" if "recurrent" in self.held else "ConvolutionLayers"
+        count = "RecurrentLayers" if "recurrent" in self.tensors else "ConvolutionLayers"
         return self._row(
             "convolution inputs",
             count,
@@ -188,7 +188,7 @@ class _Rows:
 
     def _keys_and_values(self, keys: CachedTensor, values: CachedTensor) -> dict[str, Any]:
         (_, heads, tokens, key_dim), value_dim = keys.shape, values.shape[-1]
-        window = self.keeper.window
+        window = self.owner.window
         # The token being read brings its own keys and values, so one fewer than the window is kept.
         if tokens != (self.run.tokens if window is None else min(self.run.tokens, window - 1)):
             raise ValueError(
@@ -234,8 +234,8 @@ class _Rows:
         """What the configuration calls these blocks."""
         kinds = getattr(self.config, "layer_types", None)
         if kinds is None:
-            attends = "sliding_attention" if self.keeper.window else "full_attention"
-            return f"{attends} blocks" if self.keeper.attends else "blocks"
+            attends = "sliding_attention" if self.owner.window else "full_attention"
+            return f"{attends} blocks" if self.owner.attends else "blocks"
         found = {kinds[layer] for layer in self.layers}
         return f"{found.pop()} blocks" if len(found) == 1 else "blocks"
 

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from explorer.accounting.cache_formulas import cache_rows
-from explorer.accounting.cache_probe import CacheProbe, probe_cache
+from explorer.accounting.cache_probe import CacheProbe, cache_of, measure_cache, probe_cache
 from explorer.accounting.parameter_roles import PARTS, Parts
+from explorer.discovery.record_run import kept_run, record_run
 from explorer.meta_device import build_meta
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ ACTIVE_CONVENTION = (
     "a matrix shared by embedding and head is counted once."
 )
 
-#: One run of each model that was asked about, kept as long as the model is.
-_RUNS: WeakKeyDictionary[nn.Module, CacheProbe] = WeakKeyDictionary()
+#: What each model keeps, for as long as the model is there.
+_PROBES: WeakKeyDictionary[nn.Module, CacheProbe] = WeakKeyDictionary()
 
 
 def parameters(model: Any) -> dict[str, Any]:
@@ -91,20 +92,32 @@ def parameters(model: Any) -> dict[str, Any]:
 
 
 def run(model: PreTrainedModel) -> CacheProbe:
-    """One run on a short prompt, see `explorer.accounting.cache_probe`: of a model built alike on the meta device, in bfloat16.
+    """What a model keeps after a short prompt, see `explorer.accounting.cache_probe`.
 
-    Where that one does not run, a model with numbers runs itself. Raises what its forward raises.
+    It is read off the record that is kept with the model; else of one built like it on the meta
+    device in bfloat16. Where that one does not run, a model with numbers runs itself.
+    Raises what its forward raises.
     """
-    if model not in _RUNS:
-        shaped = model.device.type == "meta"
-        try:
-            alike = model if shaped and model.dtype == torch.bfloat16 else build_meta(model.config)
-            _RUNS[model] = probe_cache(alike if type(alike) is type(model) else model)
-        except Exception:  # a foreign forward may raise anything
-            if shaped:
-                raise
-            _RUNS[model] = probe_cache(model)
-    return _RUNS[model]
+    if model not in _PROBES:
+        _PROBES[model] = _probe(model)
+    return _PROBES[model]
+
+
+def _probe(model: PreTrainedModel) -> CacheProbe:
+    meta = model.device.type == "meta"
+    kept = kept_run(model)
+    if kept is not None and kept.model.dtype == torch.bfloat16:
+        return cache_of(kept)
+    try:
+        if meta and model.dtype == torch.bfloat16:
+            return probe_cache(model)
+        twin = build_meta(model.config)
+        if type(twin) is type(model):
+            return probe_cache(twin)
+    except Exception:  # a foreign forward may raise anything
+        if meta:
+            raise
+    return cache_of(record_run(model, operations=False))
 
 
 def cache_sizes(model: Any, dtype: torch.dtype | None = None) -> list[dict[str, Any]]:
@@ -133,7 +146,7 @@ def cache_sizes(model: Any, dtype: torch.dtype | None = None) -> list[dict[str, 
         raise ValueError(
             f"what {config.model_type} keeps is not known: running it failed with {said}"
         ) from error
-    if not seen.keepers:
+    if not seen.owners:
         raise ValueError(
             f"what {config.model_type} keeps is not known: it writes nothing to transformers' cache"
         )
@@ -153,9 +166,6 @@ def cache_bytes(model: Any, tokens: int, batch: int = 1, dtype: torch.dtype | No
 
 
 def measured_cache_bytes(model: PreTrainedModel, tokens: int, batch: int = 1) -> int:
-    """Bytes of the tensors really kept after a prompt of ``tokens`` tokens of ``batch`` sequences."""
-    return sum(
-        held.bytes
-        for keeper in probe_cache(model, tokens, batch, whole=True).keepers
-        for held in keeper.held
-    )
+    """Bytes of the tensors that are really kept after a prompt of ``tokens`` tokens of ``batch`` sequences."""
+    owners = measure_cache(model, tokens, batch).owners
+    return sum(tensor.bytes for owner in owners for tensor in owner.tensors)

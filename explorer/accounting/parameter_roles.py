@@ -37,8 +37,8 @@ class Parts:
         self.config = model.config.get_text_config()
         self.run = run
         self.mixers = {
-            keeper.path: "attention" if keeper.attends else "mixer"
-            for keeper in (run.keepers if run else ())
+            owner.path: "attention" if owner.attends else "mixer"
+            for owner in (run.owners if run else ())
         }
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         self.embedding = getattr(embedding, "weight", None)

@@ -16,6 +16,7 @@ from explorer import specimens
 from explorer.checkpoints import cards, files, hub
 from explorer.discovery.backbone import NotADecoder
 from explorer.discovery.discover import discover
+from explorer.discovery.record_run import recorded_run, remember
 from explorer.discovery.residual import CannotTrace
 from explorer.errors import LoadError, abbreviated, first_sentence, is_internal_error
 from explorer.meta_device import build_meta
@@ -139,7 +140,10 @@ def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> An
             )
         )
         try:
-            return discover(twin)
+            anatomy = discover(twin)
+            if twin is not module:
+                remember(module, recorded_run(twin))
+            return anatomy
         except (NotImplementedError, RuntimeError):
             if module.device.type == "meta" or module.num_parameters() > _SMALL:
                 raise

@@ -47,10 +47,15 @@ def recorded_run(model: torch.nn.Module, masked: bool | None = None) -> Recorded
 
     Raises whatever the model's forward raises.
     """
-    found: RecordedRun | None = model.__dict__.get(_ATTRIBUTE)
+    found = kept_run(model)
     if found is None or masked not in (None, found.masked):
         found = remember(model, record_run(model, masked))
     return found
+
+
+def kept_run(model: torch.nn.Module) -> RecordedRun | None:
+    """The record that is kept with a model, None where there is none."""
+    return model.__dict__.get(_ATTRIBUTE)
 
 
 def remember(model: torch.nn.Module, run: RecordedRun) -> RecordedRun:
@@ -66,21 +71,23 @@ def record_run(
     every_block: bool = False,
     distinct: bool = False,
     operations: bool = True,
+    step: bool = True,
 ) -> RecordedRun:
     """Run a model and record it, see `RecordedRun`.
 
     masked: as for `recorded_run`. lengths: batch and tokens of the prompt, chosen so that no size of
     the model equals one of them where not given. every_block: whether all blocks run.
     distinct: whether every block is a kind of its own. operations: whether operations are recorded.
+    step: whether a decoding step follows the prompt.
     """
     try:
-        return _Run(model, bool(masked), lengths, every_block, distinct, operations).record()
+        return _Run(model, bool(masked), lengths, every_block, distinct, operations, step).record()
     except (NotImplementedError, RuntimeError):
         if masked is not None or next(model.parameters()).device.type != "meta":
             raise
         # Some look for packed sequences among the positions where no mask is given, and shapes alone have none to look at.
         with suppress(NotImplementedError, RuntimeError):
-            return _Run(model, True, lengths, every_block, distinct, operations).record()
+            return _Run(model, True, lengths, every_block, distinct, operations, step).record()
         raise
 
 
@@ -95,8 +102,9 @@ class _Run:
         every_block: bool,
         distinct: bool,
         operations: bool,
+        step: bool,
     ) -> None:
-        self.model, self.masked, self.operations = model, masked, operations
+        self.model, self.masked, self.operations, self.step = model, masked, operations, step
         self.batch, self.seq = lengths or probe_lengths(model)
         self.backbone = _backbone(model, masked)
         count = self.backbone.num_layers if self.backbone is not None else 0
@@ -128,33 +136,33 @@ class _Run:
 
     def _forwards(self, ids: torch.Tensor) -> RecordedRun:
         with self._with_few_blocks():
-            prompt, cache = self._forward(ids, **mask_arguments(ids, self.masked))
-            if cache is None:
-                prompt, cache = self._with_given_cache(ids, prompt)
+            found = None
+            with suppress(TypeError):  # some have to be given a cache
+                found = self._forward(ids, **mask_arguments(ids, self.masked))
+            if found is None or found[1] is None:
+                found = self._with_given_cache(ids) or found
+            if found is None:
+                found = self._forward(ids, **mask_arguments(ids, self.masked))  # raises
+            prompt, cache = found
             run = RecordedRun(self.model, self.backbone, self.kinds, self.ran, self.masked, prompt)
-            if cache is not None:
+            if cache is not None and self.step:
                 try:
                     run.step, _ = self._forward(ids[:, :1], **cache)
                 except Exception as error:
                     run.step_error = error
             return run
 
-    def _with_given_cache(
-        self, ids: torch.Tensor, prompt: RecordedForward
-    ) -> tuple[RecordedForward, dict[str, Any] | None]:
-        """The prompt run with a cache, where a forward takes one and hands none back; else as it was."""
+    def _with_given_cache(self, ids: torch.Tensor) -> tuple[RecordedForward, dict[str, Any]] | None:
+        """The prompt run with a cache, as `_forward`; None where the forward takes none or leaves it empty."""
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self.model.config)
         try:
-            again, _ = self._forward(ids, cache=cache, **mask_arguments(ids, self.masked))
+            found, _ = self._forward(ids, cache=cache, **mask_arguments(ids, self.masked))
         except Exception:
-            return prompt, None
-        found = tuple(_cached(cache, again.writers))
-        if not found:
-            return prompt, None
-        again.cache, again.windows = found, _windows(cache)
-        return again, {"cache": cache}
+            return None
+        found.cache, found.windows = tuple(_cached(cache, found.writers)), _windows(cache)
+        return (found, {"cache": cache}) if found.cache else None
 
     def _with_few_blocks(self) -> Any:
         if self.backbone is None or len(self.ran) == len(self.blocks):

@@ -97,6 +97,10 @@ class RecordedRun:
         """A copy of the model has no record: it may be changed."""
         return
 
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Nor has a model that was saved and loaded."""
+        return type(None), ()
+
     @property
     def firsts(self) -> tuple[int, ...]:
         """The first block of each kind."""

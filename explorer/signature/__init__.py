@@ -204,7 +204,7 @@ def _held(
 def _keepers(module: Any) -> dict[int, str]:
     """By block, the module that writes to the cache; nothing where a run does not show it."""
     try:
-        return {keeper.layer: keeper.path for keeper in accounting.run(module).keepers}
+        return {owner.layer: owner.path for owner in accounting.run(module).owners}
     except Exception:
         return {}
 

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoConfig
 
 from explorer.accounting import counts as accounting
-from explorer.accounting.cache_probe import probe_cache
+from explorer.accounting.cache_probe import measure_cache, probe_cache
 from explorer.checkpoints import cards
 from explorer.meta_device import build_meta
 from explorer.specimens.small import small_config
@@ -412,9 +412,9 @@ def test_a_run_leaves_the_model_as_it_was():
         if hasattr(block.temporal_block, "rg_lru")
     ]
     seen = probe_cache(model)
-    assert [held.shape for held in seen.keepers[0].held] == [
-        (2, 64, 3),
-        (2, 64),
+    assert [one.shape[1:] for one in seen.owners[0].tensors] == [
+        (64, 3),
+        (64,),
     ] and padding is not None
     assert all(
         block.conv1d_state is None and block.rg_lru.recurrent_states is None for block in blocks
@@ -441,9 +441,11 @@ def test_blocks_built_alike_are_run_once_and_come_to_the_same(family):
     model = build_meta(
         small_config(family, **({"num_hidden_layers": deep[family]} if family in deep else {}))
     )
-    run, whole = probe_cache(model), probe_cache(model, whole=True)
-    assert (run.keepers, run.slots) == (whole.keepers, whole.slots)
-    assert len(run.keepers) >= len({keeper.layer for keeper in run.keepers}) > 1
+    run = probe_cache(model)
+    batch = run.owners[0].tensors[0].shape[0]
+    whole = measure_cache(model, run.tokens, batch)
+    assert (run.owners, run.slots) == (whole.owners, whole.slots)
+    assert len(run.owners) >= len({owner.layer for owner in run.owners}) > 1
 
 
 def test_a_block_left_out_is_not_run():
@@ -451,11 +453,9 @@ def test_a_block_left_out_is_not_run():
     ran = []
     for layer, block in enumerate(model.model.layers):
         block.mlp.register_forward_hook(lambda *_, layer=layer: ran.append(layer))
-    assert [keeper.layer for keeper in probe_cache(model).keepers] == list(range(6)) and len(
-        ran
-    ) < 6
+    assert [owner.layer for owner in probe_cache(model).owners] == list(range(6)) and len(ran) < 6
     ran.clear()
-    probe_cache(model, whole=True)
+    measure_cache(model, 3)
     assert ran == list(range(6)) and all(
         "forward" not in vars(block) for block in model.model.layers
     )

@@ -250,12 +250,12 @@ def test_config_and_model_are_what_the_card_says(id):
 def test_a_forward_runs_and_every_block_that_mixes_tokens_keeps_something(id):
     config, seen = cards.config(id), accounting.run(built(id))
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    assert [keeper.layer for keeper in seen.keepers if keeper.attends] == [
+    assert [owner.layer for owner in seen.owners if owner.attends] == [
         layer
         for layer, kind in enumerate(kinds)
         if kind in ("full_attention", "sliding_attention", "hybrid")
     ]
-    assert [keeper.layer for keeper in seen.keepers if not keeper.attends] == [
+    assert [owner.layer for owner in seen.owners if not owner.attends] == [
         layer for layer, kind in enumerate(kinds) if kind in ("linear_attention", "conv", "hybrid")
     ]
 
