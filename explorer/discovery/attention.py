@@ -118,7 +118,7 @@ def _returned_heads(
             batch, _, length, _ = queries.shape
             chain = sorted(mixed, key=lambda tensor_id: graph.maker(tensor_id) or 0)
             functions = functions_inside(graph, function)
-            return _first_by_head(graph, functions, chain, length, batch)
+            return _by_head(graph, functions, chain, length, batch)
     return result_candidate(function, {id(returned)})
 
 
@@ -178,50 +178,35 @@ def _heads_in_place(
     # A forward without a cache does not reach the cache's own calls.
     cacheless = [c for c in functions if not isinstance(getattr(c.fn, "__self__", None), Cache)]
 
-    def operand(tensor_id: int, op: int, length: int, pick: str) -> TensorCandidate | None:
-        finder = _first_by_head if pick == "nearest" else _last_by_head
-        chain = graph.back(tensor_id, op)
-        return finder(graph, cacheless, chain, length, batch) or finder(
+    def operand(chain: list[int], length: int) -> TensorCandidate | None:
+        """Return the first tensor of a chain with heads, of calls that any forward reaches first."""
+        return _by_head(graph, cacheless, chain, length, batch) or _by_head(
             graph, functions, chain, length, batch
         )
 
-    # The farthest of keys and values: what they were before they were repeated.
+    # Of keys and values the farthest back: not yet repeated for the query heads.
     heads = [
-        operand(attention.queries(graph), attention.score_product, query, "nearest"),
-        operand(attention.keys(graph), attention.score_product, key, "farthest"),
-        operand(values, product, key, "farthest"),
+        operand(graph.back(attention.queries(graph), attention.score_product), query),
+        operand(graph.back(attention.keys(graph), attention.score_product)[::-1], key),
+        operand(graph.back(values, product)[::-1], key),
     ]
     mixed = graph.onward(graph.ops[product].makes[0])
     chain = sorted(mixed, key=lambda tensor_id: graph.maker(tensor_id) or 0)
-    return heads, _first_by_head(graph, functions, chain, query, batch)
+    return heads, _by_head(graph, functions, chain, query, batch)
 
 
 def _by_head(
     graph: TraceGraph, calls: list[Call], chain: list[int], length: int, batch: int
-) -> list[TensorCandidate]:
-    """Return, for each tensor in ``chain`` with an axis of heads, the first call's candidate."""
-    found = []
+) -> TensorCandidate | None:
+    """Return the first tensor in a chain with axes of heads and tokens that a call passes."""
     for tensor_id in chain:
         if _heads_and_width(graph.tensors[tensor_id], length, batch) is None:
             continue
         for call in calls:
             candidate = result_candidate(call, {tensor_id}) or argument_candidate(call, {tensor_id})
             if candidate is not None:
-                found.append(candidate)
-                break
-    return found
-
-
-def _first_by_head(
-    graph: TraceGraph, calls: list[Call], chain: list[int], length: int, batch: int
-) -> TensorCandidate | None:
-    return next(iter(_by_head(graph, calls, chain, length, batch)), None)
-
-
-def _last_by_head(
-    graph: TraceGraph, calls: list[Call], chain: list[int], length: int, batch: int
-) -> TensorCandidate | None:
-    return next(reversed(_by_head(graph, calls, chain, length, batch)), None)
+                return candidate
+    return None
 
 
 def _find_gate(findings: HostFindings, graph: TraceGraph, module: Call) -> None:

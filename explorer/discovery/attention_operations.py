@@ -53,7 +53,7 @@ def attention_operations(graph: TraceGraph, call: Call) -> list[AttentionOperati
         score_product = find_score_product(graph, call, softmax)
         if products and score_product is not None:
             between = tuple(sorted(operations_before(graph, softmax, call.start)))
-            found.append(AttentionOperations(softmax, score_product, products[0], between))
+            found.append(AttentionOperations(softmax, score_product, min(products), between))
     return found
 
 
@@ -116,6 +116,7 @@ def find_score_product(graph: TraceGraph, call: Call, softmax: int) -> int | Non
 
 
 def _reads_parameter(graph: TraceGraph, op: int) -> bool:
+    """Return whether an operation reads a parameter, or a view of one."""
     return any(
         isinstance(graph.tensors[source], torch.nn.Parameter)
         for read in graph.ops[op].reads

@@ -211,6 +211,7 @@ def _find_shared(graph: TraceGraph, path: str) -> HostFindings:
 
 
 def _name_of(call: Call) -> str:
+    """Return how an error names a sublayer."""
     if call.part_of is not None:
         return f"a part of {call.module} without a module of its own"
     return call.module

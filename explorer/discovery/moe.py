@@ -118,6 +118,7 @@ def _slot_outputs(graph: TraceGraph, experts: Call, top_k: int) -> TensorCandida
 
 
 def _why_no_slots(experts: Call) -> Unavailability:
+    """Return why no tensor holds the outputs by slot."""
     # transformers sets this attribute on an experts class whose implementation can be chosen.
     if hasattr(experts.fn, "_is_expert_parallel"):
         return needs_setting(

@@ -55,6 +55,7 @@ def _runs_all(experts: Call, count: int, tokens: int) -> bool:
 def _find(
     graph: TraceGraph, module: Call, selection: int, experts: Call, count: int
 ) -> HostFindings | None:
+    """Find the values of the mixture with this top-k and these experts."""
     functions = functions_inside(graph, module)
     selected = selected_indices(graph, selection)
     if selected is None:

@@ -38,6 +38,7 @@ def find_table_mixture(graph: TraceGraph, module: Call) -> HostFindings | None:
 
 
 def _find_after(graph: TraceGraph, module: Call, selection: int) -> HostFindings | None:
+    """Find the values of the mixture whose experts this top-k selects, if it is one."""
     functions = functions_inside(graph, module)
     indices = _indices(graph, module, selection)
     if indices is None:

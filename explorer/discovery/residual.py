@@ -67,6 +67,7 @@ class _Walk:
         return [] if tensor_id == self.entering else None
 
     def _through_norm(self, norm: Call, made: int) -> list[Step] | None:
+        """Return the path that leads through a norm of the stream, whose result is ``made``."""
         rest = self.back(id(norm.args[0]), norm.start) if norm.args else None
         if rest is None:
             return None

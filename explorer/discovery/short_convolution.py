@@ -49,6 +49,7 @@ def is_gated_convolution(graph: TraceGraph, module: Call, addend: Addend) -> boo
 
 
 def _convolutions(graph: TraceGraph, module: Call, addend: Addend) -> list[int]:
+    """Return the convolutions in a module that make its addend."""
     return [op for op in graph.indices(module, "convolution") if op in addend.ops]
 
 
@@ -144,6 +145,7 @@ def find_convolution_input(findings: HostFindings, graph: TraceGraph, module: Ca
 def _before_history(
     graph: TraceGraph, module: Call, convolution: int, channels: int
 ) -> TensorCandidate | None:
+    """Return the earliest tensor with the input's axes, back from the convolution."""
     batch, seq = next(tensors((module.args, module.kwargs))).shape[:2]
     shapes = {(batch, channels, seq), (batch, seq, channels)}
     earlier = [c for c in own_calls(graph, module) if c.stop <= convolution]
