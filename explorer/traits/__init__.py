@@ -1,21 +1,22 @@
-"""Traits: what is particular about a model, decided by asking the built model.
+"""Traits: what is particular about a model, decided by tests of the built model.
 
-What finding followed says much: which mixers there are, what a block adds, how a router scores. The rest is
-asked of a run of shapes alone, pieces of which are run again with numbers: whether equal queries
-differ from token to token, which function makes the neurons, what a token sees that stands far back.
+Discovery knows which mixers there are, what a block adds and how a router scores. The rest is
+tested on a recorded run of shapes, parts of which are run again with numbers: whether equal tokens
+have equal queries, which function makes the neurons, which tokens a late token may attend to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from explorer.traits.attention import attention
 from explorer.traits.attention_core import attention_cores
 from explorer.traits.catalogue import ENTRIES
+from explorer.traits.evidence import Evidence
 from explorer.traits.mixers import block, mixers
-from explorer.traits.mlp import mixture, mlp
+from explorer.traits.mixture import mixture
+from explorer.traits.mlp import mlp
 from explorer.traits.norms_and_scales import norms, scales
 from explorer.traits.position import position
 from explorer.traits.probe import ModelProbe
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trait:
-    """One trait of one model: ``name``, ``label`` and ``meaning`` are the catalogue's, ``evidence`` is what this model showed."""
+    """One trait of one model: name, label and meaning of the catalogue, and this model's evidence."""
 
     name: str
     label: str
@@ -35,11 +36,11 @@ class Trait:
 
 
 def traits(model: LanguageModel) -> list[dict[str, str]]:
-    """The traits of a loaded model, which may be without weights, in the catalogue's order.
+    """Return the traits of a loaded model, with or without weights, in the catalogue's order.
 
     Each is a mapping with ``name``, ``label``, ``meaning`` and ``evidence``.
     """
-    found = dict(_asked(ModelProbe(model)))
+    found = dict(_tested(ModelProbe(model)))
     return [
         asdict(Trait(entry.name, entry.label, entry.meaning, found[entry.name]))
         for entry in ENTRIES
@@ -47,10 +48,9 @@ def traits(model: LanguageModel) -> list[dict[str, str]]:
     ]
 
 
-def _asked(witness: ModelProbe) -> Iterator[tuple[str, str]]:
-    """Every trait's name with its evidence."""
-    attending = attention_cores(witness)
-    yield from attention(witness, attending)
-    yield from position(witness, attending)
+def _tested(probe: ModelProbe) -> Evidence:
+    cores = attention_cores(probe)
+    yield from attention(probe, cores)
+    yield from position(probe, cores)
     for rule in (mixers, norms, block, mlp, mixture, scales):
-        yield from rule(witness)
+        yield from rule(probe)

@@ -1,8 +1,8 @@
-"""The heart of one attention: the product of queries and keys, the softmax over it, and the product with the values."""
+"""The core of one attention: the product of queries and keys, the softmax over it, and the product with the values."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,10 +14,10 @@ from explorer.traits.probe import ModelProbe
 from explorer.traits.replayable_graph import PASSING, NoNumbers, ReplayableGraph
 
 _SOFTMAX = ("_softmax", "softmax")
-_MIXING = ("bmm", "matmul", "mm", "baddbmm")
+_PRODUCTS = ("bmm", "matmul", "mm", "baddbmm")
 
 #: What may stand between the product and the softmax.
-_BETWEEN = PASSING | frozenset(
+_BEFORE_SOFTMAX = PASSING | frozenset(
     [
         "add",
         "add_",
@@ -39,189 +39,203 @@ _BETWEEN = PASSING | frozenset(
     ]
 )
 
-#: What leaves of a pattern what is multiplied with the values.
-_LEAVING = PASSING | frozenset(
+#: What may stand between the softmax and the product with the values.
+_AFTER_SOFTMAX = PASSING | frozenset(
     ["mul", "where", "masked_fill", "native_dropout", "dropout", "slice", "narrow", "index"]
 )
 
 
 @dataclass(frozen=True)
 class AttentionCore:
-    """One attention's heart, by the operations of a run: softmax, product of queries and keys, product with the values."""
+    """The operations of one attention in a recorded run, by index.
 
-    witness: ModelProbe
+    layer, host: the first block of its kind, and the host there. call: the call whose operations
+    they are. softmax: the softmax. score_product: of queries and keys. value_product: of
+    probabilities and values. before_softmax: the operations between score_product and softmax.
+    """
+
+    probe: ModelProbe
     layer: int
     host: HostAnatomy
     call: Call
     softmax: int
-    product: int
-    mixing: int
-    between: tuple[int, ...]
+    score_product: int
+    value_product: int
+    before_softmax: tuple[int, ...]
 
     @property
-    def trail(self) -> ReplayableGraph:
-        return self.witness.trail
+    def graph(self) -> ReplayableGraph:
+        return self.probe.graph
+
+    # -- queries, keys and values --------------------------------------------------
 
     @property
     def queries(self) -> int:
-        return self.trail.ops[self.product].reads[-2]
+        """The tensor of queries that the scores are computed from."""
+        return self.graph.ops[self.score_product].reads[-2]
 
     @property
     def keys(self) -> int:
-        return self.trail.ops[self.product].reads[-1]
+        """The tensor of keys that the scores are computed from."""
+        return self.graph.ops[self.score_product].reads[-1]
 
     @property
     def values(self) -> int:
-        """The operand of the mixing product that is no pattern."""
-        pattern = _onward(self.trail, self.trail.ops[self.softmax].makes[0], self.mixing)
-        return next(key for key in self.trail.ops[self.mixing].reads[-2:] if key not in pattern)
+        """The tensor of values: the operand of the value product that is not the probabilities."""
+        softmax = self.graph.ops[self.softmax].makes[0]
+        probabilities = _after_softmax(self.graph, softmax, self.value_product)
+        operands = self.graph.ops[self.value_product].reads[-2:]
+        return next(key for key in operands if key not in probabilities)
 
     @cached_property
-    def scores(self) -> list[int]:
-        """The operations that the product goes through to become what the softmax is taken of."""
-        made, found = set(self.trail.ops[self.product].makes), []
-        for index in self.between:
-            if made & set(self.trail.ops[index].reads):
-                made.update(self.trail.ops[index].makes)
-                found.append(index)
-        return found
+    def query_projections(self) -> list[int]:
+        """The products with weights that make the queries."""
+        return self.graph.projections(self.queries, self.score_product, self.call.start)
+
+    @cached_property
+    def key_projections(self) -> list[int]:
+        """The products with weights that make the keys."""
+        return self.graph.projections(self.keys, self.score_product, self.call.start)
+
+    @cached_property
+    def value_projections(self) -> list[int]:
+        """The products with weights that make the values."""
+        return self.graph.projections(self.values, self.value_product, self.call.start)
+
+    def after_projections(self, key: int, projections: Sequence[int]) -> list[int]:
+        """Return the operations that a projection's output goes through to become queries or keys."""
+        made = {tensor for index in projections for tensor in self.graph.ops[index].makes}
+        between = self.graph.between(projections, key, self.score_product, self.call.start)
+        return _downstream(self.graph, made, between)
+
+    def norms(self, key: int, projections: Sequence[int]) -> list[int]:
+        """Return the norm operations that a projection's output goes through."""
+        after = self.after_projections(key, projections)
+        return [index for index in after if self.graph.is_norm_operation(index)]
+
+    # -- scores --------------------------------------------------------------------
+
+    @cached_property
+    def score_operations(self) -> list[int]:
+        """The operations that the score product goes through on its way into the softmax."""
+        made = set(self.graph.ops[self.score_product].makes)
+        return _downstream(self.graph, made, self.before_softmax)
 
     @property
-    def columns(self) -> tuple[int, int]:
-        """Columns of the softmax, and keys."""
-        return self.trail.tensors[self.trail.ops[self.softmax].reads[0]].shape[
-            -1
-        ], self.witness.lengths[1]
-
-    def cuts(self, key: int, at: int) -> list[int]:
-        """The projections that made an operand of a product."""
-        return self.trail.cuts(key, at, self.call.start)
-
-    @cached_property
-    def query_cuts(self) -> list[int]:
-        return self.cuts(self.queries, self.product)
-
-    @cached_property
-    def key_cuts(self) -> list[int]:
-        return self.cuts(self.keys, self.product)
-
-    @cached_property
-    def value_cuts(self) -> list[int]:
-        return self.cuts(self.values, self.mixing)
-
-    def after_projection(self, key: int, cuts: Collection[int]) -> list[int]:
-        """The operations that a projection's result goes through to become an operand of the product of queries and keys."""
-        made = {tensor for cut in cuts for tensor in self.trail.ops[cut].makes}
-        found = []
-        for index in self.trail.between(key, self.product, cuts, self.call.start):
-            if made & set(self.trail.ops[index].reads):
-                made.update(self.trail.ops[index].makes)
-                found.append(index)
-        return found
-
-    def norms(self, key: int, cuts: Collection[int]) -> list[int]:
-        """The norms among them."""
-        return [i for i in self.after_projection(key, cuts) if self.trail.norming(i)]
+    def has_sinks(self) -> bool:
+        """Whether the softmax has one more column than there are keys."""
+        columns = self.graph.tensors[self.graph.ops[self.softmax].reads[0]].shape[-1]
+        return columns == self.probe.lengths[1] + 1
 
     def scale(self) -> float | None:
-        """The single number that the product of what the projections made is multiplied with, all in all.
+        """Return the number that the product of projected queries and keys is multiplied with.
 
-        A norm undoes what came before it. None where its numbers are not known.
+        What stands before a norm is left out, since the norm undoes it. None where it is unknown.
         """
-        numbers = self.witness.numbers
+        graph, numbers = self.graph, self.probe.numbers
         try:
-            factor = self.trail.factor(self.scores, numbers) * self.trail.ops[
-                self.product
-            ].kwargs.get("alpha", 1)
-            for key, cuts in ((self.queries, self.query_cuts), (self.keys, self.key_cuts)):
-                after = self.after_projection(key, cuts)
-                last = max((i for i in after if self.trail.norming(i)), default=-1)
-                factor *= self.trail.factor([i for i in after if i > last], numbers)
+            factor = graph.factor(self.score_operations, numbers)
+            factor *= graph.ops[self.score_product].kwargs.get("alpha", 1)
+            for key, projections in (
+                (self.queries, self.query_projections),
+                (self.keys, self.key_projections),
+            ):
+                after = self.after_projections(key, projections)
+                last_norm = max(filter(graph.is_norm_operation, after), default=-1)
+                factor *= graph.factor([i for i in after if i > last_norm], numbers)
         except NoNumbers:
             return None
         return factor
 
-    def alike(self, operations: Collection[int]) -> dict[int, torch.Tensor]:
-        """Numbers for what projections made, the same for every token, and for what comes into the block."""
-        keys = [made for index in operations for made in self.trail.ops[index].makes]
+    def equal_tokens(self, projections: Collection[int]) -> dict[int, torch.Tensor]:
+        """Return numbers, the same for every token, for the outputs of projections and the block's input."""
+        keys = [made for index in projections for made in self.graph.ops[index].makes]
         stream = next(tensors((self.call.args, self.call.kwargs)))
-        return {key: _same(self.trail.tensors[key]) for key in (*keys, id(stream))}
+        return {key: _equal_rows(self.graph.tensors[key]) for key in (*keys, id(stream))}
 
-    def owner(self, index: int) -> str:
-        """The name of the module an operation ran in."""
-        return self.trail.owners[index].module.rpartition(".")[2]
+    def module_name(self, index: int) -> str:
+        """Return the name of the module that an operation ran in."""
+        return self.graph.owner(index).module.rpartition(".")[2]
 
 
-def attention_cores(witness: ModelProbe) -> list[AttentionCore]:
-    """The heart of the attention in one block of each kind that has one whose scores go through a softmax."""
+def attention_cores(probe: ModelProbe) -> list[AttentionCore]:
+    """Return the core of the attention in one block of each kind that has a softmax attention."""
     found = (
-        _heart(witness, layer, host, witness.host_call(layer, host))
-        for layer, host in witness.hosts("self_attn")
+        _find_core(probe, layer, host, probe.host_call(layer, host))
+        for layer, host in probe.hosts("self_attn")
     )
-    return [heart for heart in found if heart is not None]
+    return [core for core in found if core is not None]
 
 
-def hidden(witness: ModelProbe) -> list[int]:
-    """The first block of each kind that has an attention somewhere, and no host for it."""
+def untraced_attention(probe: ModelProbe) -> list[int]:
+    """Return the first block of each kind that has an attention inside, but no attention host."""
+    hosts = ((layer, probe.anatomy.block(layer).hosts["self_attn"]) for layer in probe.first_layers)
     return [
         layer
-        for layer in witness.firsts
-        if not (host := witness.anatomy.block(layer).hosts["self_attn"]).hook_points
-        and _heart(witness, layer, host, witness.call(layer, "")) is not None
+        for layer, host in hosts
+        if not host.hook_points
+        and _find_core(probe, layer, host, probe.call(layer, "")) is not None
     ]
 
 
-def _heart(witness: ModelProbe, layer: int, host: HostAnatomy, call: Call) -> AttentionCore | None:
-    trail = witness.trail
-    for softmax in (i for name in _SOFTMAX for i in trail.indices(call, name)):
-        between = _to_product(trail, softmax, call.start)
-        if between is None:
+def _find_core(
+    probe: ModelProbe, layer: int, host: HostAnatomy, call: Call
+) -> AttentionCore | None:
+    graph = probe.graph
+    for softmax in (index for name in _SOFTMAX for index in graph.indices(call, name)):
+        found = _before_softmax(graph, softmax, call.start)
+        if found is None:
             continue
-        product, *rest = between
-        leaving = _onward(trail, trail.ops[softmax].makes[0], call.stop)
-        for mixing in range(softmax + 1, call.stop):
-            if trail.ops[mixing].name in _MIXING and leaving & set(trail.ops[mixing].reads):
-                return AttentionCore(
-                    witness, layer, host, call, softmax, product, mixing, tuple(rest)
-                )
+        product, between = found
+        probabilities = _after_softmax(graph, graph.ops[softmax].makes[0], call.stop)
+        for index in range(softmax + 1, call.stop):
+            if graph.ops[index].name in _PRODUCTS and probabilities & set(graph.ops[index].reads):
+                return AttentionCore(probe, layer, host, call, softmax, product, index, between)
     return None
 
 
-def _to_product(trail: ReplayableGraph, softmax: int, start: int) -> list[int] | None:
-    """The product a softmax is taken of, and behind it what stands between the two; None where it is of none."""
-    todo, seen, product = [(trail.ops[softmax].reads[0], softmax)], set(), None
+def _before_softmax(
+    graph: ReplayableGraph, softmax: int, start: int
+) -> tuple[int, tuple[int, ...]] | None:
+    """Return the product without weights that a softmax is computed from, and what stands between."""
+    todo, between, product = [(graph.ops[softmax].reads[0], softmax)], set(), None
     while todo:
-        index = trail.maker(*todo.pop(0))
-        if index is None or index < start or index in seen:
+        index = graph.maker(*todo.pop(0))
+        if index is None or index < start or index in between:
             continue
-        if trail.ops[index].name in _MIXING:
-            if product is None and not trail.weighted([index]):
+        if graph.ops[index].name in _PRODUCTS:
+            if product is None and not graph.with_weights([index]):
                 product = index
-            continue
-        if trail.ops[index].name in _BETWEEN:
-            seen.add(index)
-            todo += [(key, index) for key in trail.ops[index].reads]
-    return None if product is None else [product, *sorted(seen)]
+        elif graph.ops[index].name in _BEFORE_SOFTMAX:
+            between.add(index)
+            todo += [(key, index) for key in graph.ops[index].reads]
+    return None if product is None else (product, tuple(sorted(between)))
 
 
-def _onward(trail: ReplayableGraph, key: int, stop: int) -> set[int]:
-    """A pattern and what is left of it on its way to the values."""
+def _after_softmax(graph: ReplayableGraph, key: int, stop: int) -> set[int]:
+    """Return the tensors that a softmax becomes on its way to the values."""
     found, todo = {key}, [key]
     while todo:
-        for index in trail.readers.get(todo.pop(), ()):
-            if index < stop and trail.ops[index].name in _LEAVING:
-                new = [made for made in trail.ops[index].makes if made not in found]
+        for index in graph.readers.get(todo.pop(), ()):
+            if index < stop and graph.ops[index].name in _AFTER_SOFTMAX:
+                new = [made for made in graph.ops[index].makes if made not in found]
                 found.update(new)
                 todo += new
     return found
 
 
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    """Numbers in the shape of a tensor that differ along its last axis alone."""
-    row = (
-        torch.rand(
-            tensor.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64
-        )
-        + 0.5
-    )
+def _downstream(graph: ReplayableGraph, made: set[int], indices: Collection[int]) -> list[int]:
+    """Return those of some operations, in order, that tensors go into, directly or through others of them."""
+    made, found = set(made), []
+    for index in indices:
+        if made & set(graph.ops[index].reads):
+            made.update(graph.ops[index].makes)
+            found.append(index)
+    return found
+
+
+def _equal_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Return numbers in the shape of a tensor that differ along its last axis only."""
+    generator = torch.Generator().manual_seed(0)
+    row = 0.5 + torch.rand(tensor.shape[-1], generator=generator, dtype=torch.float64)
     return row.expand(tensor.shape).clone()

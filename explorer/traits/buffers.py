@@ -1,4 +1,7 @@
-"""Numbers of a model's buffers, which on the meta device have none: what they are computed from is the configuration alone."""
+"""The numbers of a model's buffers, which the meta device does not have.
+
+They are computed from the configuration, so that building a module again gives them.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,15 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-#: Numbers a factory makes at most while a module is built for the sake of its buffers.
-_FEW = 1 << 16
+#: The most elements a factory gives numbers to while a module is built again.
+_MOST_ELEMENTS = 1 << 16
 
 
 class Buffers:
-    """The buffers of ``twin``, a model of shapes alone, by name.
+    """The buffers of ``twin``, a model of shapes, by name.
 
-    loaded: the model it is built like, whose own are taken where they have numbers. blocks: the path of the
-    blocks. depth: how many of those anybody asks about.
+    loaded: the model it is built like, whose own buffers are used where they have numbers.
+    blocks: the path of the blocks. depth: how many blocks are needed.
     """
 
     def __init__(
@@ -29,63 +32,69 @@ class Buffers:
         self.loaded, self.twin, self.blocks, self.depth = loaded, twin, blocks, depth
 
     def numbers(self, name: str) -> torch.Tensor | None:
-        """A buffer with its numbers; None where it is too large to make."""
-        found = self._own.get(name)
-        found = found if found is not None and found.device.type != "meta" else self.made_anew(name)
-        return None if found is None or found.device.type == "meta" else found
+        """Return a buffer with its numbers; None where it is too large to make."""
+        buffer = self._loaded.get(name)
+        if buffer is None or buffer.device.type == "meta":
+            buffer = self.rebuilt(name)
+        return None if buffer is None or buffer.device.type == "meta" else buffer
 
     @cached_property
-    def _own(self) -> dict[str, torch.Tensor]:
+    def _loaded(self) -> dict[str, torch.Tensor]:
         return dict(self.loaded.named_buffers())
 
-    def made_anew(self, name: str) -> torch.Tensor | None:
-        """A buffer as its module computes it when it is built once more; with the whole model, where it cannot be built alone."""
-        path, _, own = name.rpartition(".")
-        owner = self.twin.get_submodule(path)
+    def rebuilt(self, name: str) -> torch.Tensor | None:
+        """Return a buffer as its module computes it when it is built again.
+
+        The whole model is built where the module cannot be built from the configuration alone.
+        """
+        path, _, own_name = name.rpartition(".")
+        module = self.twin.get_submodule(path)
         layer = next((int(step) for step in path.split(".") if step.isdigit()), None)
-        given = {
-            "config": getattr(owner, "config", self.twin.config.get_text_config()),
+        config: Any = self.twin.config
+        available = {
+            "config": getattr(module, "config", config.get_text_config()),
             "layer_idx": layer,
         }
-        asked = [
-            one
-            for one in inspect.signature(type(owner)).parameters.values()
-            if one.kind is one.POSITIONAL_OR_KEYWORD
+        parameters = [
+            parameter
+            for parameter in inspect.signature(type(module)).parameters.values()
+            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         ]
-        alone = all(one.name in given or one.default is not one.empty for one in asked)
-        if not alone or self.blocks.startswith(path):
-            return self._whole.get(name)
+        buildable = all(p.name in available or p.default is not p.empty for p in parameters)
+        if not buildable or self.blocks.startswith(path):
+            return self._of_whole_model.get(name)
+        arguments = {p.name: available[p.name] for p in parameters if p.name in available}
         with _few_numbers():
-            made = type(owner)(**{one.name: given[one.name] for one in asked if one.name in given})
-        return dict(made.named_buffers()).get(own)
+            rebuilt = type(module)(**arguments)
+        return dict(rebuilt.named_buffers()).get(own_name)
 
     @cached_property
-    def _whole(self) -> dict[str, torch.Tensor]:
-        """The buffers of the model built once more, as deep as anybody asks."""
-        whole = self.twin.config.get_text_config().num_hidden_layers
-        for depth in (self.depth, whole):
-            config = copy.deepcopy(self.twin.config)
-            config.get_text_config().num_hidden_layers = depth
-            try:
-                with _few_numbers():
-                    return dict(type(self.twin)._from_config(config).named_buffers())
-            except (
-                Exception
-            ):  # some classes cannot be built with fewer blocks than their lists name
-                if depth == whole:
-                    raise
-        raise AssertionError("unreachable")
+    def _of_whole_model(self) -> dict[str, torch.Tensor]:
+        """The buffers of the model built again, with as many blocks as are needed."""
+        twin: Any = self.twin
+        full_depth = twin.config.get_text_config().num_hidden_layers
+        try:
+            return self._built(self.depth)
+        except Exception:  # some classes need as many blocks as their configuration lists
+            return self._built(full_depth)
+
+    def _built(self, depth: int) -> dict[str, torch.Tensor]:
+        twin: Any = self.twin
+        config = copy.deepcopy(twin.config)
+        config.get_text_config().num_hidden_layers = depth
+        with _few_numbers():
+            return dict(type(twin)._from_config(config).named_buffers())
 
 
 @contextmanager
 def _few_numbers() -> Iterator[None]:
-    """Modules built now get numbers where those are few; the process's random state is put back."""
+    """Build modules with numbers in small tensors only, and restore the process's random state."""
     with torch.random.fork_rng(devices=[]), _FewNumbers():
         yield
 
 
 class _FewNumbers(TorchFunctionMode):
-    """What would hold many floating-point numbers is made of shapes alone: weights, not what buffers are computed from."""
+    """Puts large floating-point tensors on the meta device: weights are, what buffers are computed from is not."""
 
     factories = frozenset(
         (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full)
@@ -96,7 +105,7 @@ class _FewNumbers(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in self.factories:
-            shapes = func(*args, **{**kwargs, "device": "meta"})
-            if shapes.is_floating_point() and shapes.numel() > _FEW:
-                return shapes
+            on_meta = func(*args, **{**kwargs, "device": "meta"})
+            if on_meta.is_floating_point() and on_meta.numel() > _MOST_ELEMENTS:
+                return on_meta
         return func(*args, **kwargs)

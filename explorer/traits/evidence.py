@@ -1,31 +1,34 @@
-"""Pieces of evidence in words."""
+"""Pieces of evidence sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+
+#: What the rules yield: the key of a trait, and the evidence for it in words.
+Evidence = Iterator[tuple[str, str]]
 
 
 def blocks(layers: Collection[int], count: int) -> str:
-    """Which blocks, as evidence says it: ``"all 24 blocks"``, ``"12 of 24 blocks, the first of them block 3"``."""
+    """Return which of ``count`` blocks: ``"all 24 blocks"``, ``"12 of 24 blocks, block 3 first"``."""
     if len(layers) == count:
         return f"all {count} blocks" if count > 1 else "the one block"
     first = min(layers)
     if len(layers) == 1:
         return f"block {first} of {count}"
-    return f"{len(layers)} of {count} blocks, the first of them block {first}"
+    return f"{len(layers)} of {count} blocks, block {first} first"
 
 
 def listed(names: Iterable[str]) -> str:
-    """``"a, b and c"``, each once."""
+    """Return ``"a, b and c"``, each name once."""
     *most, last = dict.fromkeys(names)
     return f"{', '.join(most)} and {last}" if most else last
 
 
 def name(path: str) -> str:
-    """What a module is called, of its path."""
+    """Return the last part of a module's path."""
     return path.rpartition(".")[2]
 
 
 def number(value: float) -> str:
-    """A number, at most four digits of it."""
+    """Return a number with at most four significant digits."""
     return f"{value:.4g}"

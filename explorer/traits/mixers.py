@@ -1,176 +1,162 @@
-"""Traits of the mixers: which kinds there are, and how they are put together."""
+"""Traits of the mixers, and of how blocks are put together."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 from explorer import vocabulary
 from explorer.discovery.trace_graph import tensors
-from explorer.traits.attention_core import hidden
-from explorer.traits.evidence import blocks, listed
+from explorer.traits.attention_core import untraced_attention
+from explorer.traits.evidence import Evidence, blocks, listed
 from explorer.traits.probe import ModelProbe
 
-Found = Iterator[tuple[str, str]]
-
-#: What evidence calls an attention that lies inside another part of a block.
-_INSIDE = "an attention that is not followed"
+#: How evidence names an attention inside another part of a block.
+_UNTRACED = "an untraced attention"
 
 
-def mixers(witness: ModelProbe) -> Found:
-    """Traits of the mixers, as finding told them apart by what they are called with and hand on."""
-    count = witness.model.num_layers
-    having: dict[str, list[int]] = {}
-    for layer in witness.firsts:
-        for kind in witness.model.mixers[layer]:
-            if kind != "mixer" or _mixes(witness, layer):
-                having.setdefault(kind, []).extend(witness.group(layer))
-    for layer in hidden(witness):
-        having.setdefault(_INSIDE, []).extend(witness.group(layer))
-    if len(having) > 1:
-        yield (
-            "hybrid",
-            ", ".join(f"{kind} in {blocks(layers, count)}" for kind, layers in having.items()),
-        )
-    for kind in witness.anatomy.blocks:
-        pair = [sub for sub in kind.sublayers if vocabulary.HOSTS[sub.host].mixer]
-        if len(pair) > 1 and pair[0].stage == pair[1].stage is not None:
-            yield (
-                "side_by_side",
-                f"{listed(sub.host for sub in pair)} read the same stream in {blocks(kind.layers, count)}",
-            )
-            break
-    for kind, layers in having.items():
+def mixers(probe: ModelProbe) -> Evidence:
+    """Yield the traits of the mixers."""
+    count = probe.model.num_layers
+    layers_by_kind: dict[str, list[int]] = {}
+    for layer in probe.first_layers:
+        for kind in probe.model.mixers[layer]:
+            if kind != "mixer" or _reads_other_tokens(probe, layer):
+                layers_by_kind.setdefault(kind, []).extend(probe.group(layer))
+    for layer in untraced_attention(probe):
+        layers_by_kind.setdefault(_UNTRACED, []).extend(probe.group(layer))
+    if len(layers_by_kind) > 1:
+        parts = (f"{kind} in {blocks(layers, count)}" for kind, layers in layers_by_kind.items())
+        yield "hybrid", ", ".join(parts)
+    yield from _side_by_side(probe)
+    for kind, layers in layers_by_kind.items():
         trait = vocabulary.MIXERS[kind].trait if kind in vocabulary.MIXERS else None
-        if trait is None or (
-            kind == "short_conv" and any(len(witness.model.mixers[layer]) > 1 for layer in layers)
-        ):
+        beside_another = any(len(probe.model.mixers[layer]) > 1 for layer in layers)
+        if trait is None or (kind == "short_conv" and beside_another):
             continue
-        host = witness.anatomy.block(layers[0]).hosts[kind]
-        called = (
-            f"the mixer calls {host.details.kernel}"
-            if host.details.kernel
-            else vocabulary.HOSTS[kind].meaning
-        )
-        yield trait, f"{called}, in {blocks(sorted(layers), count)}"
-    yield from _parts(witness)
+        kernel = probe.anatomy.block(layers[0]).hosts[kind].details.kernel
+        what = f"the mixer calls {kernel}" if kernel else vocabulary.HOSTS[kind].meaning
+        yield trait, f"{what}, in {blocks(sorted(layers), count)}"
+    yield from _recurrent_parts(probe)
 
 
-def _mixes(witness: ModelProbe, layer: int) -> bool:
-    """Whether a part that nobody followed reads other tokens: an operation works along their axis, as long as no other."""
-    trail, seq = witness.trail, witness.lengths[1]
-    call = witness.host_call(layer, witness.anatomy.block(layer).hosts["mixer"])
+def _side_by_side(probe: ModelProbe) -> Evidence:
+    for block in probe.anatomy.blocks:
+        pair = [sub for sub in block.sublayers if vocabulary.HOSTS[sub.host].mixer]
+        if len(pair) > 1 and pair[0].stage == pair[1].stage is not None:
+            names = listed(sub.host for sub in pair)
+            where = blocks(block.layers, probe.model.num_layers)
+            yield "side_by_side", f"{names} read the same stream in {where}"
+            return
+
+
+def _reads_other_tokens(probe: ModelProbe, layer: int) -> bool:
+    """Return whether a mixer that is not traced has an operation along the axis of tokens.
+
+    That axis is recognised by its length, which no other axis has.
+    """
+    graph, seq = probe.graph, probe.lengths[1]
+    call = probe.host_call(layer, probe.anatomy.block(layer).hosts["mixer"])
     for index in range(call.start, call.stop):
-        op = trail.ops[index]
-        reads, makes = ([trail.tensors[key].shape for key in keys] for keys in (op.reads, op.makes))
+        op = graph.ops[index]
+        reads, makes = ([graph.tensors[key].shape for key in keys] for keys in (op.reads, op.makes))
         if op.name in ("convolution", "cumsum", "cumprod", "roll", "flip"):
             return True
-        if (
-            op.name in ("bmm", "mm", "matmul")
-            and reads
-            and len(reads[0]) > 1
-            and reads[0][-1] == seq
-        ):
-            return True
-        if (
-            op.name in ("slice", "select", "constant_pad_nd", "split", "unbind")
-            and seq in reads[0]
-            and seq not in makes[0]
-        ):
-            return True
+        if op.name in ("bmm", "mm", "matmul") and len(reads) > 0:
+            if len(reads[0]) > 1 and reads[0][-1] == seq:
+                return True
+        elif op.name in ("slice", "select", "constant_pad_nd", "split", "unbind"):
+            if seq in reads[0] and seq not in makes[0]:
+                return True
     return False
 
 
-def _parts(witness: ModelProbe) -> Found:
-    hosts = [host for kind in vocabulary.RECURRENT for _, host in witness.hosts(kind)]
-    for sizes in (host.sizes for host in hosts if "conv_width" in host.sizes):
-        yield "short_convolution", f"width {sizes['conv_width']} over {sizes['channels']} channels"
-        break
-    for sizes in (
-        host.sizes for host in hosts if host.sizes.get("key_heads", 0) < host.sizes.get("heads", 0)
-    ):
-        yield (
-            "grouped_value",
-            f"{sizes['heads']} heads share the queries and keys of {sizes['key_heads']}",
-        )
-        break
+def _recurrent_parts(probe: ModelProbe) -> Evidence:
+    all_sizes = [host.sizes for kind in vocabulary.RECURRENT for _, host in probe.hosts(kind)]
+    for sizes in all_sizes:
+        if "conv_width" in sizes:
+            yield (
+                "short_convolution",
+                f"it is {sizes['conv_width']} tokens wide, over {sizes['channels']} channels",
+            )
+            break
+    for sizes in all_sizes:
+        if sizes.get("key_heads", 0) < sizes.get("heads", 0):
+            yield (
+                "grouped_value",
+                f"{sizes['heads']} heads share {sizes['key_heads']} of queries and keys",
+            )
+            break
 
 
-def block(witness: ModelProbe) -> Found:
-    """Traits of how a block is put together."""
-    count = witness.model.num_layers
+# -- blocks ------------------------------------------------------------------------------
+
+
+def block(probe: ModelProbe) -> Evidence:
+    """Yield the traits of how blocks are put together."""
+    count = probe.model.num_layers
     parallel: list[int] = []
     single: list[int] = []
-    for kind in witness.anatomy.blocks:
+    for kind in probe.anatomy.blocks:
         mlp = next((sub for sub in kind.sublayers if sub.host == "mlp"), None)
-        if mlp is not None and any(
-            sub.stage == mlp.stage is not None for sub in kind.sublayers if sub is not mlp
-        ):
+        others = [sub for sub in kind.sublayers if sub is not mlp]
+        if mlp is not None and any(sub.stage == mlp.stage is not None for sub in others):
             parallel += kind.layers
-        if len(kind.sublayers) == 1 and _alone(witness, kind.layers[0]):
+        if len(kind.sublayers) == 1 and _has_all_weights(probe, kind.layers[0]):
             single += kind.layers
     if parallel:
-        shared = witness.anatomy.block(parallel[0])
-        norms = {sub.norm for sub in shared.sublayers}
-        yield (
-            "parallel",
-            f"{blocks(parallel, count)}, through {'one norm' if len(norms) == 1 else 'norms of their own'}",
-        )
+        norms = {sub.norm for sub in probe.anatomy.block(parallel[0]).sublayers}
+        through = "the same norm" if len(norms) == 1 else "different norms"
+        yield "parallel", f"{blocks(parallel, count)}, through {through}"
     if len(single) == count:
-        yield "one_sublayer", f"{blocks(single, count)} add one thing to the stream"
-    yield from _shared(witness)
-    yield from _again(witness)
+        yield "one_sublayer", f"{blocks(single, count)} add one result to the stream"
+    yield from _shared_parameters(probe)
+    yield from _repeated_modules(probe)
 
 
-def _alone(witness: ModelProbe, layer: int) -> bool:
-    """Whether the one sublayer of a block, where it was followed, does all the block's work with weights."""
-    trail, block = witness.trail, witness.anatomy.block(layer)
-    if block.sublayers[0].host == "mixer":
+def _has_all_weights(probe: ModelProbe, layer: int) -> bool:
+    """Return whether a block's only sublayer is traced and has all the block's products with weights."""
+    block = probe.anatomy.block(layer)
+    only = block.sublayers[0]
+    if only.host == "mixer":
         return False
-    call, whole = (
-        witness.host_call(layer, block.hosts[block.sublayers[0].host]),
-        witness.call(layer, ""),
-    )
-    return all(
-        call.start <= index < call.stop for index in trail.weighted(range(whole.start, whole.stop))
-    )
+    call, outer = probe.host_call(layer, block.hosts[only.host]), probe.call(layer, "")
+    products = probe.graph.with_weights(range(outer.start, outer.stop))
+    return all(call.start <= index < call.stop for index in products)
 
 
-def _again(witness: ModelProbe) -> Found:
-    """Modules with parameters of their own that run on every token more than once."""
-    batch, seq = witness.lengths
-    within = f"{witness.path}."
+def _repeated_modules(probe: ModelProbe) -> Evidence:
+    """Look for modules with parameters of their own that run on every token more than once."""
+    batch, seq = probe.lengths
+    prefix = f"{probe.path}."
     experts = tuple(
-        f"{within}{layer}.{path}"
-        for layer, host in witness.hosts("mlp")
-        if (path := host.details.experts)
+        f"{prefix}{layer}.{host.details.experts}"
+        for layer, host in probe.hosts("mlp")
+        if host.details.experts
     )
     runs: Counter[str] = Counter()
-    for call in witness.trail.calls:
-        given = next(tensors((call.args, call.kwargs)), None)
-        whole = given is not None and given.shape[:-1] in ((batch, seq), (batch * seq,))
-        if whole and call.module.startswith(within) and not call.module.startswith(experts):
+    for call in probe.graph.calls:
+        entering = next(tensors((call.args, call.kwargs)), None)
+        in_block = call.module.startswith(prefix) and not call.module.startswith(experts)
+        if entering is None or not in_block:
+            continue
+        if entering.shape[:-1] in ((batch, seq), (batch * seq,)):
             runs[call.module] += any(True for _ in call.fn.parameters(recurse=False))
     path, times = max(runs.items(), key=lambda run: run[1])
     if times > 1:
-        yield (
-            "called_again",
-            f"{path.removeprefix(within).partition('.')[2]} runs {times} times on every token",
-        )
+        module = path.removeprefix(prefix).partition(".")[2]
+        yield "called_again", f"{module} runs {times} times on every token"
 
 
-def _shared(witness: ModelProbe) -> Found:
-    """Parameters that several blocks hold."""
+def _shared_parameters(probe: ModelProbe) -> Evidence:
+    """Look for parameters that several blocks hold."""
     holders: dict[int, list[tuple[int, str]]] = {}
-    for layer, module in enumerate(witness.blocks):
+    for layer, module in enumerate(probe.blocks):
         for path, parameter in module.named_parameters():
             holders.setdefault(id(parameter), []).append((layer, path))
-    several = [where for where in holders.values() if len(where) > 1]
-    if several:
-        layers = {layer for where in several for layer, _ in where}
-        modules = list(dict.fromkeys(path.rpartition(".")[0] for (_, path), *_ in several))
+    shared = [where for where in holders.values() if len(where) > 1]
+    if shared:
+        layers = {layer for where in shared for layer, _ in where}
+        modules = list(dict.fromkeys(where[0][1].rpartition(".")[0] for where in shared))
         more = f" and {len(modules) - 1} more modules" if len(modules) > 1 else ""
-        yield (
-            "shared_block",
-            f"{blocks(layers, witness.model.num_layers)} hold the same {modules[0]}{more}",
-        )
+        where = blocks(layers, probe.model.num_layers)
+        yield "shared_block", f"{where} share the parameters of {modules[0]}{more}"

@@ -1,4 +1,4 @@
-"""Traits of the MLP: its gate and activation, and what there is to a mixture of experts."""
+"""Traits of an MLP and of the experts of a mixture: gate, activation and biases."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from explorer.discovery.anatomy import HostAnatomy
 from explorer.discovery.trace_graph import Call, tensors
-from explorer.traits.evidence import blocks, listed, name, number
+from explorer.traits.evidence import Evidence, listed, name, number
 from explorer.traits.probe import ModelProbe
 from explorer.traits.replayable_graph import NoNumbers, ReplayableGraph
-
-Found = Iterator[tuple[str, str]]
 
 #: Activations by trait.
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -29,325 +26,185 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class Neurons:
-    """One MLP's inside in a run: the product back to the stream, what it takes, and the products that made that."""
+    """The neurons of one MLP in a recorded run.
 
-    witness: ModelProbe
-    where: str
+    module: the name of the module with the down projection. call: the call in which the neurons are
+    made. down: the down projection. key, before: the tensor of neurons, as it is before an
+    operation. projections: the products with weights that make the neurons.
+    """
+
+    probe: ModelProbe
+    module: str
     call: Call
     down: int
     key: int
     before: int
-    cuts: list[int]
+    projections: list[int]
 
     @property
-    def trail(self) -> ReplayableGraph:
-        return self.witness.trail
+    def graph(self) -> ReplayableGraph:
+        return self.probe.graph
 
     @property
     def width(self) -> int:
-        return self.trail.tensors[self.key].shape[-1]
+        return self.graph.tensors[self.key].shape[-1]
+
+    @property
+    def outputs(self) -> list[int]:
+        """The tensors that the projections make."""
+        return [self.graph.ops[index].makes[0] for index in self.projections]
 
     @property
     def gated(self) -> bool | None:
-        """Whether two numbers make each neuron; None where it is neither two nor one."""
-        made = sum(self.trail.tensors[self.trail.ops[cut].makes[0]].shape[-1] for cut in self.cuts)
+        """Whether the projections make two numbers per neuron; None where they make neither two nor one."""
+        made = sum(self.graph.tensors[key].shape[-1] for key in self.outputs)
         return {self.width: False, 2 * self.width: True}.get(made)
 
 
-def mlp(witness: ModelProbe) -> Found:
-    """Traits of the MLPs, dense or in a mixture."""
-    once: set[str] = set()
-    for neurons in _neurons(witness):
-        for trait, evidence in (*_shape(neurons), *_biases(neurons)):
-            if trait not in once:
-                once.add(trait)
+def mlp(probe: ModelProbe) -> Evidence:
+    """Yield the traits of MLPs, dense or experts, each from the first kind of block that shows it."""
+    seen: set[str] = set()
+    for neurons in _neurons(probe):
+        for trait, evidence in (*_form(neurons), *_biases(neurons)):
+            if trait not in seen:
+                seen.add(trait)
                 yield trait, evidence
 
 
-def _neurons(witness: ModelProbe) -> Iterator[Neurons]:
-    """The inside of each kind of MLP: the dense ones, and the experts of mixtures."""
-    for layer, host in witness.hosts("mlp"):
+def _neurons(probe: ModelProbe) -> Iterator[Neurons]:
+    """Find the neurons of each kind of MLP: of the dense ones, and of the experts of mixtures."""
+    graph = probe.graph
+    for layer, host in probe.hosts("mlp"):
         if "mlp_neurons" in host.hook_points:
-            path, call = host.hook_points["mlp_neurons"][0].module, witness.host_call(layer, host)
-        elif path := host.details.experts:
-            call = witness.call(layer, path)
+            path, call = host.hook_points["mlp_neurons"][0].module, probe.host_call(layer, host)
+        elif host.details.experts:
+            path = host.details.experts
+            call = probe.call(layer, path)
         else:
             continue
-        trail, last = witness.trail, witness.call(layer, path)
-        products = trail.weighted(range(last.start, last.stop))
+        last = probe.call(layer, path)
+        products = graph.with_weights(range(last.start, last.stop))
         if not products:
             continue
-        key, before = trail.taken(products[-1]), products[-1]
+        down = products[-1]
+        key, before = graph.input_of(down), down
         if host.details.normed_neurons:
-            norms = [
-                one
-                for one in trail.calls
-                if call.start <= one.start < one.stop <= products[-1]
-                and key in trail.onward(id(one.output))
-                and trail.norms(one)
-            ]
-            key, before = (id(norms[-1].args[0]), norms[-1].start) if norms else (key, before)
-        cuts = trail.cuts(key, before, call.start)
-        if not cuts:  # the projections before it stand outside the module it is in
-            call = witness.call(layer, "")
-            cuts = trail.cuts(key, before, call.start)
-        if cuts:
-            yield Neurons(witness, name(path), call, products[-1], key, before, cuts)
+            key, before = _before_norm(graph, call, key, down)
+        projections = graph.projections(key, before, call.start)
+        if not projections:  # they are outside the module with the neurons
+            call = probe.call(layer, "")
+            projections = graph.projections(key, before, call.start)
+        if projections:
+            yield Neurons(probe, name(path), call, down, key, before, projections)
 
 
-def _shape(neurons: Neurons) -> Found:
-    makers = listed(neurons.trail.owners[cut].module.rpartition(".")[2] for cut in neurons.cuts)
+def _before_norm(graph: ReplayableGraph, call: Call, key: int, down: int) -> tuple[int, int]:
+    """Return the neurons before the norm that stands between them and the down projection."""
+    norms = [
+        each
+        for each in graph.calls
+        if call.start <= each.start < each.stop <= down
+        and key in graph.onward(id(each.output))
+        and graph.is_norm(each)
+    ]
+    return (id(norms[-1].args[0]), norms[-1].start) if norms else (key, down)
+
+
+def _form(neurons: Neurons) -> Evidence:
     if neurons.gated is None:
         return
-    count = len(neurons.cuts)
-    if neurons.gated:
-        yield (
-            "gated_mlp",
-            f"{makers} make{'s' * (count == 1)} two numbers for each of {neurons.width} neurons",
-        )
-    else:
-        yield "plain_mlp", f"{makers} makes one number for each of {neurons.width} neurons"
+    makers = [name(neurons.graph.owner(index).module) for index in neurons.projections]
+    verb = "makes" if len(makers) == 1 else "make"
+    each = "two numbers" if neurons.gated else "one number"
+    trait = "gated_mlp" if neurons.gated else "plain_mlp"
+    yield trait, f"{listed(makers)} {verb} {each} for each of {neurons.width} neurons"
     activation = _activation(neurons)
     if activation is not None:
         yield activation
 
 
+# -- activations ---------------------------------------------------------------------------
+
+
 def _activation(neurons: Neurons) -> tuple[str, str] | None:
-    """Which function turns what a projection made into the neurons, by trying: None where it cannot be tried."""
-    trail = neurons.trail
-    factors = {
-        1.0,
-        *(
-            n
-            for i in trail.between(neurons.key, neurons.before, neurons.cuts, neurons.call.start)
-            if trail.ops[i].name in ("mul", "mul_")
-            for n in trail.ops[i].numbers
-        ),
-    }
+    """Find the function between the projections and the neurons by running it; None where it cannot be run."""
     grid = torch.linspace(-4, 4, neurons.width, dtype=torch.float64)
-    asked = False
-    for made in _inputs(neurons, grid):
+    factors = _factors(neurons)
+    tested = False
+    for given in _projected(neurons, grid):
         try:
-            out = trail.replay(neurons.key, made, neurons.witness.numbers, neurons.before)
+            out = neurons.graph.replay(neurons.key, given, neurons.probe.numbers, neurons.before)
         except NoNumbers:
             continue
-        asked = True
-        row = out.reshape(-1, neurons.width)[0]
-        for factor in sorted(factors, key=lambda f: f != 1):
-            for trait, function in _ACTIVATIONS.items():
-                wanted = function(factor * grid)
-                scale = (row @ wanted) / (wanted @ wanted)
-                if scale != 0 and (row - scale * wanted).abs().max() <= 1e-9 * row.abs().max():
-                    of = (
-                        ""
-                        if factor == 1
-                        else f", of {number(factor)} times what the projection makes"
-                    )
-                    return (
-                        trait,
-                        f"numbers from -4 to 4 come out as this function has them in {neurons.where}{of}",
-                    )
-    if not asked:
+        tested = True
+        found = _match(out.reshape(-1, neurons.width)[0], grid, factors)
+        if found is not None:
+            trait, factor = found
+            scaled = "" if factor == 1 else f" of {number(factor)} times the projection"
+            return trait, f"{neurons.module} has this function's values{scaled} from -4 to 4"
+    if not tested:
         return None
-    return (
-        "activation_other",
-        f"numbers from -4 to 4 come out as no usual function has them in {neurons.where}",
-    )
+    return "activation_other", f"{neurons.module} has no common activation's values from -4 to 4"
 
 
-def _inputs(neurons: Neurons, grid: torch.Tensor) -> Iterator[dict[int, torch.Tensor]]:
-    """What the projections may have made, with ``grid`` in what passes the activation and one in what is multiplied with it."""
-    trail = neurons.trail
-    entering = {
+def _factors(neurons: Neurons) -> list[float]:
+    """Return one, and then the numbers that something on the way to the neurons is multiplied with."""
+    graph = neurons.graph
+    between = graph.between(neurons.projections, neurons.key, neurons.before, neurons.call.start)
+    scales = [index for index in between if graph.ops[index].name in ("mul", "mul_")]
+    factors = {1.0, *(n for index in scales for n in graph.ops[index].numbers)}
+    return sorted(factors, key=lambda factor: factor != 1)
+
+
+def _match(row: torch.Tensor, grid: torch.Tensor, factors: list[float]) -> tuple[str, float] | None:
+    """Return the activation whose values on a grid are proportional to a row, and the factor of its input."""
+    for factor in factors:
+        for trait, function in _ACTIVATIONS.items():
+            expected = function(factor * grid)
+            scale = (row @ expected) / (expected @ expected)
+            if scale != 0 and (row - scale * expected).abs().max() <= 1e-9 * row.abs().max():
+                return trait, factor
+    return None
+
+
+def _projected(neurons: Neurons, grid: torch.Tensor) -> Iterator[dict[int, torch.Tensor]]:
+    """Yield the ways in which projections may make ``grid`` for the activation and one for the gate's product."""
+    graph = neurons.graph
+    given = {
         id(t): torch.ones(t.shape, dtype=torch.float64)
         if t.is_floating_point()
         else torch.zeros(t.shape, dtype=t.dtype)
         for t in tensors((neurons.call.args, neurons.call.kwargs))
     }
-    keys = [trail.ops[cut].makes[0] for cut in neurons.cuts]
     ones = torch.ones_like(grid)
+    pairs = [[grid, ones], [ones, grid]]
     if not neurons.gated:
-        rows = [[grid]]
-    elif len(keys) == 1:
-        pairs = ((grid, ones), (ones, grid))
-        rows = [[torch.cat(pair)] for pair in pairs] + [
-            [torch.stack(pair, -1).flatten()] for pair in pairs
-        ]
+        candidates = [[grid]]
+    elif len(neurons.outputs) == 1:  # both in one tensor: in halves, or neuron by neuron
+        candidates = [[torch.cat(pair)] for pair in pairs]
+        candidates += [[torch.stack(pair, -1).flatten()] for pair in pairs]
     else:
-        rows = [[grid, ones], [ones, grid]]
-    for row in rows:
-        if len(row) == len(keys) and all(
-            len(one) == trail.tensors[key].shape[-1] for key, one in zip(keys, row)
-        ):
-            yield entering | {
-                key: one.expand(trail.tensors[key].shape).clone() for key, one in zip(keys, row)
-            }
+        candidates = pairs
+    shapes = [graph.tensors[key].shape for key in neurons.outputs]
+    for rows in candidates:
+        if [len(row) for row in rows] == [shape[-1] for shape in shapes]:
+            made = zip(neurons.outputs, rows, shapes, strict=True)
+            yield given | {key: row.expand(shape).clone() for key, row, shape in made}
 
 
-def _biases(neurons: Neurons) -> Found:
-    """Vectors among the parameters of the modules that make the neurons and take them."""
-    trail = neurons.trail
-    for index in (*neurons.cuts, neurons.down):
-        owner = trail.owners[index]
-        matrix = trail.matrix(index)
-        own = [
+# -- biases --------------------------------------------------------------------------------
+
+
+def _biases(neurons: Neurons) -> Evidence:
+    """Look for biases among the parameters of the modules that make the neurons and read them."""
+    graph = neurons.graph
+    for index in (*neurons.projections, neurons.down):
+        owner, weight = graph.owner(index), graph.weight_of(index)
+        biases = [
             key
             for key, parameter in owner.fn.named_parameters(recurse=False)
-            if parameter.dim() == matrix.dim() - 1
+            if parameter.dim() == weight.dim() - 1
         ]
-        if own:
-            yield (
-                ("expert_bias" if matrix.dim() == 3 else "mlp_bias"),
-                f"{name(owner.module)} has {listed(own)}",
-            )
-
-
-def mixture(witness: ModelProbe) -> Found:
-    """Traits of mixtures of experts."""
-    kinds = [(kind.layers, {sub.role for sub in kind.sublayers}) for kind in witness.anatomy.blocks]
-    mixed, dense = (
-        [layer for layers, roles in kinds if role in roles for layer in layers]
-        for role in ("experts", "mlp")
-    )
-    if not mixed:
-        return
-    count = witness.model.num_layers
-    for layer, host in witness.hosts("mlp"):
-        if host.details.scoring is not None:
-            yield from _routing(witness, layer, host, blocks(mixed, count))
-            break
-    else:
-        yield "mixture", f"{blocks(mixed, count)} choose what they run"
-    if dense:
-        trait = "dense_first" if max(dense) < min(mixed) else "some_mixtures"
-        yield trait, f"a dense MLP in {blocks(dense, count)}, a mixture in {blocks(mixed, count)}"
-
-
-def _routing(witness: ModelProbe, layer: int, host: HostAnatomy, where: str) -> Found:
-    scoring, sizes = host.details.scoring, host.sizes
-    yield "mixture", f"{sizes['top_k']} of {sizes['num_experts']} in {where}"
-    router = name(host.details.router) or "the router"
-    for function, trait in (("softmax", "router_softmax"), ("sigmoid", "router_sigmoid")):
-        if scoring.function == function:
-            yield (
-                trait,
-                f"{router} takes a {function} of all {sizes['num_experts']} logits before its top-k",
-            )
-        if scoring.after == function:
-            yield (
-                f"{trait}_chosen",
-                f"{router} takes a {function} of {sizes['top_k']} logits after its top-k",
-            )
-    choice = _choice(witness, layer, host)
-    if choice is not None and (bias := _selection_bias(witness, choice, sizes["num_experts"])):
-        yield (
-            "selection_bias",
-            f"{bias} is added to the {sizes['num_experts']} scores that the top-k chooses by",
-        )
-    if (
-        choice is not None
-        and scoring.masked
-        and (struck := _struck(witness, choice, sizes["num_experts"]))
-    ):
-        yield (
-            "expert_groups",
-            f"of {sizes['num_experts']} experts {struck} are struck out before the top-k",
-        )
-    if scoring.renormalised:
-        yield "renormalised", "a sum and a division follow the top-k"
-    for what, factor in (
-        ("each weight", scoring.factor),
-        ("the experts' sum", host.details.routed_factor),
-    ):
-        if factor is not None and factor != 1:
-            yield (
-                "routed_factor",
-                f"{what} is multiplied with {name(factor) if isinstance(factor, str) else number(factor)}",
-            )
-            break
-    if host.details.shared:
-        shared = name(host.details.shared)
-        yield "shared_expert", f"what {shared} makes is added to the routed experts' sum"
-        if (gate := _gate(witness, layer, host.details.shared)) is not None:
-            yield (
-                "shared_expert_gated",
-                f"what {shared} makes is multiplied with {gate} before it is added",
-            )
-
-
-def _gate(witness: ModelProbe, layer: int, shared: str) -> str | None:
-    """What multiplies the shared expert's output, where that is a number for each token."""
-    trail, call = witness.trail, witness.call(layer, shared)
-    onward = trail.onward(id(call.output))
-    for index in sorted(index for key in onward for index in trail.readers.get(key, ())):
-        op = trail.ops[index]
-        if index >= call.stop and op.name in ("mul", "mul_") and len(op.reads) == 2:
-            others = [trail.tensors[key] for key in op.reads if key not in onward]
-            if others and others[0].dim() > 0:
-                return (
-                    "one number for each token"
-                    if others[0].shape[-1] == 1
-                    else "a vector for each token"
-                )
-    return None
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The top-k of one router: the operation, the scores it takes, and the projections those were made by."""
-
-    topk: int
-    scores: int
-    logits: list[int]
-
-
-def _choice(witness: ModelProbe, layer: int, host: HostAnatomy) -> Choice | None:
-    """The last top-k over all experts."""
-    trail, call, experts = witness.trail, witness.host_call(layer, host), host.sizes["num_experts"]
-    for topk in reversed(trail.indices(call, "topk")):
-        scores = trail.ops[topk].reads[0]
-        if trail.tensors[scores].shape[-1] == experts:
-            made = trail.cuts(scores, topk, call.start)
-            return Choice(
-                topk,
-                scores,
-                [i for i in made if trail.tensors[trail.ops[i].makes[0]].shape[-1] == experts],
-            )
-    return None
-
-
-def _selection_bias(witness: ModelProbe, choice: Choice, experts: int) -> str | None:
-    """The name of a parameter or buffer with a number for each expert that is added to the scores the choice is made by."""
-    trail = witness.trail
-    for index in trail.between(choice.scores, choice.topk, choice.logits, 0):
-        for key in trail.ops[index].reads if trail.ops[index].name in ("add", "add_") else ():
-            source = trail.back(key, index)[-1]
-            if (
-                trail.tensors[source].numel() == experts
-                and trail.maker(source, index) is None
-                and (path := witness.name(source))
-            ):
-                return name(path)
-    return None
-
-
-def _struck(witness: ModelProbe, choice: Choice, experts: int) -> int:
-    """How many experts a token cannot choose, asked with logits of which no two are equal."""
-    trail = witness.trail
-    drawn = {
-        made: torch.randn(
-            trail.tensors[made].shape,
-            generator=torch.Generator().manual_seed(0),
-            dtype=torch.float64,
-        )
-        for index in choice.logits
-        for made in trail.ops[index].makes
-    }
-    try:
-        scores = trail.replay(choice.scores, drawn, witness.numbers, choice.topk).reshape(
-            -1, experts
-        )[0]
-    except NoNumbers:
-        return 0
-    struck = int((scores == scores.min()).sum())
-    return struck if struck > 1 else 0
+        if biases:
+            trait = "expert_bias" if weight.dim() == 3 else "mlp_bias"
+            yield trait, f"{name(owner.module)} has {listed(biases)}"

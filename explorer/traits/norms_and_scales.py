@@ -1,26 +1,41 @@
-"""Traits of the frame: norms, multipliers, what comes before the blocks and after them."""
+"""Traits of the norms, of the multipliers and caps from embedding to logits, and of the head."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from explorer.discovery.sublayer import Sublayer
 from explorer.discovery.trace_graph import Call, tensors
-from explorer.traits.evidence import blocks, listed, name, number
-from explorer.traits.position import of_ids
+from explorer.traits.evidence import Evidence, blocks, listed, name, number
+from explorer.traits.position import computed_from_ids
 from explorer.traits.probe import ModelProbe
 from explorer.traits.replayable_graph import PASSING, NoNumbers
 
-Found = Iterator[tuple[str, str]]
+#: Where the norms around a sublayer are, by the trait that follows.
+_PLACES = {"pre_norm": "before", "sandwich_norm": "before and after", "post_norm": "after"}
+
+#: What a norm does when it is run, by the trait that follows.
+_TESTS = {
+    "rms_norm": "adding a constant to the input changes the output",
+    "layer_norm": "adding a constant to the input does not change the output, and there is a bias",
+    "layer_norm_no_bias": "adding a constant to the input does not change the output, and there is "
+    "no bias",
+    "norm_no_weight": "there are no parameters",
+    "one_plus_gain": "with all parameters at zero the output is not zero",
+}
+
+#: Operations that multiply with a number.
+_SCALING = frozenset(("mul", "mul_", "div", "div_"))
 
 
 @dataclass(frozen=True)
-class Around:
-    """The norms around one sublayer, by path from the block; those with nothing learned included."""
+class SublayerNorms:
+    """The norms before and after one sublayer, by path from the block; also those without parameters."""
 
     layer: int
     sublayer: Sublayer
@@ -38,120 +53,104 @@ class Around:
         return "post_norm" if self.after else None
 
 
-def norms(witness: ModelProbe) -> Found:
-    """Traits of the norms of the stream: where they stand, and what they do."""
-    count = witness.model.num_layers
-    carried = {
-        layer: path for layer in witness.firsts if (path := _carrying(witness, layer)) is not None
+# -- norms -------------------------------------------------------------------------------
+
+
+def norms(probe: ModelProbe) -> Evidence:
+    """Yield the traits of the norms on the residual stream: where they are, and what they compute."""
+    count = probe.model.num_layers
+    on_stream = {
+        layer: path
+        for layer in probe.first_layers
+        if (path := _norm_on_stream(probe, layer)) is not None
     }
     around = [
-        one for layer in witness.firsts if layer not in carried for one in _around(witness, layer)
+        each
+        for layer in probe.first_layers
+        if layer not in on_stream
+        for each in _sublayer_norms(probe, layer)
     ]
-    if carried:
-        layers = [i for layer in carried for i in witness.group(layer)]
-        yield (
-            "stream_norm",
-            f"what leaves {blocks(layers, count)} is what {listed(map(name, carried.values()))} makes",
-        )
-    for trait in _PLACES:
-        if having := [one for one in around if one.trait == trait]:
-            layers = {i for one in having for i in witness.group(one.layer)}
-            names = listed(name(path) for one in having for path in one.paths)
-            yield (
-                trait,
-                f"{names} around {listed(one.sublayer.host for one in having)} in {blocks(layers, count)}",
-            )
-    paths = [f"{witness.path}.{one.layer}.{path}" for one in around for path in one.paths]
-    paths += [f"{witness.path}.{layer}.{path}" for layer, path in carried.items()]
-    paths += [witness.anatomy.norm] if witness.anatomy.norm else []
-    asked: dict[str, list[str]] = {}
+    if on_stream:
+        layers = [i for layer in on_stream for i in probe.group(layer)]
+        makers = listed(map(name, on_stream.values()))
+        yield "stream_norm", f"what leaves {blocks(layers, count)} is the output of {makers}"
+    for trait, place in _PLACES.items():
+        if having := [each for each in around if each.trait == trait]:
+            names = listed(name(path) for each in having for path in each.paths)
+            hosts = listed(each.sublayer.host for each in having)
+            layers = {i for each in having for i in probe.group(each.layer)}
+            yield trait, f"{names} {place} {hosts}, in {blocks(layers, count)}"
+    paths = [f"{probe.path}.{each.layer}.{path}" for each in around for path in each.paths]
+    paths += [f"{probe.path}.{layer}.{path}" for layer, path in on_stream.items()]
+    paths += [probe.anatomy.norm] if probe.anatomy.norm else []
+    names_by_trait: dict[str, list[str]] = {}
     for path in dict.fromkeys(paths):
-        for trait in _kind(witness.twin.get_submodule(path)):
-            asked.setdefault(trait, []).append(name(path))
-    for trait, names in asked.items():
-        yield trait, f"{_SAID[trait]}: {listed(names)}"
-    yield from _embedding_norm(witness)
+        for trait in _test_norm(probe.twin.get_submodule(path)):
+            names_by_trait.setdefault(trait, []).append(name(path))
+    for trait, names in names_by_trait.items():
+        yield trait, f"{_TESTS[trait]}: {listed(names)}"
+    yield from _embedding_norm(probe)
 
 
-_PLACES = ("pre_norm", "sandwich_norm", "post_norm")
-
-#: What a norm was seen to do, by the trait that follows.
-_SAID = {
-    "rms_norm": "adding the same to all numbers of a vector changes what comes out",
-    "layer_norm": "adding the same to all numbers of a vector changes nothing, and there is a bias",
-    "layer_norm_no_bias": "adding the same to all numbers of a vector changes nothing, and there is no bias",
-    "norm_no_weight": "they have no parameters",
-    "one_plus_gain": "with all parameters at zero what comes out is not zero",
-}
-
-
-def _carrying(witness: ModelProbe, layer: int) -> str | None:
-    """The norm whose result is the stream that leaves a block, where there is one."""
-    trail, block = witness.trail, witness.call(layer, "")
-    leaving = set(trail.back(id(next(tensors(block.output)))))
-    within = f"{witness.path}.{layer}."
-    norms = (call for call in trail.calls if call.module.startswith(within) and trail.norms(call))
-    return next(
-        (call.module.removeprefix(within) for call in norms if id(call.output) in leaving), None
-    )
-
-
-def _around(witness: ModelProbe, layer: int) -> Iterator[Around]:
-    block = witness.anatomy.block(layer)
-    prefix = f"{witness.path}.{block.layers[0]}."
-    for sub in block.sublayers:
-        host = block.hosts[sub.host]
-        before = (
-            sub.norm.removeprefix(prefix)
-            if sub.norm
-            else _bare_norm(witness, layer, sub, host.module)
-        )
-        tail = host.details.output_steps
-        yield Around(layer, sub, before, tail.norms)
-
-
-def _bare_norm(witness: ModelProbe, layer: int, sub: Sublayer, module: str) -> str | None:
-    """A module without parameters that norms what a sublayer is called with."""
-    if not module:
-        return None
-    trail, call = witness.trail, witness.call(layer, module)
-    entering = set(trail.back(id(next(tensors((call.args, call.kwargs)))), call.start))
-    within = f"{witness.path}.{layer}."
-    for one in trail.calls:
-        if (
-            one.module.startswith(within)
-            and one.stop <= call.start
-            and id(one.output) in entering
-            and trail.norms(one)
-        ):
-            return one.module.removeprefix(within)
+def _norm_on_stream(probe: ModelProbe, layer: int) -> str | None:
+    """Return the norm whose output is the stream that leaves a block, or None."""
+    graph, block = probe.graph, probe.call(layer, "")
+    leaving = set(graph.back(id(next(tensors(block.output)))))
+    prefix = f"{probe.path}.{layer}."
+    for call in graph.calls:
+        is_inside = call.module.startswith(prefix)
+        if is_inside and graph.is_norm(call) and id(call.output) in leaving:
+            return call.module.removeprefix(prefix)
     return None
 
 
-def _kind(norm: torch.nn.Module) -> list[str]:
-    """What a norm does, asked of a copy with numbers."""
-    made = (
-        copy.deepcopy(norm).to_empty(device="cpu")
-        if any(p.is_meta for p in norm.parameters())
-        else copy.deepcopy(norm).cpu()
-    )
+def _sublayer_norms(probe: ModelProbe, layer: int) -> Iterator[SublayerNorms]:
+    block = probe.anatomy.block(layer)
+    prefix = f"{probe.path}.{block.layers[0]}."
+    for sublayer in block.sublayers:
+        host = block.hosts[sublayer.host]
+        if sublayer.norm:
+            before = sublayer.norm.removeprefix(prefix)
+        else:
+            before = _norm_without_parameters(probe, layer, host.module)
+        yield SublayerNorms(layer, sublayer, before, host.details.output_steps.norms)
+
+
+def _norm_without_parameters(probe: ModelProbe, layer: int, module: str) -> str | None:
+    """Return the norm that makes a module's input, where discovery found none, or None."""
+    if not module:
+        return None
+    graph, call = probe.graph, probe.call(layer, module)
+    entering = set(graph.back(id(next(tensors((call.args, call.kwargs)))), call.start))
+    prefix = f"{probe.path}.{layer}."
+    for each in graph.calls:
+        is_earlier = each.module.startswith(prefix) and each.stop <= call.start
+        if is_earlier and id(each.output) in entering and graph.is_norm(each):
+            return each.module.removeprefix(prefix)
+    return None
+
+
+def _test_norm(norm: torch.nn.Module) -> list[str]:
+    """Return the traits of what a norm computes, by running a copy with numbers."""
+    made: Any = copy.deepcopy(norm)
+    on_meta = any(parameter.is_meta for parameter in norm.parameters())
+    made = made.to_empty(device="cpu") if on_meta else made.cpu()
     parameters = dict(made.named_parameters())
-    # Some without weights know how wide they are, the others take anything.
-    width = next((len(p) for p in parameters.values()), None) or next(
-        iter(getattr(made, "normalized_shape", ())), 64
-    )
-    drawn = torch.Generator().manual_seed(0)
-    x = torch.randn(1, 1, width, generator=drawn)
+    # Some norms without weights have a fixed width, the others take any.
+    widths = [len(p) for p in parameters.values()] or [*getattr(made, "normalized_shape", ()), 64]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 1, widths[0], generator=generator)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return type(made).forward(made, x)  # nnsight may have wrapped the forward of the copy
+
     with torch.no_grad():
         for parameter in parameters.values():
-            parameter.data = 0.5 + torch.rand(parameter.shape, generator=drawn)
-        run = lambda x: type(made).forward(made, x)  # noqa: E731  the engine may have wrapped the copied one
-        centred = torch.allclose(run(x), run(x + 1), atol=1e-3)
-        traits = (
-            ["layer_norm" if "bias" in parameters else "layer_norm_no_bias"]
-            if centred
-            else ["rms_norm"]
-        )
+            parameter.data = 0.5 + torch.rand(parameter.shape, generator=generator)
+        if not torch.allclose(run(x), run(x + 1), atol=1e-3):
+            traits = ["rms_norm"]
+        else:
+            traits = ["layer_norm" if "bias" in parameters else "layer_norm_no_bias"]
         if not parameters:
             return [*traits, "norm_no_weight"]
         for parameter in parameters.values():
@@ -159,130 +158,125 @@ def _kind(norm: torch.nn.Module) -> list[str]:
         return [*traits, "one_plus_gain"] if run(x).any() else traits
 
 
-def _embedding_norm(witness: ModelProbe) -> Found:
-    trail, call = witness.trail, witness.call(0, "")
-    stream = id(next(tensors((call.args, call.kwargs))))
-    found = [i for i in trail.sources(stream, call.start) if trail.norming(i)]
-    if found:
+def _embedding_norm(probe: ModelProbe) -> Evidence:
+    graph, first_block = probe.graph, probe.call(0, "")
+    stream = id(next(tensors((first_block.args, first_block.kwargs))))
+    sources = graph.sources(stream, first_block.start)
+    norms = [index for index in sources if graph.is_norm_operation(index)]
+    if norms:
         yield (
             "embedding_norm",
-            f"{name(trail.owners[found[0]].module) or 'the model'} runs before block 0",
+            f"{name(graph.owner(norms[0]).module) or 'a norm'} runs before block 0",
         )
 
 
-def scales(witness: ModelProbe) -> Found:
-    """Traits of what is multiplied and capped on the way in, along the stream and on the way out; and the head."""
-    yield from _embedding(witness)
-    yield from _residual(witness)
-    yield from _logits(witness)
-    model = witness.model.hf
-    if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
-        yield "tied_head", "one parameter is the embedding's and the head's"
-    if getattr(model.get_output_embeddings(), "bias", None) is not None:
-        yield "head_bias", f"{name(witness.anatomy.backbone.head)} has one"
+# -- multipliers and caps ------------------------------------------------------------------
 
 
-def _embedding(witness: ModelProbe) -> Found:
-    trail, call = witness.trail, witness.call(0, "")
-    ids = of_ids(trail, call.start)
-    stream = id(next(tensors((call.args, call.kwargs))))
-    path = [i for i in trail.sources(stream, call.start) if set(trail.ops[i].reads) & ids]
+def scales(probe: ModelProbe) -> Evidence:
+    """Yield the traits of multipliers and caps from embedding to logits, and of the head."""
+    yield from _embedding_multiplier(probe)
+    yield from _residual_multiplier(probe)
+    yield from _logits(probe)
+    model = probe.model.hf
+    head = model.get_output_embeddings()
+    if head.weight is model.get_input_embeddings().weight:
+        yield "tied_head", "the head and the embedding are one parameter"
+    if getattr(head, "bias", None) is not None:
+        yield "head_bias", f"{name(probe.anatomy.backbone.head)} has a bias"
+
+
+def _embedding_multiplier(probe: ModelProbe) -> Evidence:
+    graph, first_block = probe.graph, probe.call(0, "")
+    from_ids = computed_from_ids(graph, first_block.start)
+    stream = id(next(tensors((first_block.args, first_block.kwargs))))
+    sources = graph.sources(stream, first_block.start)
     try:
-        factor = trail.factor(path, witness.numbers)
+        factor = graph.factor(
+            [index for index in sources if set(graph.ops[index].reads) & from_ids], probe.numbers
+        )
     except NoNumbers:
         return
     if abs(factor - 1) > 1e-3:
-        yield (
-            "embedding_multiplier",
-            f"the embedding is multiplied with {number(factor)} before block 0",
-        )
+        yield "embedding_multiplier", f"the embedding is multiplied by {number(factor)}"
 
 
-def _residual(witness: ModelProbe) -> Found:
-    """What a sublayer made is multiplied with once its work with weights is done."""
-    for layer in witness.firsts:
-        block = witness.anatomy.block(layer)
-        for sub in block.sublayers:
-            if not block.hosts[sub.host].details.output_steps.has_scale:
+def _residual_multiplier(probe: ModelProbe) -> Evidence:
+    """Look for a factor between a sublayer's last product with weights and its addend."""
+    for layer in probe.first_layers:
+        block = probe.anatomy.block(layer)
+        for sublayer in block.sublayers:
+            if not block.hosts[sublayer.host].details.output_steps.has_scale:
                 continue
-            factor = _tail_factor(witness, layer, sub)
-            said = "" if factor is None else f" with {number(factor)}"
+            factor = _addend_factor(probe, layer, sublayer)
             if factor is None or abs(factor - 1) > 1e-3:
+                by = "" if factor is None else f" by {number(factor)}"
                 yield (
                     "residual_multiplier",
-                    f"what {sub.host} makes is multiplied{said} before it is added",
+                    f"the output of {sublayer.host} is multiplied{by} before it is added",
                 )
                 return
 
 
-_SCALING = frozenset(("mul", "mul_", "div", "div_"))
-
-
-def _tail_factor(witness: ModelProbe, layer: int, sub: Sublayer) -> float | None:
-    """The number an addend is multiplied with at last, None where that is no single number."""
-    trail, call = (
-        witness.trail,
-        witness.host_call(layer, witness.anatomy.block(layer).hosts[sub.host]),
-    )
-    block = witness.call(layer, "")
-    products = trail.weighted(range(call.start, call.stop))
+def _addend_factor(probe: ModelProbe, layer: int, sublayer: Sublayer) -> float | None:
+    """Return the single number that an addend is multiplied with last, or None."""
+    graph, block = probe.graph, probe.call(layer, "")
+    call = probe.host_call(layer, probe.anatomy.block(layer).hosts[sublayer.host])
+    products = graph.with_weights(range(call.start, call.stop))
     if not products or call is block:
         return None
-    key, factor = trail.ops[products[-1]].makes[0], []
+    key, scaling = graph.ops[products[-1]].makes[0], []
     while True:
-        after = (i for i in trail.readers.get(key, ()) if i < block.stop)
-        follow = next((i for i in after if trail.ops[i].name in PASSING | _SCALING), None)
-        if follow is None:
+        readers = (index for index in graph.readers.get(key, ()) if index < block.stop)
+        index = next((i for i in readers if graph.ops[i].name in PASSING | _SCALING), None)
+        if index is None:
             break
-        if trail.ops[follow].name not in PASSING:
-            if any(trail.tensors[k].dim() for k in trail.ops[follow].reads[1:]):
+        if graph.ops[index].name not in PASSING:
+            if any(graph.tensors[k].dim() for k in graph.ops[index].reads[1:]):
                 return None
-            factor.append(follow)
-        key = trail.ops[follow].makes[0]
+            scaling.append(index)
+        key = graph.ops[index].makes[0]
     try:
-        return trail.factor(factor, witness.numbers) if factor else None
+        return graph.factor(scaling, probe.numbers) if scaling else None
     except NoNumbers:
         return None
 
 
-def _logits(witness: ModelProbe) -> Found:
-    """What is done to the head's output, and to what it reads behind the last norm."""
-    trail, frame = witness.trail, witness.anatomy.backbone
-    head = next(call for call in reversed(trail.calls) if call.module == frame.head)
+def _logits(probe: ModelProbe) -> Evidence:
+    """Look for factors and a cap between the final norm and the logits, beside the head."""
+    graph = probe.graph
+    calls = {call.module: call for call in graph.calls}  # the last call of each module
+    head, norm = calls[probe.anatomy.backbone.head], calls.get(probe.anatomy.norm or "no norm")
     factor = 1.0
-    norm = next(
-        (call for call in reversed(trail.calls) if call.module == witness.anatomy.norm), None
-    )
     if norm is not None and norm.stop <= head.start:
+        between = graph.sources(id(head.args[0]), head.start, norm.stop)
         try:
-            factor *= trail.factor(
-                trail.sources(id(head.args[0]), head.start, norm.stop), witness.numbers
-            )
+            factor = graph.factor(between, probe.numbers)
         except NoNumbers:
             return
-    after = trail.sources(id(trail.calls[0].output.logits), None, head.stop)
-    if any(trail.ops[i].name not in PASSING for i in after):
-        small, large = (_after_head(witness, head, size) for size in (1e-6, 1e6))
+    after_head = graph.sources(id(graph.calls[0].output.logits), None, head.stop)
+    if any(graph.ops[index].name not in PASSING for index in after_head):
+        small, large = (_logit_after_head(probe, head, size) for size in (1e-6, 1e6))
         if small is None or large is None:
             return
-        factor *= small / 1e-6
-        if large < 1e6 * abs(small / 1e-6) / 2:
-            yield "logit_cap", f"a logit of a million leaves as {number(large)}"
+        slope = small / 1e-6
+        factor *= slope
+        if large < 1e6 * abs(slope) / 2:
+            yield "logit_cap", f"a logit of a million comes out as {number(large)}"
     if abs(factor - 1) > 1e-3:
         yield (
             "logits_multiplier",
-            f"logits are the head's, of what the last norm makes, times {number(factor)}",
+            f"the logits are the head's, of the final norm's output, times {number(factor)}",
         )
 
 
-def _after_head(witness: ModelProbe, head: Call, size: float) -> float | None:
-    """A logit of one size as it leaves the model."""
-    trail = witness.trail
-    given = {
-        id(head.output): torch.full((1, 1, 8), size, dtype=torch.float64)
-    }  # what comes after works on each alone
+def _logit_after_head(probe: ModelProbe, head: Call, size: float) -> float | None:
+    """Return what becomes of a logit of one size behind the head; None where it is unknown."""
+    graph = probe.graph
+    # What comes after the head works on each logit by itself, so a few will do.
+    given = {id(head.output): torch.full((1, 1, 8), size, dtype=torch.float64)}
     try:
-        out = trail.replay(id(trail.calls[0].output.logits), given, witness.numbers)
+        out = graph.replay(id(graph.calls[0].output.logits), given, probe.numbers)
     except (NoNumbers, RuntimeError):
         return None
     return float(out.flatten()[0]) if (out == out.flatten()[0]).all() else None

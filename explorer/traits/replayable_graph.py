@@ -1,8 +1,8 @@
-"""A run of shapes alone, recorded with its operations, so that any part of it can be run again with numbers.
+"""A recorded run of shapes whose operations can be run again with numbers.
 
-The run costs what shapes cost, whatever the model's size. What a part of it *does* is asked
-afterwards: the tensors it starts from are given numbers, and the operations up to the
-tensor in question are run again on those.
+Recording takes as long as shapes take, whatever the size of the model. What a part of the model
+*computes* is tested afterwards: the tensors it starts from are given numbers, and the operations up
+to the tensor in question are run again on those.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, tensors
 from explorer.discovery.trace_recorder import Recorder
 
-#: Operations that multiply with weights, where one of what they read is a parameter.
+#: Operations that multiply with weights, where one of their operands is a parameter.
 PRODUCTS = frozenset(
     [
         "mm",
@@ -36,8 +36,8 @@ PRODUCTS = frozenset(
     ]
 )
 
-#: Operations that measure a length or a deviation, which a norm then divides by.
-_NORMING = frozenset(
+#: Operations that compute a length or a deviation, which a norm divides by.
+_NORM_OPERATIONS = frozenset(
     [
         "rsqrt",
         "sqrt",
@@ -50,22 +50,37 @@ _NORMING = frozenset(
     ]
 )
 
-#: Numbers are worked out in double precision: the slowest rotary frequencies turn by less than single precision can tell.
-_FLOATS = torch.float64
+#: Replays run in double precision: the slowest rotary frequencies turn by less than float32 resolves.
+_FLOAT = torch.float64
+
+#: Gives the numbers of a tensor that no recorded operation made; it may raise NoNumbers.
+Numbers = Callable[[torch.Tensor], torch.Tensor]
 
 
 class NoNumbers(ValueError):
-    """Part of a run that cannot be run again: it starts from tensors whose numbers nobody knows."""
+    """A part of the run cannot be run again, because it starts from tensors whose numbers are unknown."""
 
 
 @dataclass
 class ReplayableGraph(TraceGraph):
-    """A recorded run whose operations can be run again."""
+    """A recorded run. Tensors are named by their ids (``key``), operations by their indices."""
+
+    @classmethod
+    def of(cls, graph: TraceGraph) -> ReplayableGraph:
+        """Return a graph that shares its record with another."""
+        shared = ("ops", "calls", "tensors", "makers", "readers")
+        return cls(**{name: getattr(graph, name) for name in shared})
+
+    # -- where a tensor comes from -----------------------------------------------------
 
     def sources(
         self, key: int, before: int | None = None, start: int = 0, stop: Collection[int] = ()
     ) -> list[int]:
-        """The operations from ``start`` on that made tensor ``key`` as it was before an operation; none behind ``stop``."""
+        """Return the operations that a tensor is computed with.
+
+        key, before: the tensor as it is before operation ``before``. start: the first operation to
+        consider. stop: operations whose own sources are left out.
+        """
         found: set[int] = set()
         todo = [(key, before)]
         while todo:
@@ -78,27 +93,26 @@ class ReplayableGraph(TraceGraph):
         return sorted(found)
 
     def parameter(self, key: int, before: int | None = None) -> torch.nn.Parameter | None:
-        """The parameter a tensor is, or is a view or copy of."""
-        return next(
-            (
-                t
-                for k in self.back(key, before)
-                if isinstance(t := self.tensors[k], torch.nn.Parameter)
-            ),
-            None,
-        )
+        """Return the parameter that a tensor is, or is a view or copy of."""
+        originals = (self.tensors[each] for each in self.back(key, before))
+        return next((t for t in originals if isinstance(t, torch.nn.Parameter)), None)
 
-    def weighted(self, indices: Sequence[int]) -> list[int]:
-        """Of some operations those that multiply with a parameter."""
+    # -- products with weights ---------------------------------------------------------
+
+    def with_weights(self, indices: Iterable[int]) -> list[int]:
+        """Return those of some operations that multiply with a parameter."""
         return [
-            i
-            for i in indices
-            if self.ops[i].name in PRODUCTS
-            and any(self.parameter(key, i) is not None for key in self.ops[i].reads)
+            index
+            for index in indices
+            if self.ops[index].name in PRODUCTS
+            and any(self.parameter(key, index) is not None for key in self.ops[index].reads)
         ]
 
-    def cuts(self, key: int, before: int | None, start: int) -> list[int]:
-        """The nearest operations with weights that a tensor was made by: what stands between it and them is without weights."""
+    def projections(self, key: int, before: int | None, start: int) -> list[int]:
+        """Return the last products with weights that a tensor is computed with.
+
+        Between them and the tensor, nothing multiplies with weights.
+        """
         found: set[int] = set()
         seen: set[int] = set()
         todo = [(key, before)]
@@ -107,46 +121,50 @@ class ReplayableGraph(TraceGraph):
             if index is None or index < start or index in seen:
                 continue
             seen.add(index)
-            if self.weighted([index]):
+            if self.with_weights([index]):
                 found.add(index)
             else:
                 todo += [(read, index) for read in self.ops[index].reads]
         return sorted(found)
 
-    def between(self, key: int, before: int | None, cuts: Collection[int], start: int) -> list[int]:
-        """The operations between ``cuts`` and a tensor."""
-        return [i for i in self.sources(key, before, start, cuts) if i not in cuts]
+    def between(
+        self, projections: Collection[int], key: int, before: int | None, start: int
+    ) -> list[int]:
+        """Return the operations between projections and a tensor."""
+        sources = self.sources(key, before, start, stop=projections)
+        return [index for index in sources if index not in projections]
 
-    def matrix(self, product: int) -> torch.nn.Parameter:
-        """The weights an operation multiplies with."""
-        found = [
-            p for k in self.ops[product].reads if (p := self.parameter(k, product)) is not None
-        ]
-        return max(found, key=lambda p: p.dim())
+    def weight_of(self, product: int) -> torch.nn.Parameter:
+        """Return the weight that an operation multiplies with."""
+        parameters = (self.parameter(key, product) for key in self.ops[product].reads)
+        return max((p for p in parameters if p is not None), key=lambda p: p.dim())
 
-    def taken(self, product: int) -> int:
-        """The tensor an operation multiplies with weights."""
-        reads = self.ops[product].reads
+    def input_of(self, product: int) -> int:
+        """Return the tensor that an operation multiplies with its weight."""
         return next(
-            k
-            for k in reads
-            if self.parameter(k, product) is None and self.tensors[k].is_floating_point()
+            key
+            for key in self.ops[product].reads
+            if self.parameter(key, product) is None and self.tensors[key].is_floating_point()
         )
 
-    def factor(
-        self, indices: Iterable[int], numbers: Callable[[torch.Tensor], torch.Tensor]
-    ) -> float:
-        """What some operations multiply with and divide by, where that is one number: the product of all.
+    def owner(self, index: int) -> Call:
+        """Return the call of the innermost module that ran an operation."""
+        call = self.owners[index]
+        assert call is not None  # the model itself runs every operation
+        return call
 
-        Raises NoNumbers as `replay` does.
+    # -- scales and norms --------------------------------------------------------------
+
+    def factor(self, indices: Iterable[int], numbers: Numbers) -> float:
+        """Return the single number that some operations multiply with, all together.
+
+        Only multiplications and divisions by single numbers count. Raises NoNumbers as `replay` does.
         """
         factor = 1.0
         for index in indices:
             op = self.ops[index]
-            if (
-                op.name not in ("mul", "mul_", "div", "div_")
-                or not self.tensors[op.makes[0]].is_floating_point()
-            ):
+            scales = op.name in ("mul", "mul_", "div", "div_")
+            if not scales or not self.tensors[op.makes[0]].is_floating_point():
                 continue
             by = prod(op.numbers)
             for key in op.reads[1:]:
@@ -155,39 +173,42 @@ class ReplayableGraph(TraceGraph):
             factor = factor * by if op.name.startswith("mul") else factor / by
         return factor
 
-    def norming(self, index: int) -> bool:
-        """Whether an operation measures a length or a deviation: the heart of a norm."""
+    def is_norm_operation(self, index: int) -> bool:
+        """Return whether an operation computes a length or a deviation, as every norm does."""
         op = self.ops[index]
-        return op.name in _NORMING or (op.name == "pow" and -0.5 in op.numbers)
+        return op.name in _NORM_OPERATIONS or (op.name == "pow" and -0.5 in op.numbers)
 
-    def norms(self, call: Call) -> bool:
-        """Whether a call of a module norms what it is called with, and multiplies it with no matrix on the way."""
-        entered, own = next(tensors((call.args, call.kwargs)), None), range(call.start, call.stop)
-        alike = (
-            entered is not None
-            and isinstance(call.output, torch.Tensor)
-            and call.output.shape == entered.shape
-        )
-        return alike and any(map(self.norming, own)) and not self.weighted(own)
+    def is_norm(self, call: Call) -> bool:
+        """Return whether a module norms its input: shape kept, no product with weights."""
+        entering = next(tensors((call.args, call.kwargs)), None)
+        if entering is None or not isinstance(call.output, torch.Tensor):
+            return False
+        own = range(call.start, call.stop)
+        same_shape = call.output.shape == entering.shape
+        return same_shape and any(map(self.is_norm_operation, own)) and not self.with_weights(own)
 
-    def normed_width(self, norm: int) -> int:
-        """How many numbers a norming operation works on together."""
-        key, before = self.ops[norm].reads[0], norm
-        while self.tensors[key].shape[-1] == 1 and (index := self.maker(key, before)) is not None:
-            key, before = self.ops[index].reads[0], index
+    def normed_width(self, index: int) -> int:
+        """Return how many elements a norm operation reduces together."""
+        key, before = self.ops[index].reads[0], index
+        while self.tensors[key].shape[-1] == 1 and (maker := self.maker(key, before)) is not None:
+            key, before = self.ops[maker].reads[0], maker
         return self.tensors[key].shape[-1]
+
+    # -- running again -----------------------------------------------------------------
 
     def replay(
         self,
         key: int,
         given: Mapping[int, torch.Tensor],
-        numbers: Callable[[torch.Tensor], torch.Tensor],
+        numbers: Numbers,
         before: int | None = None,
     ) -> torch.Tensor:
-        """The tensor ``key`` as it was before an operation, worked out in double precision on the CPU.
+        """Compute a tensor, as it is before an operation, in double precision on the CPU.
 
-        given: numbers of tensors by key; what made those is not run. numbers: those of what nothing
-        in the run made, parameters and buffers; it may raise NoNumbers.
+        given: numbers of tensors by key; the operations that made those are not run.
+        numbers: gives those of parameters, buffers and other tensors that no operation made.
+
+        Raises NoNumbers where ``numbers`` does.
         """
         if key in given:
             return given[key]
@@ -201,31 +222,32 @@ class ReplayableGraph(TraceGraph):
                 todo += [(read, index) for read in self.ops[index].reads]
         values = dict(given)
 
-        def number(value: Any) -> Any:
+        def with_numbers(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 if id(value) not in values:
                     values[id(value)] = numbers(value)
                 return values[id(value)]
             if isinstance(value, torch.device):
                 return torch.device("cpu")
-            return _FLOATS if isinstance(value, torch.dtype) and value.is_floating_point else value
+            is_float = isinstance(value, torch.dtype) and value.is_floating_point
+            return _FLOAT if is_float else value
 
         for index in sorted(needed):
             op = self.ops[index]
             assert op.function is not None
-            out = op.function(*tree_map(number, op.args), **tree_map(number, op.kwargs))
+            out = op.function(*tree_map(with_numbers, op.args), **tree_map(with_numbers, op.kwargs))
             for made, result in zip(op.makes, tensors(out), strict=False):
                 if made not in given:
-                    values[made] = result.to(_FLOATS) if result.is_floating_point() else result
-        return number(self.tensors[key])
+                    values[made] = result.to(_FLOAT) if result.is_floating_point() else result
+        return with_numbers(self.tensors[key])
 
 
 def recorded(root: torch.nn.Module, run: Callable[[], Any]) -> ReplayableGraph:
-    """What happens in ``root``, a model of shapes alone, when ``run`` is called: operations, and calls of modules."""
+    """Record the operations and the module calls of ``root``, a model of shapes, while ``run`` runs."""
     with torch.no_grad(), Recorder(root, whole=True) as recorder:
         run()
     assert recorder.whole is not None
-    return ReplayableGraph(**vars(recorder.whole))
+    return ReplayableGraph.of(recorder.whole)
 
 
-__all__ = ["PASSING", "PRODUCTS", "NoNumbers", "ReplayableGraph", "recorded"]
+__all__ = ["PASSING", "PRODUCTS", "NoNumbers", "Numbers", "ReplayableGraph", "recorded"]
