@@ -33,9 +33,9 @@ class WriteObserver:
         engine, taps = self.subject.model.interleaver, self.taps
         handle, pass_through = engine.handle, taps.pass_through
 
-        def handled(location: str, value: Any) -> Any:
-            value = handle(location, value)
-            for key in self._at(location, native=True):
+        def handled(provider: str, value: Any) -> Any:
+            value = handle(provider, value)
+            for key in self._at(provider, native=True):
                 self._see(key, self.address(key).place, value)
             return value
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trait:
-    """One trait of one model: name, label and meaning of the catalogue, and this model's evidence."""
+    """One trait of one model: the catalogue's name, label and meaning, and the model's evidence."""
 
     name: str
     label: str

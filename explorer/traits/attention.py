@@ -229,7 +229,7 @@ def _masks(args: tuple, kwargs: dict) -> list[torch.Tensor]:
 def _visible(
     probe: ModelProbe, graph: ReplayableGraph, mask: torch.Tensor
 ) -> tuple[int, int] | None:
-    """Return how many tokens each of the two rows of a mask admits; None where it cannot be computed."""
+    """Return how many tokens each of the two rows of a mask admits, or None where unknown."""
     try:
         rows = graph.replay(id(mask), {}, probe.numbers)[0, 0]
     except NoNumbers:
@@ -240,7 +240,7 @@ def _visible(
 
 
 def _own_window(probe: ModelProbe, layer: int) -> int | None:
-    """Return the window of a square mask that an attention holds as a buffer of its own, or None."""
+    """Return the window of a square mask that is an attention's own buffer, or None."""
     host = probe.anatomy.block(layer).hosts["self_attn"]
     prefix = f"{probe.path}.{layer}.{host.module}".rstrip(".")
     for buffer_name, buffer in probe.module(layer, host.module).named_buffers():

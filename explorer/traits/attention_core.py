@@ -1,4 +1,4 @@
-"""The core of one attention: the product of queries and keys, the softmax over it, and the product with the values."""
+"""The core of one attention: product of queries and keys, softmax, product with the values."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class AttentionCore:
         return self.graph.projections(self.values, self.value_product, self.call.start)
 
     def after_projections(self, key: int, projections: Sequence[int]) -> list[int]:
-        """Return the operations that a projection's output goes through to become queries or keys."""
+        """Return the operations from projections' outputs to queries or keys."""
         made = {tensor for index in projections for tensor in self.graph.ops[index].makes}
         between = self.graph.between(projections, key, self.score_product, self.call.start)
         return _downstream(self.graph, made, between)
@@ -148,7 +148,7 @@ class AttentionCore:
         return factor
 
     def equal_tokens(self, projections: Collection[int]) -> dict[int, torch.Tensor]:
-        """Return numbers, the same for every token, for the outputs of projections and the block's input."""
+        """Return numbers, equal for every token, for projections' outputs and the block's input."""
         keys = [made for index in projections for made in self.graph.ops[index].makes]
         stream = next(tensors((self.call.args, self.call.kwargs)))
         return {key: _equal_rows(self.graph.tensors[key]) for key in (*keys, id(stream))}
@@ -168,7 +168,7 @@ def attention_cores(probe: ModelProbe) -> list[AttentionCore]:
 
 
 def untraced_attention(probe: ModelProbe) -> list[int]:
-    """Return the first block of each kind that has an attention inside, but no attention host."""
+    """Return the first block of each kind that has an attention but no host for it."""
     hosts = ((layer, probe.anatomy.block(layer).hosts["self_attn"]) for layer in probe.first_layers)
     return [
         layer
@@ -197,7 +197,7 @@ def _find_core(
 def _before_softmax(
     graph: ReplayableGraph, softmax: int, start: int
 ) -> tuple[int, tuple[int, ...]] | None:
-    """Return the product without weights that a softmax is computed from, and what stands between."""
+    """Return the product without weights that a softmax reads, and the operations between."""
     todo, between, product = [(graph.ops[softmax].reads[0], softmax)], set(), None
     while todo:
         index = graph.maker(*todo.pop(0))
@@ -225,7 +225,7 @@ def _after_softmax(graph: ReplayableGraph, key: int, stop: int) -> set[int]:
 
 
 def _downstream(graph: ReplayableGraph, made: set[int], indices: Collection[int]) -> list[int]:
-    """Return those of some operations, in order, that tensors go into, directly or through others of them."""
+    """Return those of some operations, in order, that some tensors go into."""
     made, found = set(made), []
     for index in indices:
         if made & set(graph.ops[index].reads):

@@ -94,7 +94,7 @@ def _few_numbers() -> Iterator[None]:
 
 
 class _FewNumbers(TorchFunctionMode):
-    """Puts large floating-point tensors on the meta device: weights are, what buffers are computed from is not."""
+    """Makes large floating-point tensors, which are weights, on the meta device."""
 
     factories = frozenset(
         (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full)

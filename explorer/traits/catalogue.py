@@ -1,4 +1,4 @@
-"""Every trait there is, as data: its key, label and meaning, the same for every family, and the group it is filtered in."""
+"""Every trait as data: its key, label and meaning, and the group it is filtered by."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUPS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One trait: ``name`` is its key, ``meaning`` one line that holds for every family that has it."""
+    """One trait: ``name`` is its key, ``meaning`` one line that is true wherever it occurs."""
 
     group: str
     name: str
@@ -37,38 +37,46 @@ ENTRIES: tuple[Entry, ...] = (
         (
             "hybrid",
             "Hybrid",
-            "several kinds of mixer in one model, such as softmax attention in some blocks and a recurrent state in others",
+            "several kinds of mixer in one model, such as softmax attention in some "
+            "blocks and a recurrent state in others",
         ),
         (
             "side_by_side",
             "Two mixers side by side",
-            "two mixers of different kinds read the same stream in one block, and each adds its own result",
+            "two mixers of different kinds read the same residual stream, and the block "
+            "adds both results",
         ),
         (
             "delta_rule",
-            "Gated delta rule",
-            "a recurrent mixer whose state forgets by a decay and writes only what it does not predict yet",
+            "Gated delta rule (Gated DeltaNet)",
+            "a recurrent mixer whose state decays, and is updated with what it does not "
+            "predict yet",
         ),
         (
             "delta_rule_channel",
-            "Delta rule per channel",
-            "a delta rule whose state forgets each of its rows by a decay of its own",
+            "Delta rule per channel (KDA)",
+            "a gated delta rule with a separate decay for each key channel of the state",
         ),
         (
             "retention",
             "Linear attention with fixed decays",
-            "a mixer whose state takes up keys times values and fades by one factor for each head, the same at every token",
+            "a recurrent mixer whose state accumulates keys times values, with a fixed "
+            "decay per head",
         ),
-        ("ssd", "State-space dual", "a state-space mixer with one decay for each head (Mamba-2)"),
+        (
+            "ssd",
+            "State-space dual (Mamba-2, SSD)",
+            "a state-space mixer with one decay per head and token",
+        ),
         (
             "selective_scan",
-            "Selective scan",
-            "a state-space mixer with a state and decays for each channel (Mamba)",
+            "Selective scan (Mamba-1, S6)",
+            "a state-space mixer with a state and decays per channel",
         ),
         (
             "gated_recurrence",
-            "Gated linear recurrence",
-            "a mixer whose state is one number a channel, which a gate lets fade",
+            "Gated linear recurrence (RG-LRU)",
+            "a recurrent mixer whose state is one number per channel, which a gate decays",
         ),
         (
             "convolution_mixer",
@@ -78,115 +86,123 @@ ENTRIES: tuple[Entry, ...] = (
         (
             "short_convolution",
             "Short convolution",
-            "what a recurrent mixer reads passes a causal convolution over a few tokens first",
+            "a causal convolution over a few tokens precedes the recurrence",
         ),
         (
             "grouped_value",
             "Grouped-value recurrence",
-            "several heads of a recurrent mixer share what reads and addresses their states",
+            "several value heads of a recurrent mixer share one head of queries and keys",
         ),
-        ("other_mixer", "Another mixer", "a mixer that is none of the kinds with standard values"),
+        ("other_mixer", "Other mixer", "a mixer without standard values for its inside"),
     ),
     *_entries(
         "attention",
         (
             "grouped_query",
-            "Grouped-query attention",
+            "Grouped-query attention (GQA)",
             "several query heads share one key and value head",
         ),
-        ("multi_query", "Multi-query attention", "all query heads share one key and value head"),
+        (
+            "multi_query",
+            "Multi-query attention (MQA)",
+            "all query heads share one key and value head",
+        ),
         (
             "latent_attention",
-            "Latent attention",
-            "keys and values are made from one narrow vector a token",
+            "Latent attention (MLA)",
+            "keys and values are projected from one low-dimensional latent per token",
         ),
-        ("latent_queries", "Latent queries", "queries are made from a narrow vector a token"),
         (
-            "fused_qkv",
-            "Fused query-key-value",
-            "one projection makes queries, keys and values together",
+            "latent_queries",
+            "Low-rank queries",
+            "queries are projected from a low-dimensional latent per token",
         ),
-        ("qk_norm", "Query/key norms", "queries and keys are normed before their scores are taken"),
-        (
-            "qkv_bias",
-            "Query/key/value bias",
-            "the projections that make queries, keys or values have a bias",
-        ),
+        ("fused_qkv", "Fused QKV projection", "one projection makes queries, keys and values"),
+        ("qk_norm", "QK-norm", "queries and keys are normed before the scores are computed"),
+        ("qkv_bias", "QKV bias", "the projections of queries, keys or values have a bias"),
         ("output_bias", "Attention output bias", "the attention's output projection has a bias"),
         (
             "head_gate",
             "Gated heads",
-            "a gate computed from the input multiplies the heads' outputs before the projection",
+            "a gate computed from the input multiplies the head outputs before the "
+            "output projection",
         ),
         (
             "attention_sinks",
             "Attention sinks",
-            "the softmax has one more learned logit a head, so that a row of weights may sum to less than one",
+            "the softmax has a learned extra logit per head, so that attention weights "
+            "may sum to less than one",
         ),
         (
             "attention_cap",
             "Attention soft cap",
-            "scores are squashed by a tanh, so that they stay within a cap",
+            "a scaled tanh keeps the attention scores within a cap",
         ),
         (
             "sliding_window",
-            "Sliding window",
-            "attention of some or all blocks sees the last few tokens alone",
+            "Sliding-window attention",
+            "some or all blocks attend only to a fixed number of most recent tokens",
         ),
         (
             "mixed_window",
-            "Windows on some blocks",
-            "some blocks attend within a window and others to everything",
+            "Local and global attention",
+            "some blocks attend within a window or chunk, others to all earlier tokens",
         ),
         (
             "chunked_attention",
             "Chunked attention",
-            "attention of some or all blocks sees nothing before the chunk of the text it is in",
+            "some or all blocks attend only within the current chunk of the text",
         ),
     ),
     *_entries(
         "position",
-        ("rotary", "Rotary", "each query and key is turned by its position, in all its dimensions"),
+        (
+            "rotary",
+            "Rotary (RoPE)",
+            "queries and keys are rotated by their position, in all dimensions",
+        ),
         (
             "partial_rotary",
-            "Partial rotary",
-            "the rotary embedding turns only some dimensions of each query and key",
+            "Partial rotary (RoPE)",
+            "queries and keys are rotated by their position, in some dimensions only",
         ),
         (
             "rotary_some",
-            "Rotary on some blocks",
-            "attention of some blocks turns its queries and keys by position, that of others does not",
+            "Rotary (RoPE) on some blocks",
+            "attention in some blocks has a rotary embedding, in others none (NoPE)",
         ),
         (
             "rotary_bases",
             "Several rotary bases",
-            "blocks turn their queries and keys at different frequencies",
+            "blocks rotate queries and keys with different frequencies",
         ),
         (
             "mrope",
-            "Multimodal rotary",
-            "rotary frequencies are shared out to time, height and width; on text the three agree",
+            "Multimodal rotary (M-RoPE)",
+            "rotary frequencies are divided between time, height and width, which are "
+            "equal on text",
         ),
-        ("alibi", "ALiBi", "each head's scores fall with the distance, at a slope of its own"),
+        ("alibi", "ALiBi", "scores fall linearly with distance, with a slope per head"),
         (
             "score_bias",
             "Position bias in the scores",
-            "something that depends on the position and the head is added to the scores",
+            "a bias that depends on position and head is added to the scores",
         ),
         (
             "learned_positions",
             "Learned positions",
-            "a learned vector for each position is added to the embedding",
+            "a learned vector per position is added to the embedding",
         ),
         (
             "fixed_positions",
             "Fixed positions",
-            "a computed vector for each position is added to the embedding",
+            "a computed vector per position, such as a sinusoidal one, is added to the embedding",
         ),
         (
             "no_position",
-            "No position embedding",
-            "nothing encodes a position: order comes from the causal mask, and from recurrent mixers where there are any",
+            "No position embedding (NoPE)",
+            "no position is encoded: order comes from the causal mask and from recurrent "
+            "mixers, if any",
         ),
     ),
     *_entries(
@@ -194,44 +210,54 @@ ENTRIES: tuple[Entry, ...] = (
         (
             "pre_norm",
             "Pre-norm",
-            "each sublayer reads the stream through a norm, and adds what it makes as it is",
+            "each sublayer reads the residual stream through a norm, and adds its output "
+            "without one",
         ),
         (
             "sandwich_norm",
             "Sandwich norms",
-            "sublayers have a norm before and another on what they add",
+            "sublayers have one norm on their input and another on their output",
         ),
         (
             "post_norm",
             "Post-norm only",
-            "sublayers read the stream as it is and norm what they add",
+            "sublayers have a norm on their output and none on their input",
         ),
         (
             "stream_norm",
-            "Norms on the stream",
-            "the stream itself passes a norm, so that what a block was given does not leave it as it came",
+            "Norms on the residual stream",
+            "the residual stream itself is normed between the sublayers, as in the "
+            "original transformer",
         ),
-        ("rms_norm", "RMS norm", "norms divide by the root mean square and leave the mean alone"),
+        (
+            "rms_norm",
+            "RMSNorm",
+            "norms divide by the root mean square, without subtracting the mean",
+        ),
         (
             "layer_norm",
-            "Layer norm",
-            "norms take the mean off, divide by the deviation, and add a bias",
+            "LayerNorm",
+            "norms subtract the mean, divide by the standard deviation and add a bias",
         ),
         (
             "layer_norm_no_bias",
-            "Layer norm without bias",
-            "norms take the mean off and divide by the deviation, with no bias",
+            "LayerNorm without bias",
+            "norms subtract the mean and divide by the standard deviation, without a bias",
         ),
-        ("norm_no_weight", "Norms without weights", "norms of the stream have nothing learned"),
+        (
+            "norm_no_weight",
+            "Norms without weights",
+            "norms of the residual stream have no parameters",
+        ),
         (
             "one_plus_gain",
             "1 + weight norm gain",
-            "norms multiply by one plus their weight, so a weight of zero passes the normed stream through",
+            "norms multiply by one plus their weight, so that a weight of zero means a gain of one",
         ),
         (
             "embedding_norm",
             "Norm on the embedding",
-            "the embedding passes a norm before the first block",
+            "the embedding is normed before the first block",
         ),
     ),
     *_entries(
@@ -239,24 +265,24 @@ ENTRIES: tuple[Entry, ...] = (
         (
             "parallel",
             "Parallel block",
-            "attention and MLP read the same stream, and both are added to it",
+            "attention and MLP read the same residual stream, and the block adds both results",
         ),
-        ("one_sublayer", "One sublayer a block", "a block is one mixer or one MLP alone"),
-        (
-            "shared_block",
-            "Shared weights between blocks",
-            "blocks use one and the same module, with the same weights",
-        ),
+        ("one_sublayer", "One sublayer per block", "each block is a single mixer or a single MLP"),
+        ("shared_block", "Shared weights between blocks", "several blocks use the same weights"),
         (
             "called_again",
             "Module called several times",
-            "a module with weights runs on every token more than once in one pass through its block",
+            "a module with weights runs more than once per token within its block",
         ),
     ),
     *_entries(
         "mlp",
-        ("gated_mlp", "Gated MLP", "one projection, through the activation, multiplies another"),
-        ("plain_mlp", "Plain MLP", "one projection, the activation, and a projection back"),
+        (
+            "gated_mlp",
+            "Gated MLP",
+            "the activation of one projection multiplies another projection",
+        ),
+        ("plain_mlp", "Plain MLP", "an up projection, an activation and a down projection"),
         ("mlp_bias", "MLP biases", "the projections of the MLP have biases"),
         ("activation_silu", "SiLU", "the MLP's activation is x · sigmoid(x)"),
         ("activation_gelu", "GELU", "the MLP's activation is x · Φ(x)"),
@@ -266,108 +292,103 @@ ENTRIES: tuple[Entry, ...] = (
             "the MLP's activation is x · Φ(x), Φ by its tanh approximation",
         ),
         ("activation_quick_gelu", "GELU (sigmoid)", "the MLP's activation is x · sigmoid(1.702 x)"),
-        ("activation_relu", "ReLU", "the MLP's activation is the larger of x and 0"),
-        (
-            "activation_relu_squared",
-            "ReLU²",
-            "the MLP's activation is the square of the larger of x and 0",
-        ),
+        ("activation_relu", "ReLU", "the MLP's activation is max(x, 0)"),
+        ("activation_relu_squared", "ReLU²", "the MLP's activation is max(x, 0)²"),
         (
             "activation_other",
-            "Another activation",
-            "the MLP's activation is none of the usual functions",
+            "Other activation",
+            "the MLP's activation is none of the common functions",
         ),
     ),
     *_entries(
         "mixture",
-        ("mixture", "Mixture of experts", "a router sends each token to a few of many expert MLPs"),
+        (
+            "mixture",
+            "Mixture of experts (MoE)",
+            "a router sends each token to a few of many expert MLPs",
+        ),
         (
             "dense_first",
             "Dense first blocks",
-            "the first blocks have a dense MLP, later ones a mixture",
+            "the first blocks have a dense MLP, the others a mixture",
         ),
         (
             "some_mixtures",
             "Mixture on some blocks",
-            "blocks with a mixture and blocks with a dense MLP take turns",
+            "blocks with a mixture and blocks with a dense MLP alternate",
         ),
         (
             "router_softmax",
             "Softmax over all experts",
-            "the router's logits pass a softmax before experts are chosen",
+            "expert scores are the softmax of the router logits over all experts",
         ),
         (
             "router_softmax_chosen",
-            "Softmax over the chosen",
-            "the logits of the chosen experts pass a softmax after the choice",
+            "Softmax over the chosen experts",
+            "expert weights are the softmax of the chosen experts' logits",
         ),
-        (
-            "router_sigmoid",
-            "Sigmoid routing",
-            "the router scores each expert by a sigmoid of its own, before the choice",
-        ),
+        ("router_sigmoid", "Sigmoid routing", "expert scores are the sigmoid of the router logits"),
         (
             "router_sigmoid_chosen",
-            "Sigmoid over the chosen",
-            "each chosen expert's logit passes a sigmoid after the choice",
+            "Sigmoid of the chosen experts",
+            "expert weights are the sigmoid of the chosen experts' logits",
         ),
         (
             "selection_bias",
-            "Selection bias",
-            "a number for each expert is added to the scores for the choice alone",
+            "Selection bias (auxiliary-loss-free)",
+            "a bias per expert is added to the scores for the selection, and does not "
+            "enter the weights",
         ),
         (
             "expert_groups",
             "Expert groups",
-            "experts stand in groups, and a token chooses within its best groups alone",
+            "experts are divided into groups, and a token selects within its best groups only",
         ),
         (
             "renormalised",
-            "Renormalised routing",
-            "a token's expert weights are divided by their sum",
+            "Renormalised weights",
+            "the weights of a token's experts are divided by their sum",
         ),
         (
             "routed_factor",
-            "Routed factor",
-            "a token's expert weights are multiplied with a number at last",
+            "Routed scaling factor",
+            "the experts' weights or their summed output are multiplied by a number",
         ),
-        ("shared_expert", "Shared expert", "one more expert runs for every token"),
+        ("shared_expert", "Shared expert", "a further expert runs on every token"),
         (
             "shared_expert_gated",
             "Gated shared expert",
-            "what the shared expert makes is multiplied with a gate for each token",
+            "a gate per token multiplies the shared expert's output",
         ),
-        ("expert_bias", "Biases in the experts", "the projections of each expert have biases"),
+        ("expert_bias", "Biases in the experts", "the projections of the experts have biases"),
     ),
     *_entries(
         "scales",
         (
             "embedding_multiplier",
             "Embedding multiplier",
-            "the embedding is multiplied with a number before the first block",
+            "the embedding is multiplied by a number before the first block",
         ),
         (
             "residual_multiplier",
             "Residual multiplier",
-            "what a sublayer makes is multiplied before it is added to the stream",
+            "a sublayer's output is multiplied by a number before it is added to the "
+            "residual stream",
         ),
         (
             "attention_multiplier",
             "Attention multiplier",
-            "scores are scaled by another number than one over the root of the head's width",
+            "attention scores are scaled by another number than one over the root of the "
+            "head dimension",
         ),
         (
             "logits_multiplier",
             "Logits multiplier",
-            "the logits, or what the head reads, are multiplied with a number",
+            "the logits, or the input of the head, are multiplied by a number",
         ),
-        (
-            "logit_cap",
-            "Logit soft cap",
-            "logits are squashed by a tanh, so that they stay within a cap",
-        ),
-        ("tied_head", "Tied head", "the head's matrix is the embedding's"),
-        ("head_bias", "Head bias", "the head adds a number to each logit"),
+        ("logit_cap", "Logit soft cap", "a scaled tanh keeps the logits within a cap"),
+        ("tied_head", "Tied embeddings", "the head and the embedding share one matrix"),
+        ("head_bias", "Head bias", "the head has a bias per vocabulary entry"),
     ),
 )
 
@@ -375,5 +396,5 @@ BY_NAME: dict[str, Entry] = {entry.name: entry for entry in ENTRIES}
 
 
 def group_of(name: str) -> str:
-    """The group a trait is in; ``""`` for a name that is not in the catalogue."""
+    """Return the group of a trait; ``""`` for a name that is not in the catalogue."""
     return BY_NAME[name].group if name in BY_NAME else ""

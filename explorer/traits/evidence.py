@@ -9,7 +9,7 @@ Evidence = Iterator[tuple[str, str]]
 
 
 def blocks(layers: Collection[int], count: int) -> str:
-    """Return which of ``count`` blocks: ``"all 24 blocks"``, ``"12 of 24 blocks, block 3 first"``."""
+    """Return which of ``count`` blocks, as in ``"12 of 24 blocks, block 3 first"``."""
     if len(layers) == count:
         return f"all {count} blocks" if count > 1 else "the one block"
     first = min(layers)

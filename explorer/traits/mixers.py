@@ -61,12 +61,13 @@ def _reads_other_tokens(probe: ModelProbe, layer: int) -> bool:
         reads, makes = ([graph.tensors[key].shape for key in keys] for keys in (op.reads, op.makes))
         if op.name in ("convolution", "cumsum", "cumprod", "roll", "flip"):
             return True
-        if op.name in ("bmm", "mm", "matmul") and len(reads) > 0:
-            if len(reads[0]) > 1 and reads[0][-1] == seq:
-                return True
-        elif op.name in ("slice", "select", "constant_pad_nd", "split", "unbind"):
-            if seq in reads[0] and seq not in makes[0]:
-                return True
+        if op.name in ("bmm", "mm", "matmul"):
+            reads_tokens = bool(reads) and len(reads[0]) > 1 and reads[0][-1] == seq
+        else:
+            cuts = op.name in ("slice", "select", "constant_pad_nd", "split", "unbind")
+            reads_tokens = cuts and seq in reads[0] and seq not in makes[0]
+        if reads_tokens:
+            return True
     return False
 
 
@@ -76,14 +77,14 @@ def _recurrent_parts(probe: ModelProbe) -> Evidence:
         if "conv_width" in sizes:
             yield (
                 "short_convolution",
-                f"it is {sizes['conv_width']} tokens wide, over {sizes['channels']} channels",
+                f"{sizes['conv_width']} tokens wide, over {sizes['channels']} channels",
             )
             break
     for sizes in all_sizes:
         if sizes.get("key_heads", 0) < sizes.get("heads", 0):
             yield (
                 "grouped_value",
-                f"{sizes['heads']} heads share {sizes['key_heads']} of queries and keys",
+                f"{sizes['heads']} heads share {sizes['key_heads']} heads of queries and keys",
             )
             break
 
@@ -114,7 +115,7 @@ def block(probe: ModelProbe) -> Evidence:
 
 
 def _has_all_weights(probe: ModelProbe, layer: int) -> bool:
-    """Return whether a block's only sublayer is traced and has all the block's products with weights."""
+    """Return whether a block's only sublayer is traced and has all products with weights."""
     block = probe.anatomy.block(layer)
     only = block.sublayers[0]
     if only.host == "mixer":

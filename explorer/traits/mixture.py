@@ -13,7 +13,7 @@ from explorer.traits.replayable_graph import NoNumbers
 
 
 def mixture(probe: ModelProbe) -> Evidence:
-    """Yield the traits of mixtures, those of the routing from the first kind of block that has one."""
+    """Yield the traits of mixtures; those of the routing are the first kind of block's."""
     mixed, dense = (
         [
             layer
@@ -31,7 +31,7 @@ def mixture(probe: ModelProbe) -> Evidence:
             sizes = host.sizes
             yield (
                 "mixture",
-                f"{sizes['top_k']} of {sizes['num_experts']} experts run for a token, "
+                f"{sizes['top_k']} of {sizes['num_experts']} experts per token, "
                 f"in {blocks(mixed, count)}",
             )
             yield from _routing(probe, layer, host)
@@ -79,7 +79,7 @@ def _routing(probe: ModelProbe, layer: int, host: HostAnatomy) -> Evidence:
 
 @dataclass(frozen=True)
 class Selection:
-    """The top-k of one router: the operation, the scores it reads, and the projections they come from."""
+    """The top-k of one router: the operation, the scores it reads, the projections of those."""
 
     topk: int
     scores: int
@@ -103,7 +103,7 @@ def _find_selection(probe: ModelProbe, layer: int, host: HostAnatomy) -> Selecti
 
 
 def _selection_bias(probe: ModelProbe, selection: Selection, experts: int) -> str | None:
-    """Return the name of a parameter or buffer [num_experts] that is added to the scores, or None."""
+    """Return the name of a parameter or buffer [num_experts] added to the scores, or None."""
     graph = probe.graph
     for index in graph.between(selection.logits, selection.scores, selection.topk, 0):
         if graph.ops[index].name not in ("add", "add_"):

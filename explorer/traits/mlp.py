@@ -23,6 +23,8 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "activation_relu_squared": lambda x: torch.relu(x).square(),
 }
 
+_INPUTS = "inputs from -4 to 4"
+
 
 @dataclass(frozen=True)
 class Neurons:
@@ -56,13 +58,13 @@ class Neurons:
 
     @property
     def gated(self) -> bool | None:
-        """Whether the projections make two numbers per neuron; None where they make neither two nor one."""
+        """Whether the projections make two numbers per neuron, not one; None where neither."""
         made = sum(self.graph.tensors[key].shape[-1] for key in self.outputs)
         return {self.width: False, 2 * self.width: True}.get(made)
 
 
 def mlp(probe: ModelProbe) -> Evidence:
-    """Yield the traits of MLPs, dense or experts, each from the first kind of block that shows it."""
+    """Yield the traits of MLPs and experts, each from the first kind of block that shows it."""
     seen: set[str] = set()
     for neurons in _neurons(probe):
         for trait, evidence in (*_form(neurons), *_biases(neurons)):
@@ -127,7 +129,7 @@ def _form(neurons: Neurons) -> Evidence:
 
 
 def _activation(neurons: Neurons) -> tuple[str, str] | None:
-    """Find the function between the projections and the neurons by running it; None where it cannot be run."""
+    """Find the function between projections and neurons by running it; None where that fails."""
     grid = torch.linspace(-4, 4, neurons.width, dtype=torch.float64)
     factors = _factors(neurons)
     tested = False
@@ -140,15 +142,15 @@ def _activation(neurons: Neurons) -> tuple[str, str] | None:
         found = _match(out.reshape(-1, neurons.width)[0], grid, factors)
         if found is not None:
             trait, factor = found
-            scaled = "" if factor == 1 else f" of {number(factor)} times the projection"
-            return trait, f"{neurons.module} has this function's values{scaled} from -4 to 4"
+            scaled = "" if factor == 1 else f", of {number(factor)} times the input"
+            return trait, f"{_INPUTS} give this function's values in {neurons.module}{scaled}"
     if not tested:
         return None
-    return "activation_other", f"{neurons.module} has no common activation's values from -4 to 4"
+    return "activation_other", f"{_INPUTS} give no common function's values in {neurons.module}"
 
 
 def _factors(neurons: Neurons) -> list[float]:
-    """Return one, and then the numbers that something on the way to the neurons is multiplied with."""
+    """Return 1, and then the numbers by which anything between is multiplied."""
     graph = neurons.graph
     between = graph.between(neurons.projections, neurons.key, neurons.before, neurons.call.start)
     scales = [index for index in between if graph.ops[index].name in ("mul", "mul_")]
@@ -157,7 +159,7 @@ def _factors(neurons: Neurons) -> list[float]:
 
 
 def _match(row: torch.Tensor, grid: torch.Tensor, factors: list[float]) -> tuple[str, float] | None:
-    """Return the activation whose values on a grid are proportional to a row, and the factor of its input."""
+    """Return the activation proportional to a row on a grid, and the factor of its input."""
     for factor in factors:
         for trait, function in _ACTIVATIONS.items():
             expected = function(factor * grid)
@@ -168,7 +170,10 @@ def _match(row: torch.Tensor, grid: torch.Tensor, factors: list[float]) -> tuple
 
 
 def _projected(neurons: Neurons, grid: torch.Tensor) -> Iterator[dict[int, torch.Tensor]]:
-    """Yield the ways in which projections may make ``grid`` for the activation and one for the gate's product."""
+    """Yield numbers for the projections: ``grid`` for the activation, one for what it multiplies.
+
+    Which of the two a number is for is not known, so that every way is tried.
+    """
     graph = neurons.graph
     given = {
         id(t): torch.ones(t.shape, dtype=torch.float64)

@@ -35,7 +35,7 @@ _SCALING = frozenset(("mul", "mul_", "div", "div_"))
 
 @dataclass(frozen=True)
 class SublayerNorms:
-    """The norms before and after one sublayer, by path from the block; also those without parameters."""
+    """The norms before and after one sublayer, by path from the block."""
 
     layer: int
     sublayer: Sublayer
@@ -57,7 +57,7 @@ class SublayerNorms:
 
 
 def norms(probe: ModelProbe) -> Evidence:
-    """Yield the traits of the norms on the residual stream: where they are, and what they compute."""
+    """Yield the traits of the norms of the residual stream: where they are, what they compute."""
     count = probe.model.num_layers
     on_stream = {
         layer: path
@@ -178,7 +178,7 @@ def scales(probe: ModelProbe) -> Evidence:
     yield from _embedding_multiplier(probe)
     yield from _residual_multiplier(probe)
     yield from _logits(probe)
-    model = probe.model.hf
+    model: Any = probe.model.hf
     head = model.get_output_embeddings()
     if head.weight is model.get_input_embeddings().weight:
         yield "tied_head", "the head and the embedding are one parameter"

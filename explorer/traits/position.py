@@ -69,10 +69,12 @@ def _rotary(probe: ModelProbe, rotations: dict[int, Rotation]) -> Evidence:
     for trait, layers in (("partial_rotary", partial), ("rotary", full)):
         if layers:
             rotation = rotating[layers[0]]
+            share = f"{rotation.dimensions} of" if trait == "partial_rotary" else "all"
+            share = f"{share} {rotation.width}"
             yield (
                 trait,
-                f"{rotation.dimensions} of {rotation.width} query dimensions of equal tokens "
-                f"differ between positions, in {where(layers)}",
+                f"{share} query dimensions of equal tokens differ between positions, "
+                f"in {where(layers)}",
             )
     if rotating and still:
         yield "rotary_some", f"equal tokens have equal queries in {where(still)}"
@@ -165,7 +167,7 @@ def _score_bias(core: AttentionCore) -> Evidence:
 def _last_rows(core: AttentionCore, key: int, index: int) -> torch.Tensor | None:
     """Return what is added to the last token's scores when all tokens are equal [heads keys].
 
-    Keys that the mask hides are left out. None where it has no axis of heads, or its numbers are unknown.
+    Keys that the mask hides are left out. None where it has no axis of heads or unknown numbers.
     """
     graph = core.graph
     projections = graph.projections(key, index, core.call.start)

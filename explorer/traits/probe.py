@@ -37,7 +37,7 @@ class ModelProbe:
         self.model = model
         self.config = model.hf.config.get_text_config()
         eager = self.config._attn_implementation == "eager"
-        # A loop over the selected experts cannot run on shapes; only transformers' own experts have one.
+        # A loop over the selected experts, which transformers' own have, cannot run on shapes.
         expert_loop = self.config._experts_implementation == "eager" and any(
             hasattr(module, "_is_expert_parallel") for module in model.hf.modules()
         )
@@ -93,7 +93,7 @@ class ModelProbe:
 
     @cached_property
     def graph(self) -> ReplayableGraph:
-        """A prompt through one block of each kind at least, and through all that is around the blocks."""
+        """A prompt through at least one block of each kind, and all that is around the blocks."""
         try:
             with self.model.lock:
                 return ReplayableGraph.of(recorded_run(self.twin).prompt.whole)
@@ -114,7 +114,7 @@ class ModelProbe:
 
     @cached_property
     def far(self) -> tuple[ReplayableGraph, dict[int, tuple[tuple, dict[str, Any]]]] | None:
-        """Two tokens behind FAR others: what runs around the blocks, and what each block is called with.
+        """Two tokens behind FAR others: what runs around the blocks, and the blocks' arguments.
 
         None where the model takes no cache that is filled from outside.
         """
@@ -155,7 +155,7 @@ class ModelProbe:
     def numbers(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return numbers for a tensor that no recorded operation made.
 
-        They are its own where it has some, a buffer's as computed, random ones for a small parameter.
+        They are its own where it has some, a buffer's as computed, a small parameter's random.
 
         Raises NoNumbers for any other.
         """

@@ -7,7 +7,7 @@ to the tensor in question are run again on those.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -50,7 +50,7 @@ _NORM_OPERATIONS = frozenset(
     ]
 )
 
-#: Replays run in double precision: the slowest rotary frequencies turn by less than float32 resolves.
+#: The dtype of replays: the slowest rotary frequencies turn by less than float32 resolves.
 _FLOAT = torch.float64
 
 #: Gives the numbers of a tensor that no recorded operation made; it may raise NoNumbers.
@@ -58,7 +58,7 @@ Numbers = Callable[[torch.Tensor], torch.Tensor]
 
 
 class NoNumbers(ValueError):
-    """A part of the run cannot be run again, because it starts from tensors whose numbers are unknown."""
+    """A part of the run cannot be run again, since tensors it starts from have no numbers."""
 
 
 @dataclass
@@ -158,7 +158,9 @@ class ReplayableGraph(TraceGraph):
     def factor(self, indices: Iterable[int], numbers: Numbers) -> float:
         """Return the single number that some operations multiply with, all together.
 
-        Only multiplications and divisions by single numbers count. Raises NoNumbers as `replay` does.
+        Other operations than multiplications and divisions by single numbers are ignored.
+
+        Raises NoNumbers as `replay` does.
         """
         factor = 1.0
         for index in indices:
@@ -243,7 +245,7 @@ class ReplayableGraph(TraceGraph):
 
 
 def recorded(root: torch.nn.Module, run: Callable[[], Any]) -> ReplayableGraph:
-    """Record the operations and the module calls of ``root``, a model of shapes, while ``run`` runs."""
+    """Record the operations and module calls of ``root``, a model of shapes, during ``run``."""
     with torch.no_grad(), Recorder(root, whole=True) as recorder:
         run()
     assert recorder.whole is not None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from builder.pages import write
+from explorer.traits.catalogue import BY_NAME
 from tests.builder.test_site_browser import CONTRAST
 from tests.support.facts_records import records
 
@@ -93,9 +94,7 @@ def test_traits_narrow_down_together_and_say_what_would_be_left(visit, address: 
     assert shown(page) == {"gpt_oss"}
     card = page.locator(".card:visible")
     assert set(card.locator(".on").all_inner_texts()) == {
-        "Grouped-query attention",
-        "Attention sinks",
-        "Sliding window",
+        BY_NAME[trait].label for trait in ("grouped_query", "attention_sinks", "sliding_window")
     }
     assert (
         page.locator("details", has=chip(page, "sliding_window")).locator(".chosen").inner_text()
@@ -156,10 +155,10 @@ def test_what_a_trait_means_is_told_to_pointer_and_keyboard(visit, address: str)
     page = visit(address).page
     about = page.locator(".about")
     assert "stands here" in about.inner_text()
-    chip(page, "attention_sinks").hover()
-    assert about.inner_text().startswith("Attention sinks: the softmax has one more learned logit")
-    chip(page, "hybrid").focus()
-    assert about.inner_text().startswith("Hybrid: several kinds of mixer")
+    for trait, reach in (("attention_sinks", "hover"), ("hybrid", "focus")):
+        getattr(chip(page, trait), reach)()
+        entry = BY_NAME[trait]
+        assert about.inner_text().startswith(f"{entry.label}: {entry.meaning}")
 
 
 def test_on_a_phone_the_groups_are_closed_and_the_families_near(visit, address: str) -> None:

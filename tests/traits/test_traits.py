@@ -74,16 +74,16 @@ OTHERS = {
     "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": (SIGMOID, ""),
 }
 
-#: What the evidence of some traits has to say, at the first checkpoint.
+#: Figures in the evidence of some traits, at the first checkpoint.
 FIGURES = {
     ("gemma2", "sliding_window"): "the last 4096 tokens",
     ("gemma2", "attention_cap"): "±50",
     ("gemma2", "logit_cap"): "as 30",
-    ("gemma2", "embedding_multiplier"): "with 48 ",
+    ("gemma2", "embedding_multiplier"): "by 48",
     (
         "gpt_oss",
         "sliding_window",
-    ): "12 of 24 blocks, the first of them block 0 leaves a token the last 128 tokens",
+    ): "12 of 24 blocks, block 0 first, the mask admits the last 128 tokens",
     ("recurrent_gemma", "sliding_window"): "the last 2048 tokens",
     ("recurrent_gemma", "partial_rotary"): "128 of 256",
     ("gpt_neox", "partial_rotary"): "16 of 64",
@@ -92,23 +92,23 @@ FIGURES = {
     (
         "deepseek_v3",
         "latent_attention",
-    ): "the 512 numbers a token that kv_a_proj_with_mqa made; queries and keys are 192 wide",
-    ("deepseek_v3", "expert_groups"): "of 256 experts 128 are struck out",
-    ("deepseek_v3", "routed_factor"): "with 2.5",
+    ): "512-dimensional output of kv_a_proj_with_mqa; queries and keys are 192 wide",
+    ("deepseek_v3", "expert_groups"): "128 of 256 experts",
+    ("deepseek_v3", "routed_factor"): "by 2.5",
     ("deepseek_v3", "dense_first"): "a dense MLP in 3 of 61 blocks",
-    ("granite", "embedding_multiplier"): "with 12 ",
-    ("granite", "residual_multiplier"): "with 0.22 ",
+    ("granite", "embedding_multiplier"): "by 12",
+    ("granite", "residual_multiplier"): "by 0.22",
     ("granite", "logits_multiplier"): "times 0.125",
     ("granite", "attention_multiplier"): "times 0.01562",
-    ("cohere", "parallel"): "through one norm",
-    ("gpt_neox", "parallel"): "through norms of their own",
+    ("cohere", "parallel"): "the same norm",
+    ("gpt_neox", "parallel"): "different norms",
     ("cohere", "logits_multiplier"): "times 0.0625",
     ("gpt2", "learned_positions"): "wpe has 1024 vectors",
     ("qwen3_next", "partial_rotary"): "64 of 256",
     ("qwen3_next", "hybrid"): "self_attn in 12 of 48 blocks",
-    ("qwen3_5_moe_text", "mrope"): "the configuration's",
-    ("olmo2", "qk_norm"): "4096 numbers wide",
-    ("lfm2", "qk_norm"): "one head wide",
+    ("qwen3_5_moe_text", "mrope"): "mrope_section",
+    ("olmo2", "qk_norm"): "4096 dimensions",
+    ("lfm2", "qk_norm"): "one head",
     ("falcon_h1", "attention_multiplier"): "times 0.04883",
     ("bloom", "alibi"): "0.003906 to 0.7071",
 }
@@ -177,12 +177,12 @@ def test_a_family_has_the_traits_it_is_known_for_and_no_other(released, family):
 
 
 @pytest.mark.parametrize(("family", "trait"), FIGURES)
-def test_evidence_says_the_figures_that_were_seen(released, family, trait):
+def test_evidence_has_the_figures(released, family, trait):
     assert FIGURES[family, trait] in released[family][trait]
 
 
 @pytest.mark.parametrize("checkpoint", OTHERS)
-def test_another_checkpoint_of_a_family_is_asked_for_itself(checkpoint):
+def test_other_checkpoints_of_a_family_have_their_own_traits(checkpoint):
     more, fewer = (set(names.split()) for names in OTHERS[checkpoint])
     assert (
         set(found(shapes(checkpoint)))
@@ -190,7 +190,7 @@ def test_another_checkpoint_of_a_family_is_asked_for_itself(checkpoint):
     )
 
 
-def test_types_that_load_are_asked_without_an_error():
+def test_types_that_load_have_traits_of_the_catalogue():
     """Those whose traits are known, and one in eight of the rest, picked by hash."""
     known, seen = set(catalogue.BY_NAME), {}
     picked = [
@@ -221,7 +221,7 @@ def test_types_that_load_are_asked_without_an_error():
 
 
 def loaded(family: str) -> LanguageModel | None:
-    """The small model of a type: of shapes alone, with numbers where its forward needs some, None where nobody can follow it."""
+    """The small model of a type, with weights where its forward needs some; None where it cannot be traced."""
     for weights in (False, True):
         try:
             return load(f"specimen:{family}", weights=weights)
@@ -236,19 +236,19 @@ def test_weights_decide_no_trait(family):
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "granite", "deepseek_v3"])
-def test_an_attention_that_hides_its_scores_is_asked_like_any_other(family):
+def test_attention_implementations_have_the_same_traits(family):
     assert found(load(f"specimen:{family}", attn_implementation="sdpa")) == found(
         load(f"specimen:{family}")
     )
 
 
-def test_a_loop_over_the_experts_is_asked_like_any_other():
+def test_a_loop_over_the_experts_has_the_same_traits():
     assert found(load("specimen:mixtral", experts_implementation="eager")) == found(
         load("specimen:mixtral")
     )
 
 
-def test_asking_leaves_a_model_as_it_was():
+def test_traits_leave_a_model_as_it_was():
     model = load("specimen:qwen3_next")
     ids = torch.arange(5)[None]
     before, blocks = model.hf(ids).logits, list(model.hf.model.layers)
@@ -287,7 +287,7 @@ def test_a_window_that_no_block_uses_is_no_trait():
         layer_types=["sliding_attention", *FULL[1:]],
     )
     assert (
-        "block 0 of 3 leaves a token the last 9 tokens" in some["sliding_window"]
+        "block 0 of 3, the mask admits the last 9 tokens" in some["sliding_window"]
         and "2 of 3 blocks" in some["mixed_window"]
     )
 
@@ -310,7 +310,7 @@ def test_a_multiplier_of_one_and_a_group_of_one_are_no_traits():
     assert not {"expert_groups", "routed_factor"} & set(one) and "selection_bias" in one
 
 
-def test_the_activation_is_told_by_its_numbers():
+def test_activations_are_recognised_by_their_values():
     names = {
         "gelu": "gelu",
         "gelu_pytorch_tanh": "gelu_tanh",
@@ -331,7 +331,7 @@ def test_heads_and_biases_are_counted_on_the_model():
     biased = of("llama", attention_bias=True, mlp_bias=True)
     assert {"output_bias", "mlp_bias"} <= set(biased) and biased[
         "qkv_bias"
-    ] == "q_proj, k_proj and v_proj have one each"
+    ] == "q_proj, k_proj and v_proj have a bias"
     assert "tied_head" in of("llama", tie_word_embeddings=True) and "tied_head" not in of(
         "llama", tie_word_embeddings=False
     )
@@ -356,38 +356,38 @@ class Odd(torch.nn.Module):
 def test_a_piece_run_again_gives_what_the_model_gives():
     module, results = Odd(), []
     x = torch.empty(2, 4, device="meta", dtype=torch.bfloat16)
-    trail = recorded(module, lambda: results.append(module(x)))
+    graph = recorded(module, lambda: results.append(module(x)))
     numbers = torch.randn(2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
-    def nobody(tensor: torch.Tensor) -> torch.Tensor:
+    def unknown(tensor: torch.Tensor) -> torch.Tensor:
         assert tensor.device.type != "meta"
         return tensor
 
     assert_close(
-        trail.replay(id(results[0]), {id(x): numbers}, nobody),
+        graph.replay(id(results[0]), {id(x): numbers}, unknown),
         module(numbers).double(),
         rtol=1e-12,
         atol=1e-12,
     )
 
 
-def test_what_nobody_knows_the_numbers_of_is_not_made_up():
-    witness = ModelProbe(load("specimen:llama", weights=False))
+def test_unknown_numbers_are_not_made_up():
+    probe = ModelProbe(load("specimen:llama", weights=False))
     large = torch.nn.Parameter(torch.empty(2048, 2048, device="meta"))
     for tensor in (large, torch.empty(3, device="meta")):
         with pytest.raises(NoNumbers):
-            witness.numbers(tensor)
+            probe.numbers(tensor)
 
 
-def test_buffers_made_anew_are_the_ones_a_loaded_model_has():
+def test_buffers_rebuilt_are_the_ones_a_loaded_model_has():
     for family in ("llama", "gptj", "gemma3_text", "recurrent_gemma", "mpt", "gpt_neo"):
         real = load(f"specimen:{family}")
         buffers, own = ModelProbe(real).buffers, dict(real.hf.named_buffers())
         for name in own:
             if not any(
                 f".{layer}." in name for layer in range(buffers.depth, 9)
-            ):  # nobody asks about deeper ones
-                made = buffers.made_anew(name)
+            ):  # deeper ones are not needed
+                made = buffers.rebuilt(name)
                 assert made is not None and torch.allclose(
                     made.double(), own[name].double(), rtol=1e-3
                 ), (family, name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from explorer.contract.comparisons import Comparisons
@@ -10,7 +12,7 @@ from explorer.contract.registry import invariant
 from explorer.contract.residual_steps import addend_of, constant, tail_known
 
 
-def _down_module(subject: ModelUnderTest, host: str, layer: int) -> torch.nn.Module:
+def _down_module(subject: ModelUnderTest, host: str, layer: int) -> Any:
     """Return the module that is the down projection."""
     point = subject.host(host, layer).hook_points["mlp_neurons"][0]
     return subject.module(layer, point.module)
