@@ -112,32 +112,3 @@ def check_surplus(label: str, names: Iterable[str], module: Any) -> None:
 def too_many(label: str, of: str, numbers: Iterable[int], count: int) -> str:
     """What to say of weights of blocks that the configuration does not have."""
     return f"{label} holds weights of {of}{ranges(sorted(numbers))}, and its configuration has {numbered('block', count)}; fetch both again."
-
-
-def check_gguf_blocks(label: str, reader: Any) -> None:
-    """Raise LoadError where a GGUF file holds weights of more blocks than it says it has, which would be left out without a word."""
-    said = _said(reader, f"{_said(reader, 'general.architecture')}.block_count")
-    held = {
-        int(found[1])
-        for tensor in reader.tensors
-        if (found := re.match(r"blk\.(\d+)\.", tensor.name))
-    }
-    if isinstance(said, int) and (numbers := {number for number in held if number >= said}):
-        raise LoadError(too_many(label, "blocks ", numbers, said))
-
-
-def gguf_precision(reader: Any) -> str:
-    """What a GGUF file says of how its numbers are kept: ``"dequantised from Q4_1"``."""
-    from gguf import LlamaFileType
-
-    said = _said(reader, "general.file_type")
-    if said not in tuple(LlamaFileType):
-        return "its precision not stated"
-    kind = LlamaFileType(said).name.removeprefix("MOSTLY_").removeprefix("ALL_")
-    return f"in {kind}" if kind in ("F32", "F16", "BF16") else f"dequantised from {kind}"
-
-
-def _said(reader: Any, key: str) -> Any:
-    """What a GGUF file says under a key, None where it says nothing."""
-    field = reader.fields.get(key)
-    return None if field is None else field.contents()

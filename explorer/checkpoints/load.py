@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from explorer import specimens
-from explorer.checkpoints import cards, files, hub
+from explorer.checkpoints import cards, files, gguf_file, hub
 from explorer.discovery.backbone import NotADecoder
 from explorer.discovery.discover import discover
 from explorer.discovery.record_run import recorded_run, remember
@@ -364,7 +364,7 @@ def _gguf(path: Path, dtype: torch.dtype | None, weights: bool, attention: str) 
             raise LoadError(f"{path} is not a GGUF file; fetch it again.")
     try:
         import accelerate  # noqa: F401
-        from gguf import GGUFReader
+        import gguf  # noqa: F401
     except ImportError as error:
         raise LoadError(
             "Reading a GGUF file needs two more packages: pip install gguf accelerate."
@@ -373,25 +373,27 @@ def _gguf(path: Path, dtype: torch.dtype | None, weights: bool, attention: str) 
 
     options = {"gguf_file": path.name, "local_files_only": True}
     try:
-        reader = GGUFReader(path)
-        files.check_gguf_blocks(path.name, reader)
         with (
-            tempfile.TemporaryDirectory() as alone
-        ):  # what lies beside the file belongs to other models
-            (Path(alone) / path.name).symlink_to(path.resolve())
-            tokenizer = AutoTokenizer.from_pretrained(alone, **options)
+            gguf_file.read_once(path) as reader,
+            # A folder of its own: what lies beside the file belongs to other models.
+            tempfile.TemporaryDirectory() as folder,
+        ):
+            gguf_file.check_blocks(path.name, reader)
+            (Path(folder) / path.name).symlink_to(path.resolve())
+            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
             if not weights:
-                config = AutoConfig.from_pretrained(alone, **options)
+                config = AutoConfig.from_pretrained(folder, **options)
                 return (
                     build_meta(config, dtype or torch.bfloat16, attention),
                     tokenizer,
                     path.name,
                     "none: shapes only",
                 )
-            model = _weighted(Path(alone), path.name, dtype, attention, **options)
+            model = _weighted(Path(folder), path.name, dtype, attention, **options)
+            stored = gguf_file.precision(reader)
     except LoadError:
         raise
-    except Exception as error:  # the reader trips over a damaged file in ways of its own
+    except Exception as error:  # a damaged file makes the reader fail in many ways
         if is_internal_error(error):
             raise
         if "not supported" in str(error):
@@ -399,6 +401,7 @@ def _gguf(path: Path, dtype: torch.dtype | None, weights: bool, attention: str) 
                 f"{path} cannot be read as a model ({first_sentence(error)})."
             ) from error
         raise LoadError(
-            f"{path} cannot be read ({first_sentence(error)}); if it is truncated or damaged, fetch it again."
+            f"{path} cannot be read ({first_sentence(error)}); "
+            "if it is truncated or damaged, fetch it again."
         ) from error
-    return model, tokenizer, path.name, f"as found in the file, {files.gguf_precision(reader)}"
+    return model, tokenizer, path.name, f"as found in the file, {stored}"

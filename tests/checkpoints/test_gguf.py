@@ -11,7 +11,7 @@ import torch
 from torch.testing import assert_close
 
 from explorer import load, zero_head
-from explorer.checkpoints import files as files_of
+from explorer.checkpoints import gguf_file
 from tests.checkpoints.test_load import refused
 
 
@@ -76,6 +76,48 @@ def test_a_head_of_a_real_model_matters(real):
     ]
     assert all(not torch.equal(clean, probs) for probs in moved)
     assert all(abs(float(probs.sum()) - 1) < 1e-4 for probs in moved)
+
+
+@pytest.mark.parametrize("stored", ["F32", "F16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("vocab_size", [True, False])
+def test_a_file_is_loaded_as_transformers_loads_it(tmp_path, stored, vocab_size):
+    """Weights to the bit, configuration and tokenizer, with the quick reader and with gguf's own."""
+    import gguf
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from tests.support.gguf_files import write_llama
+
+    write_llama(tmp_path / "x.gguf", gguf.GGMLQuantizationType[stored], vocab_size)
+    found = load(tmp_path / "x.gguf")
+    wanted = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="x.gguf", dtype=torch.float32, attn_implementation="eager"
+    )
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="x.gguf")
+    weights = found.hf.state_dict()
+    assert weights.keys() == wanted.state_dict().keys()
+    for name, weight in wanted.state_dict().items():
+        assert torch.equal(weights[name], weight) and weights[name].dtype == weight.dtype
+    path = {"_name_or_path": None}
+    assert found.hf.config.to_dict() | path == wanted.config.to_dict() | path
+    assert found.tokenizer.get_vocab() == tokenizer.get_vocab()
+    assert found.tokenizer("The café")["input_ids"] == tokenizer("The café")["input_ids"]
+
+
+def test_a_file_is_parsed_once_and_gguf_is_left_as_it_was(tmp_path, monkeypatch):
+    import gguf
+
+    from tests.support.gguf_files import write_llama
+
+    opened = []
+    plain = gguf.GGUFReader.__init__
+    monkeypatch.setattr(
+        gguf.GGUFReader, "__init__", lambda self, *a: (opened.append(a), plain(self, *a))[1]
+    )
+    write_llama(tmp_path / "x.gguf", gguf.GGMLQuantizationType.F32)
+    before = gguf.GGUFReader, gguf.get_tensor_name_map
+    load(tmp_path / "x.gguf")
+    assert len(opened) == 1
+    assert (gguf.GGUFReader, gguf.get_tensor_name_map) == before
 
 
 @pytest.mark.parametrize("content", [b"", b"GG", b"hello, this is no model", b"\x89PNG\r\n"])
@@ -158,7 +200,7 @@ def test_what_a_file_says_of_its_precision(tmp_path, said, words):
     if said is not None:
         writer.add_file_type(said)
     writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.close()
-    assert files_of.gguf_precision(GGUFReader(tmp_path / "x.gguf")) == words
+    assert gguf_file.precision(GGUFReader(tmp_path / "x.gguf")) == words
 
 
 def test_a_file_that_says_nothing_of_its_model_is_one_sentence(tmp_path):

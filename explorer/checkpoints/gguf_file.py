@@ -1,0 +1,111 @@
+"""Reading a GGUF file: it is parsed once, by a quick reader that transformers is given too."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from explorer.checkpoints.files import too_many
+from explorer.errors import LoadError
+
+
+@contextlib.contextmanager
+def read_once(path: Path) -> Iterator[Any]:
+    """Yield a `gguf.GGUFReader` of the file, and let transformers read the file through it too.
+
+    transformers makes a reader for the configuration, one for the tokenizer's class and one for
+    the weights, and for the weights a table of all tensor names for every module of the model. It
+    imports both from gguf whenever it needs them; while this is open, it gets the ones made here.
+    """
+    import gguf
+
+    make = {"GGUFReader": gguf.GGUFReader, "get_tensor_name_map": gguf.get_tensor_name_map}
+    whole = path.resolve()
+    reader = _quick(gguf.GGUFReader)(whole)
+
+    def reader_of(file: Any, *args: Any, **kwargs: Any) -> Any:
+        if Path(file).resolve() == whole:
+            return reader
+        return make["GGUFReader"](file, *args, **kwargs)
+
+    vars(gguf).update(
+        GGUFReader=reader_of,
+        get_tensor_name_map=functools.cache(gguf.get_tensor_name_map),  # which nobody writes to
+    )
+    try:
+        yield reader
+    finally:
+        vars(gguf).update(make)
+
+
+def _quick(reader: type) -> type:
+    """A reader that reads arrays at once, and keeps of an array of strings only its length.
+
+    gguf's own makes several numpy arrays for each of the hundred thousand entries of a vocabulary
+    and its merges, which takes most of the time. transformers reads the strings of the tokenizer by
+    itself and takes only their number from this reader: each is empty here. Should gguf rename the
+    method, arrays are read as before.
+    """
+
+    class QuickReader(reader):
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list, list, list]:
+            from gguf import GGUFValueType
+
+            if raw_type != GGUFValueType.ARRAY or self.byte_order != "I":
+                return super()._get_field_parts(orig_offs, raw_type)
+            kind = GGUFValueType(self._get(orig_offs, np.uint32)[0])
+            count, start = int(self._get(orig_offs + 4, np.uint64)[0]), orig_offs + 12
+            types = [GGUFValueType.ARRAY, kind]
+            if kind == GGUFValueType.STRING:
+                end = start
+                for _ in range(count):
+                    end += 8 + struct.unpack_from("<Q", self.data, end)[0]
+                if end > len(self.data):
+                    raise ValueError("a string ends beyond the file")
+                return end - orig_offs, [self.data[:0]], [0] * count, types
+            if kind not in self.gguf_scalar_to_np or not count:
+                return super()._get_field_parts(orig_offs, raw_type)
+            numbers = np.asarray(self._get(start, self.gguf_scalar_to_np[kind], count))
+            parts = [numbers[index : index + 1] for index in range(count)]
+            return 12 + numbers.nbytes, parts, list(range(count)), types
+
+    return QuickReader
+
+
+def check_blocks(label: str, reader: Any) -> None:
+    """Raise LoadError where a file holds weights of more blocks than its metadata counts.
+
+    transformers would leave them out silently.
+    """
+    stated = _stated(reader, f"{_stated(reader, 'general.architecture')}.block_count")
+    held = {
+        int(match[1])
+        for tensor in reader.tensors
+        if (match := re.match(r"blk\.(\d+)\.", tensor.name))
+    }
+    if isinstance(stated, int) and (numbers := {number for number in held if number >= stated}):
+        raise LoadError(too_many(label, "blocks ", numbers, stated))
+
+
+def precision(reader: Any) -> str:
+    """How the file stores its numbers: ``"dequantised from Q4_1"``."""
+    from gguf import LlamaFileType
+
+    stated = _stated(reader, "general.file_type")
+    if stated not in tuple(LlamaFileType):
+        return "its precision not stated"
+    kind = LlamaFileType(stated).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    return f"in {kind}" if kind in ("F32", "F16", "BF16") else f"dequantised from {kind}"
+
+
+def _stated(reader: Any, key: str) -> Any:
+    """A file's metadata under a key, None where it has none."""
+    field = reader.fields.get(key)
+    return None if field is None else field.contents()
