@@ -33,7 +33,7 @@ def place(side="output", element=None, arrangement=(("batch",), ("seq",)), repea
 
 
 def cases(distinct: bool, count: int = 60):
-    """Random layouts: axes of random extents, permuted, some merged; merged ones keep the layout's order,
+    """Random layouts: axes of random extents, permuted, some merged in the layout's order,
     which is what nobody could tell from a shape."""
     make = random.Random(7 if distinct else 11)
     for _ in range(count):
@@ -50,11 +50,14 @@ def cases(distinct: bool, count: int = 60):
             size = make.randint(1, min(2, len(rest)))
             groups.append(tuple(sorted(rest[:size], key=axes.index)))
             rest = rest[size:]
-        yield axes, dict(zip(axes, pool)), tuple(groups)
+        yield axes, dict(zip(axes, pool, strict=False)), tuple(groups)
 
 
 def native(axes, sizes, groups):
-    """A tensor numbered along the layout's axes, laid out as ``groups`` say, made independently of the code under test."""
+    """Return a tensor numbered along the layout's axes and arranged as ``groups``.
+
+    It is made independently of the code under test.
+    """
     layout = torch.arange(prod(sizes.values())).reshape([sizes[a] for a in axes])
     flat = [a for group in groups for a in group]
     moved = layout

@@ -8,14 +8,11 @@ from torch.testing import assert_close
 
 from explorer import load
 from explorer.errors import LoadError
-from explorer.model.edits import Edit, ablate_expert
 from explorer.model.errors import Unavailable
 from explorer.specimens import bpe
 from explorer.vocabulary.availability import ReasonKind
-from explorer.widgets.views import router as views_router
-from explorer.widgets.views.selection import Selection
-from tests.discovery.test_discover import random_model, tiny
 from tests.support.models import PROMPT
+from tests.support.tiny import random_model, tiny
 
 SIZES = {
     "hidden_size": 32,
@@ -81,7 +78,7 @@ def test_another_family_is_served_rightly(model_type, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "model_type, reason",
+    ("model_type", "reason"),
     [
         ("longcat_flash", "two sublayers of the kind self_attn"),
         ("deepseek_v4", "not its input plus a sum"),
@@ -141,7 +138,7 @@ def test_a_norm_that_runs_elsewhere_too_is_read_at_the_call_before_the_head():
 def test_a_norm_that_runs_twice_is_told_apart_at_every_step():
     model = tiny("nanochat", **SIZES)
     with torch.no_grad(), model.generate(PROMPT, max_new_tokens=2, do_sample=False) as tracer:
-        seen = list().save()
+        seen = [].save()
         for _ in tracer.iter[0:2]:
             seen.append((model.final_norm_output.save(), model.lm_head.input.save()))
     assert len(seen) == 2 and seen[1][0].shape[1] == 1
@@ -150,7 +147,7 @@ def test_a_norm_that_runs_twice_is_told_apart_at_every_step():
 
 
 def test_a_name_that_another_module_has_means_the_standard_one():
-    """The model's own lm_head is a transform before its head, and what comes after it is no norm of the stream."""
+    """The model's own lm_head is a transform before its head; after it is no norm of the stream."""
     model = load("specimen:modernbert-decoder")
     assert model.anatomy.norm == "model.final_norm" and model.lm_head._module is model.hf.decoder
     assert model.E_lm_head._module is model.hf.lm_head
@@ -211,7 +208,7 @@ def test_an_activation_that_is_written_out_is_its_last_product():
 
 @pytest.mark.filterwarnings("ignore:Module .* has a submodule named 'output'")
 def test_an_mlp_of_two_modules_is_one_part_and_its_input_is_not_the_stream():
-    """Each half alone is no MLP; what the first reads goes on in the stream, and an edit of the one is not one of the other."""
+    """Each half alone is no MLP. What the first reads stays in the stream: edits do not mix."""
     model = load("specimen:git")
     assert model.anatomy.block(0).hosts["mlp"].part
     plain = model.record(PROMPT, ["layer_mid", "mlp_input", "mlp_output"])
@@ -226,7 +223,7 @@ def test_an_mlp_of_two_modules_is_one_part_and_its_input_is_not_the_stream():
 
 
 def test_two_names_of_one_tensor_are_one_edit():
-    """Cohere's attention and MLP read the same norm: an edit by one name is not undone by reading the other."""
+    """Cohere's attention and MLP read one norm: reading one name keeps an edit by the other."""
     model = tiny("cohere", **SIZES)
     with model.trace(PROMPT):
         plain = model.logits.save()
@@ -238,7 +235,7 @@ def test_two_names_of_one_tensor_are_one_edit():
 
 
 @pytest.mark.parametrize(
-    "model_type, more",
+    ("model_type", "more"),
     [
         ("mistral", {}),
         ("cohere", {}),
@@ -280,165 +277,8 @@ def test_sinks_are_read_and_written():
     assert_close(pattern.sum(-1), torch.ones(pattern.shape[:-1]))
 
 
-def test_slots_of_a_mixture_that_runs_every_expert_are_those_of_the_chosen():
-    """Llama 4 weighs what its experts are run on, and runs each on every token: what is served is the chosen ones' part of it."""
-    model = load("specimen:llama4_text")
-    layer = 1
-    rec = model.record(
-        PROMPT,
-        [
-            "mlp_input",
-            "router_logits",
-            "router_margin",
-            "expert_indices",
-            "expert_weights",
-            "expert_outputs",
-            "routed_output",
-        ],
-        [layer],
-    )
-    logits, chosen = rec["router_logits", layer], rec["expert_indices", layer]
-    best = logits.topk(chosen.shape[-1], dim=-1)
-    assert torch.equal(chosen, best.indices)
-    assert_close(rec["expert_weights", layer], best.values.sigmoid())
-    experts = model.hf.model.layers[layer].feed_forward.experts
-    token, slot = 2, 1
-    expert = chosen[0, token, slot]
-    gate, up = (
-        rec["mlp_input", layer][0, token]
-        * rec["expert_weights", layer][0, token, slot]
-        @ experts.gate_up_proj[expert]
-    ).chunk(2)
-    assert_close(
-        rec["expert_outputs", layer][0, token, slot],
-        (up * experts.act_fn(gate)) @ experts.down_proj[expert],
-    )
-    assert_close(rec["expert_outputs", layer].sum(2), rec["routed_output", layer])
-    without = model.record(
-        PROMPT,
-        ["expert_weights", "expert_outputs"],
-        [layer],
-        edits=[ablate_expert(layer, int(expert))],
-    )
-    gone = chosen == expert
-    assert (
-        not without["expert_weights", layer][gone].any()
-        and not without["expert_outputs", layer][gone].any()
-    )
-    assert torch.equal(without["expert_outputs", layer][~gone], rec["expert_outputs", layer][~gone])
-    with pytest.raises(ValueError, match="There are experts 0 to 7"):
-        with model.trace(PROMPT):
-            model.layers[layer].mlp.expert_indices[:] = 8
-
-
-def test_slots_chosen_one_after_another_have_scores():
-    model = load("specimen:phimoe")
-    rec = model.record(
-        PROMPT, ["router_logits", "router_scores", "router_margin", "expert_indices"]
-    )
-    for layer in range(model.num_layers):
-        best = rec["router_scores", layer].topk(3, dim=-1)
-        assert torch.equal(best.indices[..., :2], rec["expert_indices", layer])
-        assert torch.equal(rec["router_scores", layer], rec["router_logits", layer])
-        assert_close(rec["router_margin", layer], best.values[..., 1] - best.values[..., 2])
-
-
-def test_what_stands_for_no_expert_is_a_choice_that_adds_nothing():
-    """ZAYA's router can choose to run none; its experts are then called with another's number and a weight of nought."""
-    model = load("specimen:zaya")
-    gate, count = model.hf.model.layers[1].mlp.gate, model.layers[1].mlp.num_experts
-    names = ["expert_indices", "expert_weights", "routed_output", "router_scores"]
-    rec = model.record(PROMPT, names, [1])
-    assert (
-        rec["router_scores", 1].shape[-1]
-        == count
-        == len(model.hf.model.layers[1].mlp.experts.down_proj) + 1
-    )
-    assert torch.equal(rec["router_scores", 1].argmax(-1, keepdim=True), rec["expert_indices", 1])
-    none = Edit("expert_indices", 1, lambda chosen: torch.full_like(chosen, count - 1))
-    edited = model.record(PROMPT, names, [1], edits=[none])
-    assert (
-        (edited["expert_indices", 1] == count - 1).all()
-        and not edited["expert_weights", 1].any()
-        and not edited["routed_output", 1].any()
-    )
-    gate.balancing_biases[-1] = 9.0
-    assert (model.record(PROMPT, names, [1])["expert_indices", 1] == count - 1).all()
-
-
-def test_experts_that_are_rows_of_a_table_are_followed_to_their_sum():
-    """Doge looks single neurons up by pairs of keys: there is no score for each, and its dense part is no module."""
-    model = load("specimen:doge")
-    rec = model.record(
-        PROMPT,
-        [
-            "mlp_input",
-            "expert_indices",
-            "expert_weights",
-            "routed_output",
-            "shared_expert_output",
-            "mlp_output",
-        ],
-        [0],
-    )
-    mlp, x, chosen = model.hf.model.layers[0].mlp, rec["mlp_input", 0], rec["expert_indices", 0]
-    neurons = (
-        mlp.act_fn((mlp.down_embed(chosen) * x[:, :, None]).sum(-1)) * rec["expert_weights", 0]
-    )
-    assert_close(
-        rec["routed_output", 0],
-        (neurons[..., None] * mlp.up_embed(chosen)).sum(2),
-        rtol=1e-4,
-        atol=1e-6,
-    )
-    dense = mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))
-    assert_close(rec["shared_expert_output", 0], dense, rtol=1e-4, atol=1e-6)
-    rows = model.support(0)
-    whole = model.record(PROMPT)
-    for view in (
-        views_router.token_by_expert(whole, Selection()),
-        views_router.layer_by_expert(whole),
-        views_router.margins(whole, Selection()),
-    ):
-        assert "two halves" in view.reason
-    for name in ("router_logits", "router_scores", "expert_outputs"):
-        assert rows[name].reasons[0].kind is ReasonKind.NOT_PRESENT
-
-
-def test_experts_run_on_sorted_tokens_serve_no_slot_in_a_wrong_place():
-    model = load("specimen:jetmoe")
-    rows = model.support(0)
-    assert rows["expert_outputs"].reasons[0].kind is ReasonKind.NOT_TRACED
-    assert rows["shared_expert_output"].reasons[0].kind is ReasonKind.NOT_PRESENT
-    rec = model.record(
-        PROMPT,
-        [
-            "mlp_input",
-            "router_logits",
-            "expert_indices",
-            "expert_weights",
-            "routed_output",
-            "attention_premix",
-            "attention_head_outputs",
-        ],
-        [0],
-    )
-    mlp, chosen = model.hf.model.layers[0].mlp, rec["expert_indices", 0]
-    assert_close(
-        rec["expert_weights", 0],
-        rec["router_logits", 0].topk(chosen.shape[-1], dim=-1).values.softmax(-1),
-    )
-    token = 3
-    total = 0
-    for expert, weight in zip(chosen[0, token], rec["expert_weights", 0][0, token]):
-        gate, up = (mlp.input_linear.weight[expert] @ rec["mlp_input", 0][0, token]).chunk(2)
-        total = total + weight * (mlp.output_linear.weight[expert] @ (mlp.activation(gate) * up))
-    assert_close(rec["routed_output", 0][0, token], total, rtol=1e-4, atol=1e-6)
-    assert torch.equal(rec["attention_premix", 0], rec["attention_head_outputs", 0])
-
-
 def test_a_state_with_fixed_decays_is_followed_through_blocks_of_tokens():
-    """MiniMax's lightning attention works in blocks of 256 tokens: what is served is the whole, however many there are."""
+    """MiniMax's lightning attention works in blocks of 256 tokens; values are served whole."""
     model = load("specimen:minimax")
     layer = model.mixers.index(("retention",))
     mixer, rows = model.layers[layer].linear_attn, model.support(layer)
@@ -474,7 +314,7 @@ def test_a_state_with_fixed_decays_is_followed_through_blocks_of_tokens():
 
 
 def test_a_part_narrower_than_the_stream_is_served_at_its_own_width():
-    """Qwen4's stream is three side by side: an MLP mixes them to one, works on that, and adds to all three."""
+    """Qwen4's stream is three side by side; an MLP mixes them to one and adds to all three."""
     model = load("specimen:qwen4_exp_text")
     names = [
         "token_embeddings",
@@ -511,7 +351,7 @@ def test_a_part_narrower_than_the_stream_is_served_at_its_own_width():
 
 
 def test_an_mlp_with_a_convolution_behind_it_is_an_mlp():
-    """Inkling convolves what its MLPs return, scores its shared expert with the others, and keeps its matrices as stacks."""
+    """Inkling convolves its MLPs' results and scores its shared expert with the others."""
     model = load("specimen:inkling_text")
     rec = model.record(
         PROMPT,
@@ -549,18 +389,3 @@ def test_an_mlp_with_a_convolution_behind_it_is_an_mlp():
     width = model.hf.model.layers[1].mlp_sconv.conv_kernel_size
     moved = (after != rec["mlp_output", 1]).any(-1)[0].nonzero().flatten()
     assert moved.min() == 2 and moved.max() <= 2 + width - 1
-
-
-def test_slots_of_one_expert_each_are_put_back_in_order_before_they_are_served(tmp_path):
-    """With one expert a token, the slots sorted by expert are as large as what they come to."""
-    sizes = load("specimen:jetmoe").config.to_dict() | {"num_experts_per_tok": 1}
-    own = {
-        key: value
-        for key, value in sizes.items()
-        if key not in ("model_type", "vocab_size") and "token_id" not in key
-    }
-    random_model("jetmoe", **own).save_pretrained(tmp_path)
-    bpe.load_tokenizer(512).save_pretrained(tmp_path)
-    model = load(tmp_path)
-    run = model.record(torch.arange(9)[None], ["routed_output", "mlp_output"])
-    assert_close(run["routed_output", 0] + model.hf.model.layers[0].mlp.bias, run["mlp_output", 0])
