@@ -9,40 +9,10 @@ from functools import cached_property
 import torch
 
 from explorer.discovery.anatomy import HostAnatomy
+from explorer.discovery.attention_operations import attention_operations, probability_tensors
 from explorer.discovery.trace_graph import Call, tensors
 from explorer.traits.probe import ModelProbe
-from explorer.traits.replayable_graph import PASSING, NoNumbers, ReplayableGraph
-
-_SOFTMAX = ("_softmax", "softmax")
-_PRODUCTS = ("bmm", "matmul", "mm", "baddbmm")
-
-#: What may stand between the product and the softmax.
-_BEFORE_SOFTMAX = PASSING | frozenset(
-    [
-        "add",
-        "add_",
-        "sub",
-        "mul",
-        "mul_",
-        "div",
-        "div_",
-        "tanh",
-        "where",
-        "masked_fill",
-        "masked_fill_",
-        "cat",
-        "clamp",
-        "minimum",
-        "maximum",
-        "native_dropout",
-        "dropout",
-    ]
-)
-
-#: What may stand between the softmax and the product with the values.
-_AFTER_SOFTMAX = PASSING | frozenset(
-    ["mul", "where", "masked_fill", "native_dropout", "dropout", "slice", "narrow", "index"]
-)
+from explorer.traits.replayable_graph import NoNumbers, ReplayableGraph
 
 
 @dataclass(frozen=True)
@@ -82,8 +52,7 @@ class AttentionCore:
     @property
     def values(self) -> int:
         """The tensor of values: the operand of the value product that is not the probabilities."""
-        softmax = self.graph.ops[self.softmax].makes[0]
-        probabilities = _after_softmax(self.graph, softmax, self.value_product)
+        probabilities = probability_tensors(self.graph, self.graph.ops[self.softmax].makes[0])
         operands = self.graph.ops[self.value_product].reads[-2:]
         return next(key for key in operands if key not in probabilities)
 
@@ -181,47 +150,13 @@ def untraced_attention(probe: ModelProbe) -> list[int]:
 def _find_core(
     probe: ModelProbe, layer: int, host: HostAnatomy, call: Call
 ) -> AttentionCore | None:
-    graph = probe.graph
-    for softmax in (index for name in _SOFTMAX for index in graph.indices(call, name)):
-        found = _before_softmax(graph, softmax, call.start)
-        if found is None:
-            continue
-        product, between = found
-        probabilities = _after_softmax(graph, graph.ops[softmax].makes[0], call.stop)
-        for index in range(softmax + 1, call.stop):
-            if graph.ops[index].name in _PRODUCTS and probabilities & set(graph.ops[index].reads):
-                return AttentionCore(probe, layer, host, call, softmax, product, index, between)
-    return None
-
-
-def _before_softmax(
-    graph: ReplayableGraph, softmax: int, start: int
-) -> tuple[int, tuple[int, ...]] | None:
-    """Return the product without weights that a softmax reads, and the operations between."""
-    todo, between, product = [(graph.ops[softmax].reads[0], softmax)], set(), None
-    while todo:
-        index = graph.maker(*todo.pop(0))
-        if index is None or index < start or index in between:
-            continue
-        if graph.ops[index].name in _PRODUCTS:
-            if product is None and not graph.with_weights([index]):
-                product = index
-        elif graph.ops[index].name in _BEFORE_SOFTMAX:
-            between.add(index)
-            todo += [(key, index) for key in graph.ops[index].reads]
-    return None if product is None else (product, tuple(sorted(between)))
-
-
-def _after_softmax(graph: ReplayableGraph, key: int, stop: int) -> set[int]:
-    """Return the tensors that a softmax becomes on its way to the values."""
-    found, todo = {key}, [key]
-    while todo:
-        for index in graph.readers.get(todo.pop(), ()):
-            if index < stop and graph.ops[index].name in _AFTER_SOFTMAX:
-                new = [made for made in graph.ops[index].makes if made not in found]
-                found.update(new)
-                todo += new
-    return found
+    """Return the first softmax attention that discovery finds within a call, if any."""
+    found = attention_operations(probe.graph, call)
+    if not found:
+        return None
+    first = found[0]
+    products = first.score_product, first.value_product
+    return AttentionCore(probe, layer, host, call, first.softmax, *products, first.between)
 
 
 def _downstream(graph: ReplayableGraph, made: set[int], indices: Collection[int]) -> list[int]:
