@@ -1,10 +1,13 @@
-"""The block diagram: what is drawn follows from the facts, is readable, and cannot be injected into."""
+"""The block diagram: what is drawn follows from the facts, is readable, and cannot be injected
+into.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from html import unescape
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -13,9 +16,8 @@ from explorer import load, vocabulary
 from explorer.facts.record import anatomy
 from explorer.widgets import palette
 from explorer.widgets.diagram import LAYOUTS, block_svg, element
+from explorer.widgets.diagram.cells import cell_grid, lit_cells
 from explorer.widgets.diagram.describe import attribute_of_host, attribute_of_path, describe
-from explorer.widgets.diagram.draw import lit_cells
-from explorer.widgets.diagram.geometry import cell_grid
 from explorer.widgets.diagram.page_element import card_data
 from tests.support.diagrams import FAMILIES, pills, trees, values_in
 from tests.support.facts_records import drawn, records
@@ -70,7 +72,9 @@ def test_pills_do_not_cover_each_other(family: str, layout: str) -> None:
 
 
 def down_the_stream(family: str, layout: str) -> list[str]:
-    """What stands on the stream, top to bottom: ``>`` where something leaves it, ``+`` and its like, its named points."""
+    """What stands on the stream, top to bottom: ``>`` where something leaves it, ``+`` and its
+    like, its named points.
+    """
     tree, found = trees(family, layout)[0], []
     x = 24 if layout == "wide" else 13
     for node in tree.iter():
@@ -95,20 +99,23 @@ def down_the_stream(family: str, layout: str) -> list[str]:
     [
         (
             "llama",
-            "layers.layer_input > +attention_output layers.layer_mid > +mlp_output layers.layer_output",
+            "layers.layer_input > +attention_output "
+            "layers.layer_mid > +mlp_output layers.layer_output",
         ),
         ("gpt_neox", "layers.layer_input > > +mlp_output +attention_output layers.layer_output"),
         # One norm is read by both.
         ("cohere", "layers.layer_input > +attention_output +mlp_output layers.layer_output"),
         (
             "falcon_h1",
-            "layers.layer_input > +attention_output +mixer.attention_output layers.layer_mid > +mlp_output layers.layer_output",
+            "layers.layer_input > +attention_output +mixer.attention_output "
+            "layers.layer_mid > +mlp_output layers.layer_output",
         ),
         ("mamba", "layers.layer_input > +attention_output layers.layer_output"),
         # Its stream itself is normed after each add, and what is normed is what the MLP reads.
         (
             "openai-gpt",
-            "layers.layer_input > +attention_output norm layers.layer_mid > +mlp_output norm layers.layer_output",
+            "layers.layer_input > +attention_output norm "
+            "layers.layer_mid > +mlp_output norm layers.layer_output",
         ),
     ],
 )
@@ -339,7 +346,7 @@ def test_contrast_is_that_of_the_definition() -> None:
 def test_heatmap_maps_have_their_lengths_and_a_centre() -> None:
     assert len(palette.sequential()) == 256 and len(set(palette.sequential())) > 250
     bright = [palette.luminance(colour) for colour in palette.sequential()]
-    assert all(after > before - 0.001 for before, after in zip(bright, bright[1:]))
+    assert all(after > before - 0.001 for before, after in pairwise(bright))
     for theme, ground in palette.BACKGROUND.items():
         colours = palette.diverging(theme)
         assert len(colours) == 255
@@ -364,7 +371,7 @@ def test_colours_are_properties_of_each_theme() -> None:
 
 
 @pytest.mark.parametrize(
-    "family, host, values",
+    ("family", "host", "values"),
     [
         (
             "mamba2",

@@ -23,7 +23,9 @@ def address(tmp_path_factory: pytest.TempPathFactory, serve) -> str:
         f"<script>{(ASSETS / name).read_text(encoding='utf-8')}</script>"
         for name in ("drawing-file.js", "block-diagram.js")
     )
-    page = f"<!doctype html><meta charset=utf-8><title>diagram</title><style>{style}</style>{element([with_long_type('qwen3_next')])}{scripts}"
+    body = element([with_long_type("qwen3_next")])
+    head = f"<!doctype html><meta charset=utf-8><title>diagram</title><style>{style}</style>"
+    page = head + body + scripts
     (folder / "index.html").write_text(page, encoding="utf-8")
     return serve(folder) + "index.html"
 
@@ -69,7 +71,8 @@ def test_a_shortened_type_unfolds_where_it_is_pointed_at_or_focused(visit, addre
         come()
         assert cut.text_content() == full
         right = cut.evaluate(
-            "node => node.getBoundingClientRect().right - node.ownerSVGElement.getBoundingClientRect().right"
+            "node => node.getBoundingClientRect().right"
+            " - node.ownerSVGElement.getBoundingClientRect().right"
         )
         assert right < 1
         go()

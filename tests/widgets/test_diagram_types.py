@@ -1,4 +1,6 @@
-"""Types in the diagram: every edge has one, by the record's signature, shortened without lying and in full elsewhere."""
+"""Types in the diagram: every edge has one, by the record's signature, shortened without lying and
+in full elsewhere.
+"""
 
 from __future__ import annotations
 

@@ -29,12 +29,16 @@ Record = Mapping[str, Any]
 
 
 def attribute_of_path(path: str) -> str:
-    """The attribute a host's path ends in: ``mlp`` of ``model.layers[i].mlp``, ``layers`` of ``model.layers[i]``."""
+    """The attribute a host's path ends in: ``mlp`` of ``model.layers[i].mlp``, ``layers`` of
+    ``model.layers[i]``.
+    """
     return path.rpartition(".")[2].partition("[")[0]
 
 
 def attribute_of_host(host: str) -> str:
-    """The attribute a block has a host under: ``mixer`` for kinds of mixer such as ``ssd`` and ``selective_scan``."""
+    """The attribute a block has a host under: ``mixer`` for kinds of mixer such as ``ssd`` and
+    ``selective_scan``.
+    """
     return HOSTS[host].attribute if host in HOSTS and HOSTS[host].mixer else host
 
 
@@ -61,7 +65,7 @@ class _Reader:
             for row in signature.get("values", ())
             if not row["layers"] or first in row["layers"]
         }
-        # A record without a signature does not state the model's dtype: the embedding's stands for it.
+        # Without a signature a record does not state the model's dtype: the embedding's does.
         embedding = rows.get(("model", "token_embeddings"), {})
         self.usual_dtype = short_dtype(signature.get("dtype") or embedding.get("dtype") or "")
         self.values = {
@@ -95,7 +99,11 @@ class _Reader:
         )
 
     def _segments(self, sublayers: tuple[Sublayer, ...]) -> tuple[Segment, ...]:
-        """The stream cut at its steps. A sublayer is read at the segment of its ``stage``, or, where it reads the stream at several points, at that of its add."""
+        """The stream cut at its steps.
+
+        A sublayer is read at the segment of its ``stage``, or, where it reads the stream at several
+        points, at that of its add.
+        """
         steps = self.facts["stream"]
         adds = [number for number, step in enumerate(steps) if step["kind"] == "add"]
         reads: list[list[Sublayer]] = [[] for _ in steps]

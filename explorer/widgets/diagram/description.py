@@ -1,7 +1,7 @@
 """What the diagram of a block shows, as typed data.
 
-`describe.describe` makes it from a facts record. The layouts (`wide` and `narrow`) only place and draw
-it, `outline` writes it as text and `element` takes the card's data from it.
+`describe.describe` makes it from a facts record. The layouts (`wide` and `narrow`) only place and
+draw it, `outline` writes it as text and `element` takes the card's data from it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _CAPTIONS = {
 class Pill:
     """A value that can be read.
 
-    ``host`` is the attribute its host has in the block; ``full_type`` has the dtype, ``type`` only where it differs
-    from the model's; ``label`` is what a screen reader says.
+    ``host`` is the attribute its host has in the block; ``full_type`` has the dtype, ``type`` only
+    where it differs from the model's; ``label`` is what a screen reader says.
     """
 
     host: str
@@ -63,7 +63,9 @@ def joint_type(pill: Pill, *others: Pill) -> Type:
 
 
 def captioned_types(pills: Iterable[Pill]) -> list[tuple[str, Type]]:
-    """Types with captions, for one line under several pills: ``("q, k", type)``; values of one type share an entry."""
+    """Types with captions, for one line under several pills: ``("q, k", type)``; values of one type
+    share an entry.
+    """
     by_type: dict[Type, list[Pill]] = {}
     for pill in pills:
         by_type.setdefault(pill.type, []).append(pill)
@@ -74,7 +76,10 @@ def captioned_types(pills: Iterable[Pill]) -> list[tuple[str, Type]]:
 
 
 class _Inside:
-    """The drawn inside of a sublayer. Every field is text, a number, a pill, a tuple of pills or a further inside."""
+    """The drawn inside of a sublayer.
+
+    Every field is text, a number, a pill, a tuple of pills or a further inside.
+    """
 
     @property
     def pills(self) -> list[Pill]:
@@ -101,7 +106,11 @@ class NotTraced(_Inside):
 
 @dataclass(frozen=True)
 class Attention(_Inside):
-    """Softmax attention. ``sinks`` join the softmax; ``gate`` multiplies the heads' outputs; ``premix`` is the projection's input."""
+    """Softmax attention.
+
+    ``sinks`` join the softmax; ``gate`` multiplies the heads' outputs; ``premix`` is the
+    projection's input.
+    """
 
     probabilities: Pill
     values: Pill
@@ -118,7 +127,8 @@ class Attention(_Inside):
 class Recurrence(_Inside):
     """A recurrent mixer: what the recurrence is given, its rule and its state.
 
-    ``gates`` are the decays and the factors on what is written; ``replayed`` are the states that a replay gives.
+    ``gates`` are the decays and the factors on what is written; ``replayed`` are the states that a
+    replay gives.
     """
 
     title: str
@@ -147,7 +157,9 @@ class Convolution(_Inside):
 
 @dataclass(frozen=True)
 class SharedExpert(_Inside):
-    """The expert that every token runs through: its values, its gate in words, and its share of the sum."""
+    """The expert that every token runs through: its values, its gate in words, and its share of the
+    sum.
+    """
 
     values: tuple[Pill, ...]
     gate: str
@@ -156,7 +168,9 @@ class SharedExpert(_Inside):
 
 @dataclass(frozen=True)
 class Experts(_Inside):
-    """A mixture of experts: ``chosen`` of ``count`` for each token, each ``width`` wide where that is known."""
+    """A mixture of experts: ``chosen`` of ``count`` for each token, each ``width`` wide where that
+    is known.
+    """
 
     router_module: str
     router: tuple[Pill, ...]
@@ -174,7 +188,9 @@ class Experts(_Inside):
 
 @dataclass(frozen=True)
 class Mlp(_Inside):
-    """A dense MLP: the hidden neurons, and the widths of the stream and of the hidden layer where both are known."""
+    """A dense MLP: the hidden neurons, and the widths of the stream and of the hidden layer where
+    both are known.
+    """
 
     neurons: tuple[Pill, ...]
     widths: tuple[str, str] | None
@@ -187,7 +203,8 @@ Inside = NotTraced | Attention | Recurrence | Convolution | Experts | Mlp
 class Norm:
     """The norm a sublayer reads the stream through.
 
-    ``on_stream``: the stream itself has gone through it; ``scaled``: its output is multiplied by a number first.
+    ``on_stream``: the stream itself has gone through it; ``scaled``: its output is multiplied by a
+    number first.
     """
 
     module: str
@@ -200,9 +217,10 @@ class Norm:
 class Sublayer:
     """One sublayer: what it reads, what is inside, and what it adds to the stream.
 
-    ``index`` counts a block's sublayers; ``called_with`` is the value it is called with, where that can be read beside
-    the norm's output. ``values`` are those inside, in the order of the forward; ``steps`` are its last ones, in words.
-    ``output_label`` is written at its addend, ``addend`` is the name live marks know the addend by.
+    ``index`` counts a block's sublayers; ``called_with`` is the value it is called with, where that
+    can be read beside the norm's output. ``values`` are those inside, in the order of the forward;
+    ``steps`` are its last ones, in words. ``output_label`` is written at its addend, ``addend`` is
+    the name live marks know the addend by.
     """
 
     index: int
@@ -234,7 +252,9 @@ class Sublayer:
 
 @dataclass(frozen=True)
 class StreamStep:
-    """What is done to the stream: an add, a scale or shift by a number or parameter, or a norm module on the stream itself."""
+    """What is done to the stream: an add, a scale or shift by a number or parameter, or a norm
+    module on the stream itself.
+    """
 
     kind: Literal["add", "scale", "shift", "norm"]
     operand: str = ""
@@ -246,9 +266,11 @@ class StreamStep:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of the stream: the sublayers that read it there, the step at its end, and the sublayers whose outputs that step adds.
+    """A part of the stream: the sublayers that read it there, the step at its end, and the
+    sublayers whose outputs that step adds.
 
     ``is_mid`` marks the segment that begins at ``layer_mid``.
+
     """
 
     is_mid: bool
@@ -261,8 +283,8 @@ class Segment:
 class Block:
     """One distinct shape of block, and the blocks that have it.
 
-    ``title`` names its sublayers; ``identity`` is the sum its output obeys. ``values`` are all that can be read on it, those of
-    the model included, by ``(host, name)``.
+    ``title`` names its sublayers; ``identity`` is the sum its output obeys. ``values`` are all that
+    can be read on it, those of the model included, by ``(host, name)``.
     """
 
     layers: tuple[int, ...]

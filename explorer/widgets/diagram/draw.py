@@ -6,11 +6,11 @@ serves both themes; nothing carries an id, so many drawings live in one page.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from explorer.widgets.diagram.cells import expert_cells
 from explorer.widgets.diagram.description import Pill, StreamStep
 from explorer.widgets.diagram.geometry import (
     MONO,
@@ -19,11 +19,11 @@ from explorer.widgets.diagram.geometry import (
     TYPE_SIZE,
     Box,
     Point,
-    cell_grid,
     mono_width,
     number,
     rounded,
 )
+from explorer.widgets.diagram.markup import classes, tag
 from explorer.widgets.diagram.types import Type, format_type
 
 #: Radius of the node where a gate multiplies.
@@ -32,9 +32,11 @@ GATE_NODE = 7.0
 
 @dataclass
 class Canvas:
-    """SVG elements in drawing order. Edges lie lowest, so that boxes and pills cover their ends; types highest, where they can unfold.
+    """SVG elements in drawing order.
 
-    ``drawn`` are the values that have a pill, by key; ``typed`` the keys of those whose type is written.
+    ``edges`` lie lowest, so that boxes and pills cover their ends; ``labels``, the types, lie
+    highest, where they can unfold. ``drawn`` are the values that have a pill, by key; ``typed``
+    the keys of those whose type is written.
     """
 
     edges: list[str] = field(default_factory=list)
@@ -45,9 +47,15 @@ class Canvas:
 
     def svg(self, width: float, height: float, label: str, layout: str) -> str:
         """The whole drawing as one SVG element."""
-        return (
-            f'<svg class="bd-svg bd-{layout}" viewBox="0 0 {number(width)} {number(height)}" role="group"'
-            f' aria-label="{escape(label)}">{"".join((*self.edges, *self.shapes, *self.labels))}</svg>'
+        return tag(
+            "svg",
+            *self.edges,
+            *self.shapes,
+            *self.labels,
+            class_=f"bd-svg bd-{layout}",
+            viewBox=f"0 0 {number(width)} {number(height)}",
+            role="group",
+            aria_label=label,
         )
 
     # -- boxes and text ------------------------------------------------------------
@@ -55,12 +63,14 @@ class Canvas:
     def box(
         self, box: Box, role: str, kind: str = "box", rx: float = 13, beneath: bool = False
     ) -> Box:
-        """A rounded box of kind box, inner, dashed, norm, onstream or rule; ``beneath`` puts it under what has been drawn so far."""
-        self.shapes.insert(
-            0 if beneath else len(self.shapes),
-            f'<rect class="bd-{kind} role-{role}" x="{number(box.x)}" y="{number(box.y)}"'
-            f' width="{number(box.w)}" height="{number(box.h)}" rx="{number(rx)}"/>',
+        """A rounded box of kind box, inner, dashed, norm, onstream or rule.
+
+        ``beneath`` puts it under what has been drawn so far.
+        """
+        rect = tag(
+            "rect", class_=classes(kind, role), x=box.x, y=box.y, width=box.w, height=box.h, rx=rx
         )
+        self.shapes.insert(0 if beneath else len(self.shapes), rect)
         return box
 
     def text(
@@ -73,23 +83,32 @@ class Canvas:
         anchor: str = "start",
         width: float | None = None,
     ) -> None:
-        """A line of text of kind title, module, note, caption or formula. With ``width`` it is set that wide."""
+        """A line of text of kind note, caption, formula, operation, module, type or normname.
+
+        With ``width`` it is set that wide.
+        """
         if not text:
             return
-        classes = f"bd-{kind}" + (f" role-{role}" if role else "")
-        attributes = "" if anchor == "start" else f' text-anchor="{anchor}"'
-        if width:
-            attributes += f' textLength="{number(width)}" lengthAdjust="spacingAndGlyphs"'
         self.shapes.append(
-            f'<text class="{classes}" x="{number(x)}" y="{number(y)}"{attributes}>{escape(text)}</text>'
+            tag(
+                "text",
+                escape(text),
+                class_=classes(kind, role),
+                x=x,
+                y=y,
+                text_anchor=None if anchor == "start" else anchor,
+                textLength=width,
+                lengthAdjust="spacingAndGlyphs" if width else None,
+            )
         )
 
     def title(self, x: float, y: float, title: str, module: str, role: str) -> None:
         """A sublayer's title and, after it, the module it is."""
-        self.shapes.append(
-            f'<text class="role-{role}" x="{number(x)}" y="{number(y)}"><tspan class="bd-title">{escape(title)}</tspan>'
-            f'<tspan class="bd-module" dx="10">{escape(module)}</tspan></text>'
+        spans = (
+            tag("tspan", escape(title), class_="bd-title"),
+            tag("tspan", escape(module), class_="bd-module", dx=10),
         )
+        self.shapes.append(tag("text", *spans, class_=f"role-{role}", x=x, y=y))
 
     def lines(
         self,
@@ -115,37 +134,49 @@ class Canvas:
         room: float | None = None,
         anchor: str = "start",
     ) -> None:
-        """Types on a line, each optionally with a caption before it; what takes more ``room`` than there is, in pixels, is shortened."""
+        """Types on a line, each optionally with a caption before it.
+
+        What takes more ``room`` than there is, in pixels, is shortened.
+        """
         pairs = [item if isinstance(item, tuple) else ("", item) for item in types]
         captions = [
             ("  " if index else "") + (f"{caption} " if caption else "")
             for index, (caption, _) in enumerate(pairs)
         ]
         letters = float("inf") if room is None else room // (TYPE_SIZE * MONO)
-        spare = letters - sum(
-            len(caption) + one.max_length for caption, (_, one) in zip(captions, pairs, strict=True)
-        )
+        used = sum(len(text) for text in captions) + sum(one.max_length for _, one in pairs)
+        spare = (letters - used) // len(pairs)
         spans, short, full = [], "", ""
         for caption, (_, one) in zip(captions, pairs, strict=True):
-            limit = one.max_length + spare // len(pairs)
+            limit = one.max_length + spare
             shown = format_type(one.names, one.dtype, limit)
             short += caption + shown
             full += caption + format_type(one.names, one.dtype)
-            attributes = f' data-of="{escape(" ".join(one.of))}"'
-            attributes += f' data-dtype="{escape(one.dtype)}"' if one.dtype else ""
-            attributes += "" if room is None else f' data-room="{limit:.0f}"'
-            spans.append(
-                f'{escape(caption)}<tspan class="bd-t"{attributes}>{escape(shown)}</tspan>'
+            span = tag(
+                "tspan",
+                escape(shown),
+                class_="bd-t",
+                data_of=" ".join(one.of),
+                data_dtype=one.dtype or None,
+                data_room=None if room is None else f"{limit:.0f}",
             )
+            spans.append(escape(caption) + span)
             self.typed.update(one.of)
-        # In full where it is pointed at or focused: by the script, and without one by the browser's tooltip.
-        cut, tip = "", ""
-        if short != full:
-            cut = f' bd-cut" tabindex="0" role="img" aria-label="{escape(full)}'
-            tip = f"<title>{escape(full)}</title>"
-        place = "" if anchor == "start" else f' text-anchor="{anchor}"'
+        # In full where it is pointed at or focused: by the script, else by the browser's tooltip.
+        cut = short != full
         self.labels.append(
-            f'<text class="bd-type{cut}" x="{number(x)}" y="{number(y)}"{place}>{tip}{"".join(spans)}</text>'
+            tag(
+                "text",
+                tag("title", escape(full)) if cut else "",
+                *spans,
+                class_="bd-type bd-cut" if cut else "bd-type",
+                tabindex="0" if cut else None,
+                role="img" if cut else None,
+                aria_label=full if cut else None,
+                x=x,
+                y=y,
+                text_anchor=None if anchor == "start" else anchor,
+            )
         )
 
     def type_under(self, pill: Box, shown: Type, room: float | None = None) -> None:
@@ -153,7 +184,7 @@ class Canvas:
         self.type(pill.x + 4, pill.bottom + 12, shown, room=(room or pill.w) - 4)
 
     def type_if_fits(self, pill: Box, shown: Type, room: float) -> None:
-        """A type below its pill where it fits; else it is left to the line of types below (`untyped`)."""
+        """A type below its pill where it fits; else it is left to a line of types (`untyped`)."""
         if shown.max_length * TYPE_SIZE * MONO <= room - 4:
             self.type_under(pill, shown, room)
 
@@ -197,18 +228,29 @@ class Canvas:
         size: float = NAME_SIZE,
         text: str | None = None,
     ) -> Box:
-        """A readable value. ``bare`` leaves the outline away until it is pointed at or focused; ``text`` replaces its name."""
+        """A readable value.
+
+        ``bare`` leaves the outline away until it is pointed at or focused; ``text`` replaces its
+        name.
+        """
         text = text or pill.name
         width = w or mono_width(text, size) + 20
         self.drawn[pill.key] = pill
-        classes = f"bd-part role-{pill.role}"
-        classes += (" bd-bare" if bare else "") + (" bd-derived" if pill.read_only else "")
-        small = f' font-size="{number(size)}"' if size != NAME_SIZE else ""
+        kind = classes("part", pill.role)
+        kind += (" bd-bare" if bare else "") + (" bd-derived" if pill.read_only else "")
+        font = size if size != NAME_SIZE else None
         self.shapes.append(
-            f'<g class="{classes}" tabindex="0" role="button" data-value="{escape(pill.name)}" data-host="{escape(pill.host)}"'
-            f' aria-label="{escape(pill.label)}">'
-            f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(PILL)}" rx="{number(PILL / 2)}"/>'
-            f'<text x="{number(x + width / 2)}" y="{number(y + 15.5)}"{small}>{escape(text)}</text></g>'
+            tag(
+                "g",
+                tag("rect", x=x, y=y, width=width, height=PILL, rx=PILL / 2),
+                tag("text", escape(text), x=x + width / 2, y=y + 15.5, font_size=font),
+                class_=kind,
+                tabindex="0",
+                role="button",
+                data_value=pill.name,
+                data_host=pill.host,
+                aria_label=pill.label,
+            )
         )
         return Box(x, y, width, PILL)
 
@@ -240,15 +282,14 @@ class Canvas:
 
     # -- lines ---------------------------------------------------------------------
 
-    def path(self, d: str, kind: str = "edge", role: str = "", attributes: str = "") -> None:
-        classes = f"bd-{kind}" + (f" role-{role}" if role else "")
-        self.edges.append(f'<path class="{classes}" d="{d}"{attributes}/>')
+    def path(self, d: str, kind: str = "edge", role: str = "", addend: str | None = None) -> None:
+        self.edges.append(tag("path", class_=classes(kind, role), d=d, data_addend=addend))
 
     def edge(
-        self, *points: Point, arrow: bool = True, kind: str = "edge", attributes: str = ""
+        self, *points: Point, arrow: bool = True, kind: str = "edge", addend: str | None = None
     ) -> None:
         """A line through right angles, with rounded corners and an arrow head at its end."""
-        self.path(rounded(points), kind, attributes=attributes)
+        self.path(rounded(points), kind, addend=addend)
         if arrow:
             self.head(points[-2], points[-1])
 
@@ -260,64 +301,59 @@ class Canvas:
         lane: float | None = None,
         crossed: Sequence[float] = (),
     ) -> None:
-        """A result on its way from ``start`` back to the stream at ``end``; live marks know it by ``name``.
+        """A result's way from ``start`` back to the stream at ``end``; live marks use ``name``.
 
-        It takes a ``lane`` past the boxes below its own; one without goes straight down, over the lines it has ``crossed``.
+        It takes a ``lane`` past the boxes below its own; one without goes straight down, over the
+        lines it has ``crossed``.
         """
         (x, top), (_, y) = start, end
         around = ((x, y),) if lane is None else ((x, top + 12), (lane, top + 12), (lane, y))
         for other in crossed if lane is None else ():
             self.path(f"M{number(x)} {number(other - 6)}v12", "bridge")
-        self.edge(start, *around, end, kind="addend", attributes=f' data-addend="{escape(name)}"')
+        self.edge(start, *around, end, kind="addend", addend=name)
 
     def curve(self, start: Point, end: Point, arrow: bool = False) -> None:
-        """A soft curve from left to right, or from top to bottom where that is the longer way."""
+        """A soft curve from left to right."""
         (x0, y0), (x1, y1) = start, end
-        if abs(x1 - x0) >= 8 and abs(x1 - x0) * 3 >= abs(y1 - y0):
-            bend = (x1 - x0) * 0.62
-            controls = f"{number(x0 + bend)} {number(y0)} {number(x1 - bend)} {number(y1)}"
-            before = (x1 - 1, y1)
-        else:
-            bend = (y1 - y0) * 0.62
-            controls = f"{number(x0)} {number(y0 + bend)} {number(x1)} {number(y1 - bend)}"
-            before = (x1, y1 - 1)
+        bend = (x1 - x0) * 0.62
+        controls = f"{number(x0 + bend)} {number(y0)} {number(x1 - bend)} {number(y1)}"
         self.path(f"M{number(x0)} {number(y0)}C{controls} {number(x1)} {number(y1)}")
         if arrow:
-            self.head(before, end)
+            self.head((x1 - 1, y1), end)
 
     def head(self, before: Point, tip: Point, role: str = "") -> None:
         """An arrow head at ``tip``, of a line that comes from ``before``."""
         (x0, y0), (x, y) = before, tip
         across, down = (x > x0) - (x < x0), (y > y0) - (y < y0)
         corners = f"l{-7 * across} -3.6v7.2z" if across else f"l-3.6 {-7 * down}h7.2z"
-        classes = "bd-head" + (f" role-{role}" if role else "")
-        self.edges.append(f'<path class="{classes}" d="M{number(x)} {number(y)}{corners}"/>')
+        self.path(f"M{number(x)} {number(y)}{corners}", "head", role)
 
     def stream(self, x: float, top: float, bottom: float) -> None:
         """The residual stream, beneath everything."""
-        self.edges.insert(
-            0, f'<path class="bd-stream role-stream" d="M{number(x)} {number(top)}V{bottom:.1f}"/>'
-        )
+        d = f"M{number(x)} {number(top)}V{number(bottom)}"
+        self.edges.insert(0, tag("path", class_=classes("stream", "stream"), d=d))
 
     # -- signs ---------------------------------------------------------------------
 
     def node(self, x: float, y: float, sign: str, r: float = 10, role: str = "stream") -> None:
         """A circle where two tensors meet: ``+`` or ``×``."""
-        a = r * 0.45
         if sign == "+":
-            strokes = f"M{number(x - a)} {number(y)}h{number(2 * a)}M{number(x)} {number(y - a)}v{number(2 * a)}"
+            a = r * 0.45
+            across = f"M{number(x - a)} {number(y)}h{number(2 * a)}"
+            strokes = f"{across}M{number(x)} {number(y - a)}v{number(2 * a)}"
         else:
-            b = a * 0.8
-            strokes = (
-                f"M{number(x - b)} {number(y - b)}l{number(2 * b)} {number(2 * b)}"
-                f"M{number(x + b)} {number(y - b)}l{number(-2 * b)} {number(2 * b)}"
-            )
-        self.shapes.append(
-            f'<g class="bd-node role-{role}"><circle cx="{number(x)}" cy="{number(y)}" r="{number(r)}"/><path d="{strokes}"/></g>'
-        )
+            a = r * 0.36
+            left, length = number(x - a), number(2 * a)
+            falling = f"M{left} {number(y - a)}l{length} {length}"
+            strokes = f"{falling}M{left} {number(y + a)}l{length} -{length}"
+        circle = tag("circle", cx=x, cy=y, r=r)
+        self.shapes.append(tag("g", circle, tag("path", d=strokes), class_=classes("node", role)))
 
     def gate(self, factor: Box, x: float, top: float, role: str) -> float:
-        """A gate's pill multiplying what comes down from ``top`` at ``x``, on either side of it; returns the bottom of the ×."""
+        """A gate's pill multiplying what comes down from ``top`` at ``x``, on either side of it.
+
+        Returns the bottom of the ×.
+        """
         side, into = (
             (factor.right, x - GATE_NODE) if factor.right < x else (factor.x, x + GATE_NODE)
         )
@@ -327,7 +363,7 @@ class Canvas:
         return factor.cy + GATE_NODE
 
     def step(self, x: float, y: float, step: StreamStep) -> None:
-        """What is done to the stream itself at ``y``: a number it is multiplied with, a norm it goes through."""
+        """What is done to the stream itself at ``y``: a scale, a shift or a norm."""
         if step.kind == "norm":
             width = mono_width(step.text, 10.8) + 18
             self.box(Box(4, y - 12, width, 24), "norm", "onstream", 10)
@@ -338,53 +374,27 @@ class Canvas:
 
     def dot(self, x: float, y: float, r: float = 4.5) -> None:
         """A named point of the stream."""
-        self.shapes.append(
-            f'<circle class="bd-dot role-stream" cx="{number(x)}" cy="{number(y)}" r="{number(r)}"/>'
-        )
+        self.shapes.append(tag("circle", class_=classes("dot", "stream"), cx=x, cy=y, r=r))
 
     def funnel(self, box: Box, wide: str) -> None:
-        """A trapezium that stands for a projection to more dimensions (``wide`` right) or fewer (left)."""
+        """A trapezium that stands for a projection to more dimensions (``wide`` right) or fewer
+        (left).
+        """
         inset = box.h * 0.3
         left, right = (inset, 0) if wide == "right" else (0, inset)
-        self.edges.append(
-            f'<path class="bd-rule role-mlp" d="M{box.x:.1f} {box.y + left:.1f}L{box.right:.1f} {box.y + right:.1f}'
-            f'V{box.bottom - right:.1f}L{box.x:.1f} {box.bottom - left:.1f}Z"/>'
-        )
+        x, end = number(box.x), number(box.right)
+        upper = f"M{x} {number(box.y + left)}L{end} {number(box.y + right)}"
+        lower = f"V{number(box.bottom - right)}L{x} {number(box.bottom - left)}Z"
+        self.path(upper + lower, "rule", "mlp")
 
     def cells(self, area: Box, count: int, chosen: int) -> float:
-        """The experts as a field of cells; returns the y under its last row.
-
-        All cells are one line of dashes per row, and the lit ones a path over it: hundreds of elements would be most of a page.
-        Which are lit, the numbers in ``data-lit``, is an illustration until a token is selected.
-        """
-        columns, pitch = cell_grid(count, area.w, area.h)
-        side, lit = pitch * 0.76, lit_cells(count, chosen)
-        left = area.x + (area.w - columns * pitch + pitch - side) / 2
-        rows = [min(columns, count - first) for first in range(0, count, columns)]
-        lines = "".join(
-            f"M{left:.2f} {area.y + row * pitch + side / 2:.2f}h{(length - 1) * pitch + side:.2f}"
-            for row, length in enumerate(rows)
-        )
-        squares = "".join(
-            f"M{left + cell % columns * pitch:.2f} {area.y + cell // columns * pitch:.2f}h{side:.2f}v{side:.2f}h-{side:.2f}z"
-            for cell in lit
-        )
-        self.shapes.append(
-            f'<g class="bd-cells role-mlp" role="img" data-count="{count}" data-columns="{columns}" data-pitch="{pitch:.3f}"'
-            f' data-left="{left:.2f}" data-top="{area.y:.2f}" data-side="{side:.2f}" data-lit="{" ".join(map(str, lit))}"'
-            f' aria-label="{count} experts, {chosen} chosen for each token">'
-            f'<path class="bd-every" d="{lines}" stroke-width="{side:.2f}" stroke-dasharray="{side:.3f} {pitch - side:.3f}"/>'
-            f'<path class="bd-lit" d="{squares}"/></g>'
-        )
-        return area.y + len(rows) * pitch
+        """The experts as a field of cells; returns the y under its last row."""
+        markup, bottom = expert_cells(area, count, chosen)
+        self.shapes.append(markup)
+        return bottom
 
 
 def _type_line_width(*types: tuple[str, Type]) -> float:
     """Width of a line of types with captions, in pixels."""
     letters = sum(len(caption) + one.max_length + 3 for caption, one in types) - 2
     return letters * TYPE_SIZE * MONO
-
-
-def lit_cells(count: int, chosen: int) -> list[int]:
-    """Cells of the field that stand for the chosen experts where no token is selected: scattered, always the same."""
-    return sorted(random.Random(count).sample(range(count), min(chosen, count)))

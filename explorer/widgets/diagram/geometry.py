@@ -1,9 +1,10 @@
-"""Sizes and shapes of the drawing, without SVG elements: boxes, text widths, rounded paths, the grid of expert cells."""
+"""Sizes and shapes of the drawing: boxes, text widths, rounded paths."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 Point = tuple[float, float]
 
@@ -66,23 +67,11 @@ class Box:
         return self.y + self.h / 2
 
 
-def cell_grid(count: int, width: float, height: float, most: float = 17.0) -> tuple[int, float]:
-    """Columns and pitch of a field of ``count`` cells that fills ``width`` by ``height``.
+class Inside(NamedTuple):
+    """What was drawn inside a sublayer's box: the y below it, and where the result leaves."""
 
-    Full rows are preferred to larger cells, as long as they cost at most a fifth of the size.
-    """
-
-    def pitch(columns: int) -> float:
-        return min(most, width / columns, height / -(-count // columns))
-
-    # Of fields with cells of one size, the widest.
-    best = max(range(1, count + 1), key=lambda columns: (pitch(columns), columns))
-    even = max(
-        (columns for columns in range(1, count + 1) if count % columns == 0),
-        key=lambda columns: (pitch(columns), columns),
-    )
-    columns = even if pitch(even) >= 0.8 * pitch(best) else best
-    return columns, pitch(columns)
+    bottom: float
+    exit: Point
 
 
 def rounded(points: Sequence[Point], radius: float = 7) -> str:
@@ -92,9 +81,8 @@ def rounded(points: Sequence[Point], radius: float = 7) -> str:
         reach = min(radius, leg(before, corner) / 2, leg(corner, after) / 2)
         x0, y0 = toward(corner, before, reach)
         x1, y1 = toward(corner, after, reach)
-        d.append(
-            f"L{number(x0)} {number(y0)}Q{number(corner[0])} {number(corner[1])} {number(x1)} {number(y1)}"
-        )
+        bend = f"{number(corner[0])} {number(corner[1])} {number(x1)} {number(y1)}"
+        d.append(f"L{number(x0)} {number(y0)}Q{bend}")
     d.append(f"L{number(points[-1][0])} {number(points[-1][1])}")
     return "".join(d)
 

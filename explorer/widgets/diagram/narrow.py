@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from explorer.widgets.diagram.description import Block, Pill, Sublayer, joint_type
 from explorer.widgets.diagram.draw import Canvas
@@ -28,7 +29,7 @@ def draw(canvas: Canvas, block: Block) -> tuple[float, float]:
         if segment.step.kind != "add":
             canvas.step(STREAM, y + 4, segment.step)
             y += 28
-        # The last box's result goes straight down, those from above it around it, the nearest first.
+        # The last box's result goes straight down, those from above it around it, nearest first.
         for number, sub in enumerate(sorted(segment.adds, key=lambda sub: -exits[sub.index][1])):
             start = exits[sub.index]
             below = sum(other[1] > start[1] for other in exits.values())
@@ -54,7 +55,8 @@ def _mark(canvas: Canvas, pill: Pill | None, y: float) -> float:
 def _enter(canvas: Canvas, sub: Sublayer, y: float, norms: dict[str, Box]) -> float:
     """The norm, and the way into the sublayer's box; returns the box's top.
 
-    ``norms`` are those drawn on this segment of the stream, by module: a norm that several sublayers read stands once.
+    ``norms`` are those drawn on this segment of the stream, by module: a norm that several
+    sublayers read stands once.
     """
     norm, called_with = sub.norm, sub.called_with
     if not norm:
@@ -85,7 +87,9 @@ def _enter(canvas: Canvas, sub: Sublayer, y: float, norms: dict[str, Box]) -> fl
 def _called_with(
     canvas: Canvas, called_with: Pill, start: Point, y: float, norm_output: Pill | None = None
 ) -> float:
-    """What the sublayer is called with, on the way from ``start``, the stream or a norm, into its box; returns the box's top."""
+    """What the sublayer is called with, on the way from ``start``, the stream or a norm, into its
+    box; returns the box's top.
+    """
     pill = canvas.pill(called_with, X0 + 12, y, 96)
     if start[0] < pill.x:
         canvas.edge((start[0], pill.cy), (pill.x - 1, pill.cy))
@@ -100,9 +104,11 @@ def _called_with(
 def _branch(
     canvas: Canvas, norm: Box | None, y: float, pills: Sequence[Pill], scaled: bool
 ) -> float:
-    """From a ``norm`` drawn above, past the box that reads it first, to the next; from the stream where that went through the norm.
+    """From a ``norm`` drawn above, past the box that reads it first, to the next; from the stream
+    where that went through the norm.
 
     Returns the box's top.
+
     """
     x, way = STREAM, ()
     if norm:
@@ -118,7 +124,7 @@ def _branch(
         for index, pill in enumerate(pills)
     ]
     canvas.edge(*way, (x, boxes[0].cy), (boxes[0].x - 1, boxes[0].cy))
-    for one, other in zip(boxes, boxes[1:], strict=False):
+    for one, other in pairwise(boxes):
         canvas.edge((one.right, one.cy), (other.x - 1, other.cy))
     last = boxes[-1]
     canvas.edge((last.cx, last.bottom), (last.cx, last.bottom + 21))

@@ -1,9 +1,8 @@
-"""The sublayer boxes of the block diagram at phone width: what a sublayer computes, top to bottom."""
+"""The sublayer boxes of the block diagram at phone width: what a sublayer computes, downwards."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from explorer.widgets.diagram.description import (
     Attention,
@@ -18,19 +17,12 @@ from explorer.widgets.diagram.description import (
     joint_type,
 )
 from explorer.widgets.diagram.draw import Canvas
-from explorer.widgets.diagram.geometry import MONO, PILL, TYPE_SIZE, Box, Point, wrap
+from explorer.widgets.diagram.geometry import MONO, PILL, TYPE_SIZE, Box, Inside, Point, wrap
 
 LEFT, RIGHT = 32.0, 396.0
 X0, X1 = LEFT + 11, RIGHT - 11
 MIDDLE, FULL = (X0 + X1) / 2, X1 - X0
 HALF = (FULL - 10) / 2
-
-
-class Inside(NamedTuple):
-    """What was drawn inside a box: the y below it, and where the result leaves."""
-
-    bottom: float
-    exit: Point
 
 
 def draw_sublayer(canvas: Canvas, sub: Sublayer, top: float) -> Point:
@@ -39,7 +31,7 @@ def draw_sublayer(canvas: Canvas, sub: Sublayer, top: float) -> Point:
     y = canvas.lines(X0, top + 44, wrap(sub.summary, FULL), "note")
     y, (x, start) = _draw_inside(canvas, sub, y - 4)
     y = _other_values(canvas, sub, y)
-    # The last steps stand beside the way out, where there is more room, and below what is drawn there.
+    # The last steps stand beside the way out, on the side with more room, below what is drawn.
     at_left = x > MIDDLE
     lines = wrap(sub.steps, x - X0 - 10 if at_left else X1 - x - 10)
     first = max(start + (24 if at_left else 16), y + 12)
@@ -90,9 +82,12 @@ def _row(
 
 
 def _rows(canvas: Canvas, rows: Sequence[Sequence[Pill]], y: float) -> float:
-    """Rows of up to two pills, the rest sharing the second's half. Types stand below their pills where all fit, else in lines below the rows.
+    """Rows of up to two pills, the rest sharing the second's half.
+
+    Types stand below their pills where all fit, else in lines below the rows.
 
     Returns the y of the last pill's or type's bottom.
+
     """
     rows = [row for row in rows if row]
     fit = all(len(row) <= 2 and all(_type_width(pill) <= HALF + 4 for pill in row) for row in rows)
@@ -151,7 +146,7 @@ def _attention(canvas: Canvas, inside: Attention, y: float) -> Inside:
 
 
 def _heads_out(canvas: Canvas, inside: Attention, meet: Point, y: float) -> Inside:
-    """From where weights meet values, through a gate where there is one, to the projection's input."""
+    """From where weights meet values, through a gate if there is one, to the projection's input."""
     x = X0 + 154
     canvas.edge((meet[0], meet[1] + 8), (meet[0], y + PILL / 2), (X0 + 173, y + PILL / 2))
     end = y + PILL

@@ -1,4 +1,7 @@
-"""The block as text: down its stream, every value with its type. What the drawing shortens stands here in full."""
+"""The block as text: down its stream, every value with its type.
+
+What the drawing shortens stands here in full.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ _STEPS = {"scale": "multiplied by", "shift": "shifted by", "norm": "normalised b
 
 
 def outline(block: Block) -> str:
-    """HTML: a closed ``<details>`` with a list of what happens on the stream, and in each sublayer its values in the order of the forward."""
+    """HTML: a closed ``<details>`` with a list of what happens on the stream, and in each sublayer
+    its values in the order of the forward.
+    """
     items = [
         _item("from the embedding", block.pills("model", "token_embeddings")),
         _item("the stream enters", block.pills("layers", "layer_input")),
@@ -56,6 +61,7 @@ def _typed(pill: Pill) -> str:
     name = pill.name if pill.host in ("model", "layers") else pill.key
     names, dtype = pill.full_type.names, pill.full_type.dtype
     return (
-        f'<code>{escape(name)}</code> <code class="bd-t" data-of="{escape(pill.key)}" data-dtype="{escape(dtype)}">'
+        f"<code>{escape(name)}</code>"
+        f' <code class="bd-t" data-of="{escape(pill.key)}" data-dtype="{escape(dtype)}">'
         f"{escape(format_type(names, dtype))}</code>"
     )

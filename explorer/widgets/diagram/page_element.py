@@ -32,10 +32,12 @@ _STATIC = ("name", "layout", "dims", "meaning", "read_at", "condition", "writabl
 
 
 def card_data(records: Sequence[Record]) -> dict[str, Any]:
-    """What the script needs: ``{values, checkpoints: [{id, family, layers, shapes, types, values: [[index, shapes, types]]}]}``.
+    """What the script needs: ``{values, checkpoints: [{id, family, layers, shapes, types, values:
+    [[index, shapes, types]]}]}``.
 
-    Values are pooled over the checkpoints. A checkpoint adds which of its shapes have the value (None: it is on the model),
-    and its type in each of them, as a number in ``types``; a type is ``[names, numbers, dtype]``.
+    Values are pooled over the checkpoints. A checkpoint adds which of its shapes have the value
+    (None: it is on the model), and its type in each of them, as a number in ``types``; a type is
+    ``[names, numbers, dtype]``.
     """
     pool: dict[str, int] = {}
     checkpoints = [_checkpoint(record, describe(record), pool) for record in records]
@@ -96,7 +98,8 @@ def element(records: Sequence[Record], *, card: bool = True, strip: bool = True)
             f'<div class="bd-stage" data-layer="0" data-shape="0">{_drawings(blocks[0])}</div>',
             _card() if card else "",
             "</div>",
-            f'<p class="bd-identity"><span>identity</span> <code>{escape(blocks[0].identity)}</code></p>',
+            '<p class="bd-identity"><span>identity</span> ',
+            f"<code>{escape(blocks[0].identity)}</code></p>",
             _legend(blocks),
             *_templates(records),
             "</block-diagram>",
@@ -105,20 +108,26 @@ def element(records: Sequence[Record], *, card: bool = True, strip: bool = True)
 
 
 def _strip(record: Record) -> str:
-    """``embed → layers × N → norm → head → logits``, each step but the blocks a part to point at."""
-    have = {row["name"]: row for row in record["values"] if row["host"] == "model"}
+    """``embed → layers × N → norm → head → logits``; each but the blocks can be pointed at."""
+    have = {row["name"] for row in record["values"] if row["host"] == "model"}
+    count = f'<span class="bd-count">{record["sizes"]["num_layers"]}</span>'
     steps = []
     for word, name in _STRIP:
         if name is None:
             steps.append(
-                f'<span role="listitem" class="bd-here role-stream"><b>{word} × <span class="bd-count">{record["sizes"]["num_layers"]}</span></b></span>'
+                f'<span role="listitem" class="bd-here role-stream"><b>{word} × {count}</b></span>'
             )
         elif name in have:
             steps.append(
-                f'<span role="listitem"><button type="button" class="bd-step role-{role_of("model", name)}" data-value="{name}" data-host="model">'
+                '<span role="listitem">'
+                f'<button type="button" class="bd-step role-{role_of("model", name)}"'
+                f' data-value="{name}" data-host="model">'
                 f"<b>{word}</b> <code>{name}</code></button></span>"
             )
-    return f'<div class="bd-strip" role="list" aria-label="The way through the model">{"".join(steps)}</div>'
+    return (
+        '<div class="bd-strip" role="list" aria-label="The way through the model">'
+        f"{''.join(steps)}</div>"
+    )
 
 
 #: Notations of types: the script's name, the button's word and its tooltip.
@@ -130,25 +139,34 @@ _NOTATIONS = (
 
 
 def _slider() -> str:
-    buttons = "".join(
-        f'<button type="button" data-notation="{name}" aria-pressed="{str(name == "names").lower()}" title="{tip}">{word}</button>'
+    notations = "".join(
+        f'<button type="button" data-notation="{name}" title="{tip}"'
+        f' aria-pressed="{str(name == "names").lower()}">{word}</button>'
         for name, word, tip in _NOTATIONS
     )
+    sizes = "".join(
+        f'<label>{name} <input type="number" name="{name}" min="1" max="{most}"'
+        f' required value="{value}"></label>'
+        for name, most, value in (("B", 9999, 1), ("S", 99999999, 4096))
+    )
     return (
-        '<div class="bd-slider"><label><span class="bd-which">block</span> <output>i = 0</output></label>'
+        '<div class="bd-slider"><label><span class="bd-which">block</span>'
+        " <output>i = 0</output></label>"
         '<div class="bd-track"><div class="bd-ticks" aria-hidden="true"></div>'
         '<input type="range" min="0" max="0" value="0" step="1" aria-label="block"></div>'
-        f'<div class="bd-tools"><div class="bd-notation" role="group" aria-label="how types are written">{buttons}'
-        '<span class="bd-call" hidden><label>B <input type="number" name="B" min="1" max="9999" required value="1"></label>'
-        '<label>S <input type="number" name="S" min="1" max="99999999" required value="4096"></label></span></div>'
-        '<button type="button" class="bd-save" title="Save the drawing as an SVG file">save SVG</button></div></div>'
+        '<div class="bd-tools">'
+        '<div class="bd-notation" role="group" aria-label="how types are written">'
+        f'{notations}<span class="bd-call" hidden>{sizes}</span></div>'
+        '<button type="button" class="bd-save" title="Save the drawing as an SVG file">'
+        "save SVG</button></div></div>"
     )
 
 
 def _card() -> str:
     return (
-        '<aside class="bd-card" aria-label="The part pointed at"><p class="bd-hint">Every outlined name is a tensor you can read. '
-        "Point at one to see how; click it, or press Enter on it, to keep its card.</p></aside>"
+        '<aside class="bd-card" aria-label="The value pointed at"><p class="bd-hint">'
+        "Every outlined name is a tensor you can read. Point at one to see how; "
+        "click it, or press Enter on it, to pin its card.</p></aside>"
     )
 
 

@@ -17,9 +17,11 @@ _USUAL_CALL = {"B": "1", "S": "4096"}
 
 @dataclass(frozen=True)
 class Type:
-    """A tensor's type: its axes by the names of their sizes and in numbers, and its dtype, which may be left out.
+    """A tensor's type: its axes by the names of their sizes and in numbers, and its dtype, which
+    may be left out.
 
     ``of`` are the values that have the type, as ``host.name``; it plays no part in comparisons.
+
     """
 
     names: tuple[str, ...]
@@ -44,7 +46,9 @@ class Type:
 def type_of(
     row: Mapping[str, Any], inferred: Mapping[str, Any] | None = None, layer: int | None = None
 ) -> Type:
-    """The type of a value's row on block ``layer``: as a signature ``inferred`` it, else by the names of its layout's axes."""
+    """The type of a value's row on block ``layer``: as a signature ``inferred`` it, else by the
+    names of its layout's axes.
+    """
     if inferred and inferred["numbers"]:
         # A mark after the number of an axis that no expression was found for.
         names = [f"{axis[1:]}?" if axis.startswith("?") else axis for axis in inferred["dims"]]
@@ -61,7 +65,9 @@ def type_of(
 
 
 def axis_name(axis: str) -> str:
-    """An axis as types write it: ``batch`` is B, ``num_kv_heads`` is KvHeads, ``hidden_size`` is Hidden."""
+    """An axis as types write it: ``batch`` is B, ``num_kv_heads`` is KvHeads, ``hidden_size`` is
+    Hidden.
+    """
     if axis in CALL:
         return CALL[axis]
     words = axis.removeprefix("num_").removesuffix("_size").split("_")
@@ -69,7 +75,10 @@ def axis_name(axis: str) -> str:
 
 
 def format_type(axes: Sequence[str], dtype: str = "", room: float = float("inf")) -> str:
-    """``f32[B, S, Hidden]``. Where that has more letters than ``room``, … replaces the longest axes, one by one."""
+    """``f32[B, S, Hidden]``.
+
+    Where that has more letters than ``room``, … replaces the longest axes, one by one.
+    """
     shown = list(axes)
     while len(text := f"{dtype}[{', '.join(shown)}]") > room:
         longest = max(range(len(shown)), key=lambda at: len(shown[at]), default=0)

@@ -1,4 +1,6 @@
-"""The block diagram at desktop width: the stream runs down the left, the sublayers' boxes branch off to the right."""
+"""The block diagram at desktop width: the stream runs down the left, the sublayers' boxes branch
+off to the right.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def draw(canvas: Canvas, block: Block) -> tuple[float, float]:
         if segment.step.kind != "add":
             join = max(join or 16, entry) + ADDS
             canvas.step(STREAM, join, segment.step)
-        # The last box's result goes straight down, those from above it around it, the nearest first.
+        # The last box's result goes straight down, those from above it around it, nearest first.
         for sub in sorted(segment.adds, key=lambda sub: -exits[sub.index][1]):
             join = max(bottom + 22, entry + 26, join + ADDS)
             start = exits[sub.index]
@@ -72,7 +74,8 @@ def _mark(
 def _enter(canvas: Canvas, sub: Sublayer, y: float, norms: dict[str, Box]) -> float:
     """From the stream through the norm into the sublayer; returns the y below what was drawn.
 
-    ``norms`` are those drawn on this segment of the stream, by module: a norm that several sublayers read stands once.
+    ``norms`` are those drawn on this segment of the stream, by module: a norm that several
+    sublayers read stands once.
     """
     norm, box = sub.norm, Box(NORM_X, y, NORM_W, 52)
     if not norm:
@@ -111,7 +114,9 @@ def _enter_without_norm(canvas: Canvas, called_with: Pill | None, box: Box) -> f
 def _branch(
     canvas: Canvas, norm: Box | None, y: float, output: Pill | None, called_with: Pill | None
 ) -> float:
-    """From a ``norm`` drawn above, or from the stream that has gone through it, to a sublayer; returns the y below what was drawn."""
+    """From a ``norm`` drawn above, or from the stream that has gone through it, to a sublayer;
+    returns the y below what was drawn.
+    """
     x = norm.right - 18 if norm else STREAM
     way: Sequence[Point] = ((x, norm.bottom),) if norm else ()
     if not output:
@@ -127,7 +132,9 @@ def _branch(
 
 
 def _called_with(canvas: Canvas, called_with: Pill, norm_output: Pill | None, above: Box) -> float:
-    """What the sublayer is called with, between the norm ``above`` and the sublayer; returns the bottom."""
+    """What the sublayer is called with, between the norm ``above`` and the sublayer; returns the
+    bottom.
+    """
     pill = canvas.pill(called_with, above.cx - 48, above.bottom + 30, 96)
     shown = joint_type(called_with, *([norm_output] if norm_output else []))
     canvas.type(above.cx + 8, above.bottom + 18, shown, room=INTO - above.cx - 8)

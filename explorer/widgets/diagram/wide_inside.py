@@ -1,9 +1,10 @@
-"""The sublayer boxes of the block diagram at desktop width: what a sublayer computes, left to right."""
+"""The sublayer boxes of the block diagram at desktop width: what a sublayer computes, left to
+right.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from explorer.widgets.diagram.cells import cell_grid
 from explorer.widgets.diagram.description import (
     Attention,
     Convolution,
@@ -17,27 +18,12 @@ from explorer.widgets.diagram.description import (
     joint_type,
 )
 from explorer.widgets.diagram.draw import Canvas
-from explorer.widgets.diagram.geometry import (
-    PILL,
-    Box,
-    Point,
-    cell_grid,
-    mono_width,
-    sans_width,
-    wrap,
-)
+from explorer.widgets.diagram.geometry import PILL, Box, Inside, Point, mono_width, sans_width, wrap
 
 LEFT, RIGHT = 232.0, 856.0
 X0, X1 = LEFT + 14, RIGHT - 14
 #: Pitch of pills that stand closely under each other.
 PITCH = 27.5
-
-
-class Inside(NamedTuple):
-    """What was drawn inside a box: the y below it, and where the result leaves."""
-
-    bottom: float
-    exit: Point
 
 
 def draw_sublayer(canvas: Canvas, sub: Sublayer, top: float) -> Point:
@@ -60,7 +46,9 @@ def draw_sublayer(canvas: Canvas, sub: Sublayer, top: float) -> Point:
 
 
 def _heading(canvas: Canvas, sub: Sublayer, top: float) -> float:
-    """Title, module, and the sizes at the right or, where they are long, below; returns the y that the inside starts from."""
+    """Title, module, and the sizes at the right or, where they are long, below; returns the y that
+    the inside starts from.
+    """
     canvas.title(X0 + 2, top + 27, sub.title, sub.host, sub.colour)
     room = X1 - (X0 + 30 + len(sub.title) * 9.4 + mono_width(sub.host, 12))
     if sans_width(sub.summary) <= room:
@@ -128,7 +116,9 @@ def _attention(canvas: Canvas, inside: Attention, y: float) -> Inside:
 
 
 def _gate_and_premix(canvas: Canvas, inside: Attention, left: float, top: float, y: float) -> float:
-    """From the heads' outputs, through a gate where there is one, to the projection's input; returns the bottom."""
+    """From the heads' outputs, through a gate where there is one, to the projection's input;
+    returns the bottom.
+    """
     x = left + 148
     if inside.gate:
         gate = canvas.typed_pill(inside.gate, left, top + 46, room=144)
@@ -149,7 +139,9 @@ def _recurrence(canvas: Canvas, inside: Recurrence, y: float) -> Inside:
 
 
 def _recurrence_inputs(canvas: Canvas, inside: Recurrence, y: float, rule: Box) -> float:
-    """What the recurrence is given, in a column, each flowing into the rule; returns the column's bottom."""
+    """What the recurrence is given, in a column, each flowing into the rule; returns the column's
+    bottom.
+    """
     if inside.conv_input:
         box = canvas.pill(inside.conv_input, X0, y, 160)
         canvas.type(X0 + 28, box.bottom + 12, inside.conv_input.type, room=176)
