@@ -10,9 +10,10 @@ import torch
 from explorer.discovery.anatomy import Anatomy, HostAnatomy
 from explorer.discovery.backbone import PassthroughBlock, stream_alone, swapped_blocks
 from explorer.discovery.discover import discover
-from explorer.discovery.record_run import recorded_run
+from explorer.discovery.record_run import kept_run, record_run, recorded_run
+from explorer.discovery.recorded_run import RecordedRun
 from explorer.discovery.trace_graph import Call, tensors
-from explorer.meta_device import build_meta, mask_arguments, probe_lengths, without_padding_warning
+from explorer.meta_device import build_meta, without_padding_warning
 from explorer.traits.buffers import Buffers
 from explorer.traits.replayable_graph import NoNumbers, ReplayableGraph, recorded
 
@@ -41,15 +42,16 @@ class ModelProbe:
         expert_loop = self.config._experts_implementation == "eager" and any(
             hasattr(module, "_is_expert_parallel") for module in model.hf.modules()
         )
-        on_meta = model.hf.device.type == "meta" and model.hf.dtype == torch.bfloat16
-        if on_meta and eager and not expert_loop:
-            self.twin: Any = model.hf
-        else:
-            self.twin = build_meta(
+        kept = kept_run(model.hf) if eager and not expert_loop else None
+        self.twin: Any = (
+            kept.model
+            if kept is not None
+            else build_meta(
                 model.hf.config,
                 experts_implementation="grouped_mm" if expert_loop else None,
                 model_class=type(model.hf),
             )
+        )
         # Discovery cannot see the scores of other implementations than the eager one either.
         self.anatomy: Anatomy = model.anatomy if eager else discover(self.twin)
         self.path = self.anatomy.backbone.blocks
@@ -58,13 +60,18 @@ class ModelProbe:
     # -- blocks --------------------------------------------------------------
 
     @property
+    def kinds(self) -> list[tuple[int, ...]]:
+        """Blocks that are equal in how they are built and set."""
+        return self.run.kinds
+
+    @property
     def first_layers(self) -> list[int]:
         """The first block of each kind."""
-        return sorted(block.layers[0] for block in self.anatomy.blocks)
+        return sorted(self.run.firsts)
 
     def group(self, layer: int) -> tuple[int, ...]:
         """Return the blocks of the same kind as a block."""
-        return self.anatomy.block(layer).layers
+        return next(group for group in self.kinds if layer in group)
 
     def hosts(self, name: str) -> list[tuple[int, HostAnatomy]]:
         """Return the first block of each kind that has a host, with the host."""
@@ -87,30 +94,28 @@ class ModelProbe:
     # -- runs ----------------------------------------------------------------
 
     @cached_property
+    def run(self) -> RecordedRun:
+        """The recorded run of the twin; of the loaded model where the forward looks at its numbers."""
+        try:
+            with self.model.lock:
+                return recorded_run(self.twin)
+        except (NotImplementedError, RuntimeError):
+            if self.model.hf.device.type == "meta":
+                raise
+            self.twin = self.model.hf
+            self.blocks = list(self.twin.get_submodule(self.path))
+            with self.model.lock:
+                return record_run(self.twin, step=False)
+
+    @property
     def lengths(self) -> tuple[int, int]:
         """Batch and sequence length of the run; no size of the model equals one of them."""
-        return probe_lengths(self.twin)
+        return self.run.prompt.batch, self.run.prompt.seq
 
     @cached_property
     def graph(self) -> ReplayableGraph:
         """A prompt through at least one block of each kind, and all that is around the blocks."""
-        try:
-            with self.model.lock:
-                return ReplayableGraph.of(recorded_run(self.twin).prompt.whole)
-        except (NotImplementedError, RuntimeError):
-            if self.model.hf.device.type == "meta":
-                raise
-            # This forward looks at its numbers, so that it only runs on the loaded model.
-            self.twin = self.model.hf
-            self.blocks = list(self.twin.get_submodule(self.path))
-            return self._prompt_on_loaded_model()
-
-    def _prompt_on_loaded_model(self) -> ReplayableGraph:
-        ids = torch.zeros(*self.lengths, dtype=torch.long, device=self.twin.device)
-        needed = self.blocks[: max(self.first_layers) + 1]
-        with self.model.lock, swapped_blocks(self.twin, self.path, needed):
-            masks = mask_arguments(ids, self.anatomy.masked)
-            return recorded(self.twin, lambda: self.twin(ids, use_cache=True, **masks))
+        return ReplayableGraph.of(self.run.prompt.whole)
 
     @cached_property
     def far(self) -> tuple[ReplayableGraph, dict[int, tuple[tuple, dict[str, Any]]]] | None:
