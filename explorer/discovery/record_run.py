@@ -187,7 +187,7 @@ class _Run:
             )
             writers.recorder = recorder
             with recorder:
-                out = self.model(ids, use_cache=True, **options)
+                out = self.model(input_ids=ids, use_cache=True, **options)
         assert recorder.whole is not None
         found = RecordedForward(*ids.shape, out, recorder.blocks, recorder.whole, writers.wrote)
         cache = _carried(out)

@@ -200,8 +200,12 @@ class Recorder:
     @staticmethod
     def _replace(undo: ExitStack, module: torch.nn.Module, forward: Callable) -> None:
         """Have a module run another forward."""
+        own = module.__dict__.get("forward")
         module.__dict__["forward"] = forward
-        undo.callback(module.__dict__.pop, "forward", None)
+        if own is None:
+            undo.callback(module.__dict__.pop, "forward", None)
+        else:
+            undo.callback(module.__dict__.__setitem__, "forward", own)
 
     def _count(self, by: int) -> None:
         self._depth += by
