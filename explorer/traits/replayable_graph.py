@@ -73,11 +73,6 @@ class ReplayableGraph(TraceGraph):
 
     # -- where a tensor comes from -----------------------------------------------------
 
-    @classmethod
-    def of(cls, graph: TraceGraph) -> ReplayableGraph:
-        """The same run, to be run again."""
-        return cls(graph.ops, graph.calls, graph.tensors, graph.makers, graph.readers)
-
     def sources(
         self, key: int, before: int | None = None, start: int = 0, stop: Collection[int] = ()
     ) -> list[int]:
