@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass, replace
 import torch
 
 from explorer import vocabulary
-from explorer.discovery.anatomy import Anatomy, BlockAnatomy, HostAnatomy, without
+from explorer.discovery.anatomy import Anatomy, BlockAnatomy
 from explorer.discovery.backbone import (
     Backbone,
     PassthroughBlock,
@@ -17,16 +17,16 @@ from explorer.discovery.backbone import (
     swapped_blocks,
 )
 from explorer.discovery.block import find_block
-from explorer.discovery.candidates import HostFindings, TensorCandidate
-from explorer.discovery.details import AttentionOperations, HostDetails, Step
+from explorer.discovery.block_anatomy import block_anatomy
+from explorer.discovery.candidates import TensorCandidate
+from explorer.discovery.details import AttentionOperations, Step
 from explorer.discovery.final_norm import after_the_blocks
-from explorer.discovery.hook_point import HookPoint
 from explorer.discovery.record_run import record_run, recorded_run, remember
 from explorer.discovery.recorded_run import RecordedRun
 from explorer.discovery.residual import SCALES, CannotTrace, residual_input
 from explorer.discovery.sublayer import BlockFindings
 from explorer.meta_device import mask_arguments, without_padding_warning
-from explorer.vocabulary.availability import NOT_FOUND, not_present, not_traced
+from explorer.vocabulary.availability import not_present
 
 
 def discover(twin: torch.nn.Module) -> Anatomy:
@@ -110,7 +110,7 @@ def _anatomy(
     shared = _shared(twin)
     kinds: dict[object, BlockAnatomy] = {}
     for group, prompt, step in zip(run.kinds, first, second, strict=True):
-        block = _block(group, prompt.path, prompt, step, sizes, shared)
+        block = block_anatomy(group, prompt, step, sizes, shared)
         # Blocks that differ in a setting that shows nowhere in what was found are one kind.
         same = kinds.setdefault(_comparable(block, prompt.path), block)
         if same is not block:
@@ -216,161 +216,3 @@ def _shared(twin: torch.nn.Module) -> set[str]:
     for name, module in twin.named_modules(remove_duplicate=False):
         paths.setdefault(id(module), []).append(name)
     return {name for names in paths.values() if len(names) > 1 for name in names}
-
-
-def _block(
-    layers: tuple[int, ...],
-    path: str,
-    prompt: BlockFindings,
-    step: BlockFindings | None,
-    call: dict[str, int],
-    shared: set[str],
-) -> BlockAnatomy:
-    hosts = {}
-    for name, finds in prompt.hosts.items():
-        again = step.hosts.get(name) if step is not None else None
-        for found in (finds, again) if again is not None else (finds,):
-            _apart(found, shared)
-        hosts[name] = _host(name, path, finds, again, call, prompt.visited)
-    order, stepped = _order(prompt, hosts), _order(step, hosts) if step is not None else ()
-    for name in vocabulary.HOSTS:
-        if name != "model" and name not in hosts:
-            missing = dict.fromkeys(vocabulary.BY_HOST[name], without(name, prompt.hosts))
-            if (
-                name == "shared_experts"
-                and "mlp" in prompt.hosts
-                and "shared_expert_output" in prompt.hosts["mlp"].candidates
-            ):
-                missing = dict.fromkeys(
-                    missing,
-                    not_present(
-                        "this block's shared expert is a part of its MLP, no module of its own"
-                    ),
-                )
-            hosts[name] = HostAnatomy(name, "", {}, {}, missing, HostDetails())
-    return BlockAnatomy(
-        layers, hosts, tuple(prompt.sublayers), order, tuple(prompt.steps), prompt.mid_step, stepped
-    )
-
-
-def _apart(finds: HostFindings, shared: set[str]) -> None:
-    """Where a value passes in a module that other blocks have too: read it at this block's own call of that module, or not at all."""
-
-    def within(path: str) -> bool:
-        return any(path == other or path.startswith(f"{other}.") for other in shared)
-
-    for value, spot in list(finds.candidates.items()):
-        call = spot.call
-        if not within(call.module):
-            continue
-        if call.made_in is not None and not call.labels and not within(call.made_in[0]):
-            finds.candidates[value] = replace(
-                spot, call=replace(call, module=call.made_in[0], labels=call.made_in[1])
-            )
-        else:
-            finds.missing[value] = not_traced(
-                "it is handed over in a module that other blocks share"
-            )
-            del finds.candidates[value]
-
-
-def _order(finds: BlockFindings, hosts: dict[str, HostAnatomy]) -> tuple[tuple[str, str], ...]:
-    """Host and name of every value that has a place, in the order they are passed."""
-    passed = [
-        (spot.time, list(vocabulary.BY_HOST[name]).index(value), name, value)
-        for name, found in finds.hosts.items()
-        for value, spot in found.candidates.items()
-        if name in hosts and value in hosts[name].hook_points
-    ]
-    return tuple((name, value) for _, _, name, value in sorted(passed))
-
-
-def _host(
-    name: str,
-    path: str,
-    finds: HostFindings,
-    again: HostFindings | None,
-    call: dict[str, int],
-    visited: set,
-) -> HostAnatomy:
-    sizes = {**call, **finds.sizes}
-    hook_points: dict[str, tuple[HookPoint, ...]] = {}
-    missing, details = dict(finds.missing), finds.details.relative_to(path)
-    prompt_only: set[str] = set()
-    for value in vocabulary.BY_HOST[name].values():
-        if value.derived:
-            continue
-        spot = finds.candidates.get(value.name)
-        place = spot.hook_point(value.axes, sizes) if spot is not None else None
-        own = sizes
-        if place is None and (width := _own_width(value, spot)) is not None:
-            own = {**sizes, "hidden_size": width}
-            place = spot.hook_point(value.axes, own)
-            details = replace(details, own_widths={**details.own_widths, value.name: width})
-        if place is None:
-            missing.setdefault(
-                value.name,
-                not_traced("it was found, but its axes are not the layout's")
-                if spot
-                else NOT_FOUND,
-            )
-            continue
-        found = [place]
-        if again is not None:
-            other = again.candidates.get(value.name)
-            long = again.sizes.get("key", 0) if value.layout in ("Keys", "Values") else call["step"]
-            extents = {
-                **sizes,
-                **again.sizes,
-                "hidden_size": own.get("hidden_size", 0),
-                "seq": long,
-            }
-            place = other.hook_point(value.axes, extents) if other is not None else None
-            if (
-                place is not None
-                and place.call_site != found[0].call_site
-                and place.call_site[:2] in visited
-            ):
-                place = None  # a prompt comes there too, with something else
-            found += [place] if place is not None else []
-            prompt_only |= {value.name} if place is None else set()
-        unique: dict[tuple, HookPoint] = {}
-        for one in found:  # where both calls hand it over at one place, that of the prompt, whose axes are all longer than one
-            unique.setdefault((one.call_site, one.element), _relative(one, path))
-        hook_points[value.name] = tuple(unique.values())
-    for value in vocabulary.BY_HOST[name].values():
-        if value.derived and value.source not in hook_points:
-            missing[value.name] = missing.get(value.source) or not_traced(
-                "what it is computed from was not found"
-            )
-        elif value.fixed and value.name not in details.constants:
-            missing[value.name] = NOT_FOUND
-        elif (
-            value.derived
-            and name in vocabulary.MIXERS
-            and prompt_only & set(vocabulary.MIXERS[name].replayed)
-        ):
-            prompt_only.add(value.name)
-    lengths = ("query", "key")
-    own = {axis: extent for axis, extent in finds.sizes.items() if axis not in lengths}
-    return HostAnatomy(
-        name,
-        finds.module.removeprefix(path).lstrip("."),
-        own,
-        hook_points,
-        missing,
-        details,
-        frozenset(prompt_only),
-    )
-
-
-def _own_width(value: vocabulary.Value, spot: TensorCandidate | None) -> int | None:
-    """The width of a value that is not on the stream, where what was found has one axis for it."""
-    if not value.own_width or spot is None or spot.optional_tensor is None or spot.tensor.dim() < 2:
-        return None
-    return spot.tensor.shape[-1]
-
-
-def _relative(place: HookPoint, path: str) -> HookPoint:
-    """The place with its module named from the block, so that one finding serves every equal block."""
-    return replace(place, module=place.module.removeprefix(path).lstrip("."))
