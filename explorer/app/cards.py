@@ -283,7 +283,7 @@ class CardBoard:
         card, view = rendered.card, rendered.view
         self.shown_keys[card.name] = rendered.key
         if isinstance(view, Refusal):
-            return {"refusal": view.reason, "title": None}
+            return card_message(rendered, None)
         figure = self._figure(card.name)
         if isinstance(view, Heatmap):
             figure.draw(view, rendered.drawn)
@@ -325,6 +325,8 @@ def tile_labels(mosaic: Mosaic) -> list[str]:
 def card_message(rendered: RenderedCard, code: str | None) -> dict[str, Any]:
     """Return a card's texts for the page: title, note, reduction, scale and axes."""
     view, drawn = rendered.view, rendered.drawn
+    if isinstance(view, Refusal):
+        return {"refusal": view.reason, "title": None}
     message: dict[str, Any] = {
         "refusal": None,
         "title": view.title,
@@ -333,7 +335,7 @@ def card_message(rendered: RenderedCard, code: str | None) -> dict[str, Any]:
     }
     if drawn is not None:
         message |= {"reduction": drawn.reduction, "scale": scale_message(drawn.scale)}
-    if isinstance(view, Mosaic):
+    if isinstance(drawn, MosaicPicture):
         message["mosaic"] = [drawn.indexes.shape[1] + 4, drawn.indexes.shape[0] + 2]
     if isinstance(view, Heatmap):
         message["axes"] = {side: axis_message(getattr(view, side)) for side in "xy"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 from bokeh.events import MouseLeave, MouseMove, Tap
 from bokeh.models import (
@@ -11,12 +12,12 @@ from bokeh.models import (
     CDSView,
     ColumnDataSource,
     CustomJS,
-    Glyph,
     GlyphRenderer,
     InlineStyleSheet,
     LinearColorMapper,
     NoOverlap,
 )
+from bokeh.models.glyph import Glyph
 from bokeh.plotting import figure
 
 from explorer.widgets import palette
@@ -104,7 +105,7 @@ class BaseFigure:
     colours it.
     """
 
-    def __init__(self, figure_theme: FigureTheme, name: str, tools: str, **options: object) -> None:
+    def __init__(self, figure_theme: FigureTheme, name: str, tools: str, **options: Any) -> None:
         self.figure_theme, self.name = figure_theme, name
         self.figure = figure(
             name=f"figure_{name}",
@@ -159,4 +160,8 @@ class BaseFigure:
 
     def on_tap(self, do: Callable[[float, float], None]) -> None:
         """Call ``do(x, y)`` with the coordinates of each click."""
-        self.figure.on_event(Tap, lambda event: do(event.x, event.y))
+
+        def tapped(event: Any) -> None:
+            do(event.x, event.y)
+
+        self.figure.on_event(Tap, tapped)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from bokeh.core.properties import value
 from bokeh.events import RangesUpdate, Reset
 from bokeh.models import (
     BoxAnnotation,
@@ -32,7 +34,7 @@ def _image(figure_theme: FigureTheme) -> Image:
     return Image(image="image", x="x", y="y", dw="dw", dh="dh", color_mapper=figure_theme.mapper)
 
 
-def _nothing() -> dict[str, list]:
+def _nothing() -> dict[str, Any]:
     return {"image": [np.zeros((1, 1), dtype=np.uint8)], "x": [0], "y": [0], "dw": [1], "dh": [1]}
 
 
@@ -74,13 +76,13 @@ class CellFigure(BaseFigure):
             "box_zoom,pan,wheel_zoom,reset,save",
             active_drag="box_zoom",
             active_scroll=None,  # the wheel scrolls the page
-            x_range=Range1d(-0.5, 0.5),
-            y_range=Range1d(0.5, -0.5),
+            x_range=Range1d(start=-0.5, end=0.5),
+            y_range=Range1d(start=0.5, end=-0.5),
         )
         self.window_changed: Callable[[], None] = lambda: None
         self._shape: tuple[int, ...] = ()
         self._axes: dict[str, Axis] = {}
-        self.source = ColumnDataSource(_nothing())
+        self.source = ColumnDataSource(data=_nothing())
         self._glyph(_image(figure_theme), self.source)
         self._spans = {
             side: Span(dimension=side, visible=False, line_width=1, line_dash=[4, 3])
@@ -100,7 +102,8 @@ class CellFigure(BaseFigure):
 
     def zoom(self) -> Zoom:
         """Return the visible range; for the event loop's thread alone."""
-        x, y = self.figure.x_range, self.figure.y_range
+        x: Any = self.figure.x_range
+        y: Any = self.figure.y_range
         return Zoom(self._shape, x.start, y.end, x.end, y.start)
 
     def draw(self, heatmap: Heatmap, drawn: Picture) -> None:
@@ -181,8 +184,10 @@ class MosaicFigure(BaseFigure):
     """All heads small: one image of all tiles, their numbers as text, the selected one framed."""
 
     def __init__(self, figure_theme: FigureTheme, name: str) -> None:
-        super().__init__(figure_theme, name, "", x_range=Range1d(0, 1), y_range=Range1d(1, 0))
-        self.source = ColumnDataSource(_nothing())
+        super().__init__(
+            figure_theme, name, "", x_range=Range1d(start=0, end=1), y_range=Range1d(start=1, end=0)
+        )
+        self.source = ColumnDataSource(data=_nothing())
         self.labels = ColumnDataSource({"x": [], "y": [], "text": []})
         self.drawn: MosaicPicture | None = None
         self._glyph(_image(figure_theme), self.source)
@@ -190,8 +195,8 @@ class MosaicFigure(BaseFigure):
             x="x",
             y="y",
             text="text",
-            text_font={"value": FONT},
-            text_font_size={"value": "11px"},
+            text_font=value(FONT),
+            text_font_size=value("11px"),
             text_baseline="bottom",
         )
         self._glyph(self._text, self.labels)
@@ -236,6 +241,8 @@ class MosaicFigure(BaseFigure):
 
     def frame(self, tile: int) -> None:
         """Frame one tile."""
+        if self.drawn is None:
+            return
         box = self.drawn.boxes[min(tile, len(self.drawn.boxes) - 1)]
         self._frame.update(
             left=box.left - 1,
@@ -256,8 +263,8 @@ class CurveFigure(BaseFigure):
             "box_zoom,pan,reset,save",
             active_drag="box_zoom",
             active_scroll=None,
-            x_range=Range1d(-0.5, 0.5),
-            y_range=Range1d(0, 1),
+            x_range=Range1d(start=-0.5, end=0.5),
+            y_range=Range1d(start=0, end=1),
         )
         self.source = ColumnDataSource({"xs": [], "ys": [], "colour": [], "width": []})
         self._glyph(

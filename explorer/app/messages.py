@@ -138,7 +138,7 @@ def comparison_summary(
                         "after_text": percent(row.after),
                         "difference": row.difference,
                         "difference_text": percentage_points(row.difference),
-                        "logit_after": number(row.logit_after),
+                        "logit_after": None if row.logit_after is None else number(row.logit_after),
                     }
                 ),
             }

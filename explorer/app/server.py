@@ -16,6 +16,7 @@ import threading
 import webbrowser
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import panel as pn
 from bokeh.document import Document
@@ -106,6 +107,7 @@ def page(services: Services, limiter: SessionLimiter) -> pn.Template:
     if limiter.full:
         return full_page(limiter.sentence)
     document = pn.state.curdoc
+    assert document is not None  # Panel calls this for a page
     template, board, bridge = build(document)
     session = Session(
         services,
@@ -120,7 +122,7 @@ def page(services: Services, limiter: SessionLimiter) -> pn.Template:
         """Settled by the first message: others may have come in since the page was fetched."""
         return limiter.enter(document, lambda: connections(document) == 0)
 
-    def on_message(event: object) -> None:
+    def on_message(event: Any) -> None:
         if has_place():
             session.receive(event.data)
         else:
@@ -149,7 +151,7 @@ def _batched(document: Document) -> Iterator[None]:
         yield
 
 
-def _post(document: Document, work: object) -> None:
+def _post(document: Document, work: Callable[[], None]) -> None:
     """Run ``work`` on the event loop with the page's document; do nothing if the page is gone."""
     try:
         document.add_next_tick_callback(work)
@@ -169,7 +171,7 @@ def origins(host: str, port: int) -> list[str]:
 
 def _own_addresses() -> set[str]:
     try:
-        return {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None)}
+        return {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)}
     except OSError:
         return set()
 
@@ -217,7 +219,7 @@ def serve(settings: Settings) -> None:
     pn.extension()
     shown = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     address = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/"
-    server = pn.serve(
+    server: Any = pn.serve(
         {"/": lambda: page(services, limiter)},
         address=settings.host,
         port=port,

@@ -27,8 +27,8 @@ from explorer.app.runs import (
 )
 from explorer.app.worker import Cancelled, Job
 from explorer.model import edits
-from explorer.model.prompts import model_inputs
 from explorer.model.errors import Cancelled as RecordingCancelled
+from explorer.model.prompts import model_inputs
 from explorer.specimens.recipes import recipe
 from explorer.vocabulary.formatting import size_in_bytes
 from explorer.widgets.views import next_token as views_next
