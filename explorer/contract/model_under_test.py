@@ -131,7 +131,7 @@ class ModelUnderTest:
 
     def is_part(self, host: str, layer: int) -> bool:
         """Return whether a host is a part of its block's own forward, without a module."""
-        return self.host(host, layer).part
+        return self.host(host, layer).inline
 
     def module(self, layer: int, path: str) -> Any:
         """Return a native module by its path within a block."""
@@ -182,7 +182,7 @@ class ModelUnderTest:
         return [(vocabulary.BY_HOST["model"][name], None) for name in names if name in available]
 
     def _block_order(self, layer: int, decoding: bool) -> Iterator[ValueKey]:
-        for host, name in self.block(layer).passes(decoding):
+        for host, name in self.block(layer).value_order(decoding):
             yield vocabulary.BY_HOST[host][name], layer
 
     def _with_derived(self, keys: list[ValueKey]) -> list[ValueKey]:

@@ -1,4 +1,4 @@
-"""What discovery finds out about a model, as data: its backbone and its kinds of blocks, with the places of their values."""
+"""What discovery finds out about a model, as data: kinds of blocks, and where their values are."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ from explorer.vocabulary.availability import Unavailability, not_in_block, not_t
 _WITHOUT = {
     "shared_experts": "this block's MLP has no shared expert",
     "mlp": "this block has no MLP",
-    "extra": "this block has no part beside its mixer and its MLP",
+    "extra": "this block has no sublayer besides its mixer and its MLP",
 }
 
 
-def without(host: str, there: Collection[str]) -> Unavailability:
-    """Why a block whose hosts are ``there`` has not ``host``."""
-    if host == "mlp" and "extra" in there:
-        return not_traced("a further part of this block, which may be its MLP, is not followed")
+def why_without(host: str, hosts: Collection[str]) -> Unavailability:
+    """Return why a block with ``hosts`` does not have ``host``."""
+    if host == "mlp" and "extra" in hosts:
+        return not_traced("another sublayer of this block may be its MLP, and is not traced")
     if host in _WITHOUT:
         return not_in_block(_WITHOUT[host])
-    if "mixer" in there and vocabulary.HOSTS[host].mixer and host != "mixer":
-        return not_traced("what is inside the mixer of this block is not followed")
-    mixers = [name for name in there if vocabulary.HOSTS[name].mixer]
+    if "mixer" in hosts and vocabulary.HOSTS[host].mixer and host != "mixer":
+        return not_traced("the inside of this block's mixer is not traced")
+    mixers = [name for name in hosts if vocabulary.HOSTS[name].mixer]
     if not mixers:
         return not_in_block("this block has no mixer: nothing in it reads another position")
-    return not_in_block(
-        f"this block's mixer is {' and '.join(mixers)}: {' and '.join(vocabulary.HOSTS[name].short for name in mixers)}"
-    )
+    meanings = " and ".join(vocabulary.HOSTS[name].short for name in mixers)
+    return not_in_block(f"this block's mixer is {' and '.join(mixers)}: {meanings}")
 
 
 @dataclass(frozen=True)
 class HostAnatomy:
-    """One host of one kind of block: its module (relative to the block), sizes, and its values.
+    """One host of one kind of block. All paths count from the block.
 
-    ``hook_points`` holds one place per way the forward can reach the value (a prompt,
-    a decoding step); ``missing`` the reason for each value that is not there; ``prompt_only`` are
-    values that a decoding step, which runs other code, does not hold.
+    name: the host's standard name. module: path of its module; "" for the block itself and for a
+    host without one.
+    sizes: lengths of its values' axes. hook_points: by value, one hook point for each way the
+    forward reaches it (a prompt, a decoding step). missing: by value, why it is not available.
+    details: what else is known of the host. prompt_only: values that a decoding step, which runs
+    other code, does not have.
     """
 
     name: str
@@ -53,16 +55,20 @@ class HostAnatomy:
     prompt_only: frozenset[str] = frozenset()
 
     @property
-    def part(self) -> bool:
-        """Whether it is a part of the block's own forward, without a module."""
+    def inline(self) -> bool:
+        """Whether it is computed in the block's own forward, without a module."""
         return bool(self.hook_points) and not self.module and self.name not in ("layers", "model")
 
 
 @dataclass(frozen=True)
 class BlockAnatomy:
-    """One kind of block: the blocks that are so, their hosts, what they add, and the order of reading, which a decoding step may have of its own.
+    """One kind of block.
 
-    ``steps`` is what the block does to its stream, and ``mid`` how many of them ``layer_mid`` has behind it, None where it is not there.
+    layers: indices of the blocks of this kind. hosts: by name, with those a block of this kind does
+    not have. sublayers: what it adds to the residual stream, in order. order, step_order: host and
+    name of every value in the order a prompt and a decoding step pass them; step_order is empty
+    where they are equal. steps: what the block does to its residual stream. mid_step: how many of
+    those ``layer_mid`` has behind it; None where there is no ``layer_mid``.
     """
 
     layers: tuple[int, ...]
@@ -70,16 +76,16 @@ class BlockAnatomy:
     sublayers: tuple[Sublayer, ...]
     order: tuple[tuple[str, str], ...]
     steps: tuple[Step, ...] = ()
-    mid: int | None = None
+    mid_step: int | None = None
     step_order: tuple[tuple[str, str], ...] = ()
 
-    def passes(self, step: bool = False) -> tuple[tuple[str, str], ...]:
-        """Host and name of every value in the order the forward passes them: of a prompt, or of a decoding step."""
+    def value_order(self, step: bool = False) -> tuple[tuple[str, str], ...]:
+        """Return the order of values in a prompt, or with ``step`` in a decoding step."""
         return self.step_order if step and self.step_order else self.order
 
     @property
-    def normed(self) -> tuple[Sublayer, Sublayer | None]:
-        """The sublayers whose norms attention_norm_output and mlp_norm_output are of."""
+    def main_sublayers(self) -> tuple[Sublayer, Sublayer | None]:
+        """The sublayers that read ``attention_norm_output`` and ``mlp_norm_output``."""
         return first_and_second(self.sublayers)
 
 
@@ -87,14 +93,17 @@ class BlockAnatomy:
 class Anatomy:
     """What discovery found out about a model.
 
-    ``norm`` is the last norm of the stream before the head, if any, else ``no_norm`` says why, and ``norm_turn`` which of its
-    calls in a forward that is, from 0, None where it makes one; ``head_reads_norm`` is whether the head is called
-    with its very output (the last block's, without one); ``head_is_last`` whether the head's output is the logits;
-    ``embedding_fits`` whether the embedding is as wide as the stream; ``passable`` whether blocks can be left out;
-    ``masked`` whether a run on shapes alone has to be given an attention mask.
-
-    A block that runs twice in a forward is noticed on a model of up to `_SMALL` parameters wherever it stands; on a
-    larger one where it is the first of its kind.
+    backbone: paths of embedding, blocks and head.
+    norm: path of the last norm of the residual stream before the head, or None.
+    blocks: the kinds of blocks.
+    head_is_last: whether the head's output is the logits.
+    head_reads_norm: whether the head is called with the very output of ``norm``, or, without a
+        norm, of the last block.
+    embedding_fits: whether the embedding is as wide as the residual stream.
+    why_no_norm: why ``norm`` is None.
+    norm_call: which of the norm's calls in a forward it is, from 0; None where it is called once.
+    masked: whether a run on shapes alone needs an attention mask.
+    blocks_skippable: whether the model runs with blocks left out.
     """
 
     backbone: Backbone
@@ -103,14 +112,14 @@ class Anatomy:
     head_is_last: bool
     head_reads_norm: bool = True
     embedding_fits: bool = True
-    no_norm: Unavailability | None = None
-    norm_turn: int | None = None
+    why_no_norm: Unavailability | None = None
+    norm_call: int | None = None
     masked: bool = False
-    passable: bool = True
+    blocks_skippable: bool = True
 
     @property
     def names(self) -> dict[str, str]:
-        """The standard names of what is around the blocks, and of the blocks, with their paths."""
+        """Paths of the blocks and of the modules around them, by standard name."""
         found = {
             "embed_tokens": self.backbone.embedding,
             "layers": self.backbone.blocks,
@@ -120,8 +129,9 @@ class Anatomy:
 
     @property
     def width(self) -> int:
-        """How wide the stream is."""
+        """The width of the residual stream."""
         return self.blocks[0].hosts["layers"].sizes["hidden_size"]
 
     def block(self, layer: int) -> BlockAnatomy:
+        """Return the anatomy of the block with this index."""
         return next(block for block in self.blocks if layer in block.layers)

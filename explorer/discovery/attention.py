@@ -179,7 +179,7 @@ def _heads_in_place(
     cacheless = [c for c in functions if not isinstance(getattr(c.fn, "__self__", None), Cache)]
 
     def operand(chain: list[int], length: int) -> TensorCandidate | None:
-        """Return the first tensor of a chain with heads, of calls that any forward reaches first."""
+        """Return the first tensor with heads in a chain, where possible of any forward."""
         return _by_head(graph, cacheless, chain, length, batch) or _by_head(
             graph, functions, chain, length, batch
         )

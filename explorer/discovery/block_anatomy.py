@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from explorer.discovery.anatomy import BlockAnatomy, HostAnatomy, without
+from explorer.discovery.anatomy import BlockAnatomy, HostAnatomy, why_without
 from explorer.discovery.candidates import HostFindings, TensorCandidate
 from explorer.discovery.details import HostDetails
 from explorer.discovery.hook_point import HookPoint
@@ -44,7 +44,7 @@ def block_anatomy(
     for name in HOSTS:
         if name == "model" or name in hosts:
             continue
-        reason = without(name, prompt.hosts)
+        reason = why_without(name, prompt.hosts)
         if name == "shared_experts" and mlp and "shared_expert_output" in mlp.candidates:
             reason = _SHARED_IN_MLP
         missing = dict.fromkeys(BY_HOST[name], reason)

@@ -127,13 +127,13 @@ def _anatomy(
         head_is_last=ending.head is run.prompt.output.logits,
         head_reads_norm=ending.head_reads(norm),
         embedding_fits=twin.get_input_embeddings().weight.shape[1] == width,
-        no_norm=None
+        why_no_norm=None
         if norm is not None
         else not_present("this model has no norm between the last block and the head"),
-        norm_turn=turn,
+        norm_call=turn,
         masked=run.masked,
     )
-    anatomy.passable = _passable(twin, base, found, run.masked)
+    anatomy.blocks_skippable = _blocks_skippable(twin, base, found, run.masked)
     return anatomy
 
 
@@ -155,7 +155,7 @@ def _comparable(value: object, path: str) -> object:
     return value
 
 
-def _passable(
+def _blocks_skippable(
     twin: torch.nn.Module, base: Backbone, found: Sequence[BlockAnatomy], masked: bool
 ) -> bool:
     """Whether a block runs where all others return the residual stream alone, and keep nothing for it."""

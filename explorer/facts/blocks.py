@@ -86,7 +86,7 @@ def _block(model: LanguageModel, block: BlockAnatomy, window: int | None) -> dic
             {"kind": step.kind} if step.kind == "add" else {"kind": step.kind, "by": step.by}
             for step in block.steps
         ],
-        "mid": block.mid,
+        "mid": block.mid_step,
     }
 
 
@@ -206,7 +206,7 @@ def _norm(block: BlockAnatomy, sub: Sublayer) -> dict[str, Any] | None:
             if sub.scaled_norm
             else None
         )
-    first, second = block.normed
+    first, second = block.main_sublayers
     value = (
         "attention_norm_output" if sub is first else "mlp_norm_output" if sub is second else None
     )

@@ -144,7 +144,7 @@ class LanguageModel(HostEnvoy, TransformersModel):
         step = self.taps.call_sizes.get("seq") == 1
         return [
             f"{host}.{value}" if host != "layers" else value
-            for host, value in self.anatomy.block(layer).passes(step)
+            for host, value in self.anatomy.block(layer).value_order(step)
         ]
 
     def writable(self, name: str, layer: int | None) -> tuple[vocabulary.Value, HostTaps]:
@@ -279,7 +279,7 @@ class LanguageModel(HostEnvoy, TransformersModel):
         AlreadyPassed where it has gone past ``start``, Unavailable where the model needs what else a block returns or keeps.
         """
         start, end = self.layer_index(start), self.layer_index(end)
-        if not self.anatomy.passable:
+        if not self.anatomy.blocks_skippable:
             raise Unavailable(
                 "This model needs what else a block returns or keeps for others beside the stream, "
                 "so no block can be left out."

@@ -29,10 +29,10 @@ def model_host(anatomy: Anatomy, config: PretrainedConfig, embedding_width: int)
     )
     missing: dict[str, Unavailability] = {}
     if anatomy.norm is None:
-        missing["final_norm_output"] = anatomy.no_norm or NOT_FOUND
+        missing["final_norm_output"] = anatomy.why_no_norm or NOT_FOUND
     else:
         name, (output,) = _module_output("final_norm_output", anatomy.norm)
-        turn = anatomy.norm_turn
+        turn = anatomy.norm_call
         if turn is not None:
             output = replace(
                 output,

@@ -20,7 +20,7 @@ def envoy_classes(module: torch.nn.Module, anatomy: Anatomy) -> dict[type | str,
     paths: dict[type, dict[str, list[str]]] = {}
     for block in anatomy.blocks:
         for host in block.hosts.values():
-            if host.hook_points and not host.part:
+            if host.hook_points and not host.inline:
                 native = type(blocks[block.layers[0]].get_submodule(host.module))
                 of_host = paths.setdefault(native, {}).setdefault(host.name, [])
                 of_host += [f"{path}.{layer}.{host.module}".rstrip(".") for layer in block.layers]
@@ -35,7 +35,7 @@ def envoy_classes(module: torch.nn.Module, anatomy: Anatomy) -> dict[type | str,
 def bind_host(block: Any, host: HostAnatomy, values: HostValues) -> None:
     """Give a block's host its values, and it and the modules below it their standard names."""
     attribute = vocabulary.HOSTS[host.name].attribute
-    if host.part:
+    if host.inline:
         part = MODULELESS_CLASSES[host.name](block.path, values)
         object.__setattr__(block, attribute, part)
     else:
@@ -55,7 +55,7 @@ def bind_host(block: Any, host: HostAnatomy, values: HostValues) -> None:
             path = path.removeprefix(host.module).lstrip(".")
             add_alias(owner, alias, envoy_at(owner, path), path)
         else:
-            add_alias(block.mlp, alias, envoy_at(block if host.part else block.mlp, path), path)
+            add_alias(block.mlp, alias, envoy_at(block if host.inline else block.mlp, path), path)
 
 
 def envoy_at(envoy: Any, path: str) -> Any:

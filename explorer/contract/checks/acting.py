@@ -86,7 +86,7 @@ def _left_out(
     "skip_layers passes the stream that enters the first skipped block, or the one given, to the "
     "block after the last, with the same result as skipping the blocks by torch's own hooks.",
     "layers",
-    when=lambda subject: subject.model.anatomy.passable,
+    when=lambda subject: subject.model.anatomy.blocks_skippable,
 )
 def skip(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     model, last = subject.model, subject.model.num_layers - 1

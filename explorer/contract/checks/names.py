@@ -99,7 +99,7 @@ def _final_norm(
 ) -> None:
     """Compare what the last block, the final norm and the head pass to each other in a forward."""
     anatomy = subject.model.anatomy
-    with module_calls((last_block, norm, head), calls_before={norm: anatomy.norm_turn}) as calls:
+    with module_calls((last_block, norm, head), calls_before={norm: anatomy.norm_call}) as calls:
         # Recording also runs where a kernel's package has no implementation for the device.
         subject.model.record(subject.ids, ["logits"])
     if not {last_block, norm, head} <= set(calls):

@@ -28,9 +28,9 @@ def addends(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
         other_steps = sum(step.kind != "add" for step in block.steps)
         tolerance = _ULPS * torch.finfo(subject.dtype).eps * (1 + other_steps)
         streams = _streams(subject, layer)
-        if block.mid is not None:
+        if block.mid_step is not None:
             mid = subject.get("layers", "layer_mid", layer)
-            compare.close(layer, mid, streams[block.mid], tolerance)
+            compare.close(layer, mid, streams[block.mid_step], tolerance)
         output = subject.get("layers", "layer_output", layer)
         compare.close(layer, streams[-1], output, tolerance)
 
@@ -64,7 +64,7 @@ def mid_stream(subject: ModelUnderTest, host: str, compare: Comparisons) -> None
     for layer in subject.one_per_kind("layers", "layer_mid"):
         block = subject.block(layer)
         written = torch.flip(subject.get("layers", "layer_mid", layer), dims=[-1])
-        turn = sum(step.kind == "add" for step in block.steps[: block.mid])
+        turn = sum(step.kind == "add" for step in block.steps[: block.mid_step])
         remaining = sorted(
             (sublayer for sublayer in block.sublayers if sublayer.add_number > turn),
             key=lambda sublayer, block=block: block.order.index((sublayer.host, sublayer.output)),
@@ -77,7 +77,7 @@ def mid_stream(subject: ModelUnderTest, host: str, compare: Comparisons) -> None
             }.save()  # pyright: ignore[reportAttributeAccessIssue]  # nnsight adds it
             output = subject.model.layers[layer].layer_output.save()
         stream = written
-        for step in block.steps[block.mid :]:
+        for step in block.steps[block.mid_step :]:
             if step.kind == "add":
                 turn += 1
                 stream = stream + sum(added[s.host] for s in remaining if s.turn == turn)
@@ -154,7 +154,9 @@ def _sublayer_inputs(subject: ModelUnderTest) -> dict[tuple[str, int], torch.Ten
 def _norms(subject: ModelUnderTest, layer: int) -> list[tuple[str, Sublayer]]:
     """Return the sublayers that read a norm's output, with the name of that value."""
     pairs = zip(
-        ("attention_norm_output", "mlp_norm_output"), subject.block(layer).normed, strict=True
+        ("attention_norm_output", "mlp_norm_output"),
+        subject.block(layer).main_sublayers,
+        strict=True,
     )
     return [
         (name, sublayer)
@@ -245,7 +247,7 @@ def _norm_reads_last_block(subject: ModelUnderTest, norm: str) -> bool:
     finally:
         hook.remove()
     last = subject.get("layers", "layer_output", subject.model.num_layers - 1)
-    return torch.equal(inputs[subject.model.anatomy.norm_turn or 0], last)
+    return torch.equal(inputs[subject.model.anatomy.norm_call or 0], last)
 
 
 INVARIANTS = (addends, mid_stream, stream_continues, norms, head)
