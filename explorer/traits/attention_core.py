@@ -10,6 +10,7 @@ import torch
 
 from explorer.discovery.anatomy import HostAnatomy
 from explorer.discovery.attention_operations import attention_operations, probability_tensors
+from explorer.discovery.details import AttentionOperations
 from explorer.discovery.trace_graph import Call, tensors
 from explorer.traits.probe import ModelProbe
 from explorer.traits.replayable_graph import NoNumbers, ReplayableGraph
@@ -17,21 +18,17 @@ from explorer.traits.replayable_graph import NoNumbers, ReplayableGraph
 
 @dataclass(frozen=True)
 class AttentionCore:
-    """The operations of one attention in a recorded run, by index.
+    """One attention in a recorded run.
 
-    layer, host: the first block of its kind, and the host there. call: the call whose operations
-    they are. softmax: the softmax. score_product: of queries and keys. value_product: of
-    probabilities and values. before_softmax: the operations between score_product and softmax.
+    layer, host: the first block of its kind, and the host there. call: the call it ran in.
+    operations: its operations in the graph of the run.
     """
 
     probe: ModelProbe
     layer: int
     host: HostAnatomy
     call: Call
-    softmax: int
-    score_product: int
-    value_product: int
-    before_softmax: tuple[int, ...]
+    operations: AttentionOperations
 
     @property
     def graph(self) -> ReplayableGraph:
@@ -42,39 +39,41 @@ class AttentionCore:
     @property
     def queries(self) -> int:
         """The tensor of queries that the scores are computed from."""
-        return self.graph.ops[self.score_product].reads[-2]
+        return self.operations.queries(self.graph)
 
     @property
     def keys(self) -> int:
         """The tensor of keys that the scores are computed from."""
-        return self.graph.ops[self.score_product].reads[-1]
+        return self.operations.keys(self.graph)
 
     @property
     def values(self) -> int:
         """The tensor of values: the operand of the value product that is not the probabilities."""
-        probabilities = probability_tensors(self.graph, self.graph.ops[self.softmax].makes[0])
-        operands = self.graph.ops[self.value_product].reads[-2:]
+        probabilities = probability_tensors(self.graph, self.operations.probabilities(self.graph))
+        operands = self.graph.ops[self.operations.value_product].reads[-2:]
         return next(key for key in operands if key not in probabilities)
 
     @cached_property
     def query_projections(self) -> list[int]:
         """The products with weights that make the queries."""
-        return self.graph.projections(self.queries, self.score_product, self.call.start)
+        return self.graph.projections(self.queries, self.operations.score_product, self.call.start)
 
     @cached_property
     def key_projections(self) -> list[int]:
         """The products with weights that make the keys."""
-        return self.graph.projections(self.keys, self.score_product, self.call.start)
+        return self.graph.projections(self.keys, self.operations.score_product, self.call.start)
 
     @cached_property
     def value_projections(self) -> list[int]:
         """The products with weights that make the values."""
-        return self.graph.projections(self.values, self.value_product, self.call.start)
+        return self.graph.projections(self.values, self.operations.value_product, self.call.start)
 
     def after_projections(self, key: int, projections: Sequence[int]) -> list[int]:
         """Return the operations from projections' outputs to queries or keys."""
         made = {tensor for index in projections for tensor in self.graph.ops[index].makes}
-        between = self.graph.between(projections, key, self.score_product, self.call.start)
+        between = self.graph.between(
+            projections, key, self.operations.score_product, self.call.start
+        )
         return _downstream(self.graph, made, between)
 
     def norms(self, key: int, projections: Sequence[int]) -> list[int]:
@@ -87,13 +86,13 @@ class AttentionCore:
     @cached_property
     def score_operations(self) -> list[int]:
         """The operations that the score product goes through on its way into the softmax."""
-        made = set(self.graph.ops[self.score_product].makes)
-        return _downstream(self.graph, made, self.before_softmax)
+        made = set(self.graph.ops[self.operations.score_product].makes)
+        return _downstream(self.graph, made, self.operations.between)
 
     @property
     def has_sinks(self) -> bool:
         """Whether the softmax has one more column than there are keys."""
-        columns = self.graph.tensors[self.graph.ops[self.softmax].reads[0]].shape[-1]
+        columns = self.graph.tensors[self.graph.ops[self.operations.softmax].reads[0]].shape[-1]
         return columns == self.probe.lengths[1] + 1
 
     def scale(self) -> float | None:
@@ -104,7 +103,7 @@ class AttentionCore:
         graph, numbers = self.graph, self.probe.numbers
         try:
             factor = graph.factor(self.score_operations, numbers)
-            factor *= graph.ops[self.score_product].kwargs.get("alpha", 1)
+            factor *= graph.ops[self.operations.score_product].kwargs.get("alpha", 1)
             for key, projections in (
                 (self.queries, self.query_projections),
                 (self.keys, self.key_projections),
@@ -150,13 +149,11 @@ def untraced_attention(probe: ModelProbe) -> list[int]:
 def _find_core(
     probe: ModelProbe, layer: int, host: HostAnatomy, call: Call
 ) -> AttentionCore | None:
-    """Return the first softmax attention that discovery finds within a call, if any."""
-    found = attention_operations(probe.graph, call)
-    if not found:
-        return None
-    first = found[0]
-    products = first.score_product, first.value_product
-    return AttentionCore(probe, layer, host, call, first.softmax, *products, first.between)
+    """Return the first attention that ran in a call; a router's softmax of a projection is none."""
+    for operations in attention_operations(probe.graph, call):
+        if not probe.graph.with_weights([operations.score_product]):
+            return AttentionCore(probe, layer, host, call, operations)
+    return None
 
 
 def _downstream(graph: ReplayableGraph, made: set[int], indices: Collection[int]) -> list[int]:

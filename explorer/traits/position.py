@@ -92,7 +92,7 @@ def _rotation(core: AttentionCore) -> Rotation | None:
             core.queries,
             core.equal_tokens(core.query_projections),
             core.probe.numbers,
-            core.score_product,
+            core.operations.score_product,
         )
     except NoNumbers:
         return None
@@ -140,7 +140,7 @@ def _mrope(probe: ModelProbe) -> Evidence:
 def _score_bias(core: AttentionCore) -> Evidence:
     """Look for what is added to the scores of equal tokens and differs from key to key."""
     graph = core.graph
-    operations = (core.score_product, *core.score_operations)
+    operations = (core.operations.score_product, *core.score_operations)
     scores = {key for index in operations for key in graph.ops[index].makes}
     for index in operations:
         op = graph.ops[index]

@@ -1,4 +1,4 @@
-"""The index in a real browser: filters by trait and value, by keyboard, at 500 pixels, in the dark, without a request."""
+"""The index in a real browser: filters, keyboard, 500 pixels, dark, no requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAMILIES = ("llama", "gpt2", "gemma2", "gpt_oss", "qwen3_next", "mamba")
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory, serve) -> str:
-    """The index of six unlike families, as a build makes it; their pages are there to be linked to."""
+    """The index of six families as a build makes it, with pages to link to."""
     source, out = tmp_path_factory.mktemp("site") / "site", tmp_path_factory.mktemp("public")
     shutil.copytree(ROOT / "site", source, ignore=shutil.ignore_patterns("index.md", "families"))
     for family in FAMILIES:

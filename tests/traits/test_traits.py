@@ -1,4 +1,4 @@
-"""Traits: the expected ones of each family with a page, and what they are decided on, over every type that loads."""
+"""Traits: those of each family with a page, and the tests that decide them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from tests.support.models import shapes
 PLAIN = "rotary pre_norm rms_norm gated_mlp activation_silu"
 GPT = "pre_norm layer_norm plain_mlp mlp_bias"
 DELTA = (
-    "hybrid delta_rule short_convolution grouped_value grouped_query qk_norm head_gate partial_rotary pre_norm rms_norm "
-    "one_plus_gain gated_mlp activation_silu mixture router_softmax renormalised shared_expert shared_expert_gated"
+    "hybrid delta_rule short_convolution grouped_value grouped_query qk_norm head_gate "
+    "partial_rotary pre_norm rms_norm "
+    "one_plus_gain gated_mlp activation_silu mixture router_softmax renormalised "
+    "shared_expert shared_expert_gated"
 )
 SIGMOID = "mixture router_sigmoid selection_bias renormalised routed_factor shared_expert"
 
@@ -35,34 +37,46 @@ EXPECTED = {
     "qwen3_moe": f"{PLAIN} grouped_query qk_norm mixture router_softmax renormalised",
     "qwen3_next": DELTA,
     "qwen3_5_moe_text": f"{DELTA} mrope",
-    "gpt2": f"{GPT} fused_qkv qkv_bias output_bias learned_positions activation_gelu_tanh tied_head",
+    "gpt2": f"{GPT} fused_qkv qkv_bias output_bias learned_positions activation_gelu_tanh "
+    "tied_head",
     "gpt_neox": f"{GPT} fused_qkv qkv_bias output_bias partial_rotary parallel activation_gelu",
     "gptj": f"{GPT} partial_rotary parallel activation_gelu_tanh head_bias",
-    "bloom": f"{GPT} fused_qkv qkv_bias output_bias alibi embedding_norm activation_gelu_tanh tied_head",
+    "bloom": f"{GPT} fused_qkv qkv_bias output_bias alibi embedding_norm activation_gelu_tanh "
+    "tied_head",
     "opt": f"{GPT} qkv_bias output_bias learned_positions activation_relu tied_head",
-    "gemma2": "grouped_query attention_cap sliding_window mixed_window rotary sandwich_norm rms_norm one_plus_gain gated_mlp "
+    "gemma2": "grouped_query attention_cap sliding_window mixed_window rotary sandwich_norm "
+    "rms_norm one_plus_gain gated_mlp "
     "activation_gelu_tanh embedding_multiplier logit_cap tied_head",
     "olmo2": "qk_norm rotary post_norm rms_norm gated_mlp activation_silu",
-    "cohere": "rotary pre_norm layer_norm_no_bias parallel gated_mlp activation_silu logits_multiplier tied_head",
-    "granite": f"{PLAIN} grouped_query embedding_multiplier residual_multiplier attention_multiplier logits_multiplier tied_head",
+    "cohere": "rotary pre_norm layer_norm_no_bias parallel gated_mlp activation_silu "
+    "logits_multiplier tied_head",
+    "granite": f"{PLAIN} grouped_query embedding_multiplier residual_multiplier "
+    "attention_multiplier logits_multiplier tied_head",
     "mixtral": f"{PLAIN} grouped_query mixture router_softmax renormalised",
-    "gpt_oss": "grouped_query qkv_bias output_bias attention_sinks sliding_window mixed_window rotary pre_norm rms_norm "
+    "gpt_oss": "grouped_query qkv_bias output_bias attention_sinks sliding_window mixed_window "
+    "rotary pre_norm rms_norm "
     "gated_mlp activation_quick_gelu mixture router_softmax_chosen expert_bias",
-    "deepseek_v3": f"latent_attention latent_queries partial_rotary pre_norm rms_norm gated_mlp activation_silu {SIGMOID} "
+    "deepseek_v3": "latent_attention latent_queries partial_rotary pre_norm rms_norm gated_mlp "
+    f"activation_silu {SIGMOID} "
     "expert_groups dense_first attention_multiplier",
-    "mamba": "selective_scan short_convolution no_position pre_norm rms_norm one_sublayer tied_head",
+    "mamba": "selective_scan short_convolution no_position pre_norm rms_norm one_sublayer "
+    "tied_head",
     "mamba2": "ssd short_convolution grouped_value no_position pre_norm rms_norm one_sublayer",
-    "jamba": "hybrid selective_scan short_convolution grouped_query no_position pre_norm rms_norm gated_mlp activation_silu "
+    "jamba": "hybrid selective_scan short_convolution grouped_query no_position pre_norm rms_norm "
+    "gated_mlp activation_silu "
     "mixture some_mixtures router_softmax",
-    "nemotron_h": "hybrid ssd short_convolution grouped_value grouped_query no_position pre_norm rms_norm one_sublayer plain_mlp "
+    "nemotron_h": "hybrid ssd short_convolution grouped_value grouped_query no_position pre_norm "
+    "rms_norm one_sublayer plain_mlp "
     "activation_relu_squared",
-    "falcon_h1": f"{PLAIN} hybrid side_by_side ssd short_convolution grouped_value grouped_query embedding_multiplier "
+    "falcon_h1": f"{PLAIN} hybrid side_by_side ssd short_convolution grouped_value grouped_query "
+    "embedding_multiplier "
     "residual_multiplier attention_multiplier logits_multiplier",
-    "recurrent_gemma": "hybrid gated_recurrence short_convolution multi_query output_bias sliding_window partial_rotary pre_norm "
-    "rms_norm one_plus_gain gated_mlp mlp_bias activation_gelu_tanh embedding_multiplier logit_cap tied_head",
+    "recurrent_gemma": "hybrid gated_recurrence short_convolution multi_query output_bias "
+    "sliding_window partial_rotary pre_norm rms_norm one_plus_gain gated_mlp mlp_bias "
+    "activation_gelu_tanh embedding_multiplier logit_cap tied_head",
     "lfm2": f"{PLAIN} hybrid convolution_mixer grouped_query qk_norm tied_head",
-    "kimi_linear": f"hybrid delta_rule_channel short_convolution latent_attention no_position pre_norm rms_norm gated_mlp "
-    f"activation_silu {SIGMOID} dense_first",
+    "kimi_linear": "hybrid delta_rule_channel short_convolution latent_attention "
+    f"no_position pre_norm rms_norm gated_mlp activation_silu {SIGMOID} dense_first",
 }
 
 #: Other checkpoints of these families, by what their first one has not and what it has beyond them.
@@ -221,7 +235,7 @@ def test_types_that_load_have_traits_of_the_catalogue():
 
 
 def loaded(family: str) -> LanguageModel | None:
-    """The small model of a type, with weights where its forward needs some; None where it cannot be traced."""
+    """The small model of a type, with weights where it needs some; None where it cannot load."""
     for weights in (False, True):
         try:
             return load(f"specimen:{family}", weights=weights)
@@ -341,7 +355,7 @@ def test_heads_and_biases_are_counted_on_the_model():
 
 
 class Odd(torch.nn.Module):
-    """Views written in place, a result of several tensors, a constant and a dtype that is narrow."""
+    """Views written in place, a result of several tensors, a constant and a narrow dtype."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.zeros_like(x)
