@@ -204,6 +204,7 @@ def test_other_checkpoints_of_a_family_have_their_own_traits(checkpoint):
     )
 
 
+@pytest.mark.filterwarnings("ignore:Module .* has a submodule named:UserWarning")  # rwkv's output
 def test_types_that_load_have_traits_of_the_catalogue():
     """Those whose traits are known, and one in eight of the rest, picked by hash."""
     known, seen = set(catalogue.BY_NAME), {}
