@@ -95,7 +95,7 @@ class ModelProbe:
 
     @cached_property
     def run(self) -> RecordedRun:
-        """The recorded run of the twin, or of the loaded model where the forward looks at numbers."""
+        """The recorded run of the twin, or of the loaded model where the forward needs numbers."""
         try:
             with self.model.lock:
                 return recorded_run(self.twin)
