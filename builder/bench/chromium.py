@@ -1,7 +1,7 @@
-"""A real Chromium, watched: the tests and the measurements open pages through this.
+"""Open pages in a real Chromium and note errors and requests, for the tests and the measurements.
 
-Playwright drives the browser the system has; it is imported only when a page is
-opened. While ``launched()`` is open an event loop runs in its thread.
+Playwright drives the system's browser; it is imported only when a page is opened. While
+``launched()`` is open, an event loop runs in its thread.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Page, Response, WebSocket
 
 EXECUTABLE = "/usr/bin/chromium"
 FLAGS = (
@@ -20,7 +24,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--no-first-run",
-    # A name that is not this machine never resolves: a page that asks another host fails, and is seen to.
+    # No other host resolves, so a page that requests one fails and is noticed.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
 )
 LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1"}
@@ -38,7 +42,7 @@ def size_of(message: str | bytes) -> int:
 
 
 def is_favicon(address: str) -> bool:
-    """The one file a browser asks for that no page named."""
+    """Whether an address is the one file that browsers request without being told to."""
     return urlsplit(address).path == "/favicon.ico"
 
 
@@ -46,20 +50,22 @@ def is_favicon(address: str) -> bool:
 class Visit:
     """One opened page and what it did.
 
-    ``errors``: console errors and uncaught exceptions; ``foreign``: addresses on
-    other hosts it asked for; ``failed``: local requests answered 400 or worse, or
-    not at all; ``frames``: size in bytes of each websocket message received.
+    ``errors``: console errors and uncaught exceptions; ``foreign``: requested addresses on other
+    hosts; ``failed``: local requests answered 400 or worse, or not at all; ``frames``: bytes of
+    each websocket message received.
     """
 
-    page: object
+    page: Page
     errors: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     frames: list[int] = field(default_factory=list)
 
     def assert_clean(self) -> None:
-        """No error on the console, no missing file, nothing asked of another host."""
-        assert not self.foreign, f"asked other hosts: {self.foreign}"
+        """Assert that there were no console errors, no missing files and no requests to other
+        hosts.
+        """
+        assert not self.foreign, f"requests to other hosts: {self.foreign}"
         assert not self.failed, f"failed requests: {self.failed}"
         assert not self.errors, f"console errors: {self.errors}"
 
@@ -67,37 +73,36 @@ class Visit:
         page = self.page
         page.on("console", self._console)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("request", lambda request: self._asked(request.url))
+        page.on("request", lambda request: self._requested(request.url))
         page.on("requestfailed", lambda request: self._failed(request.url, request.failure))
-        page.on(
-            "response",
-            lambda answer: (
-                self._failed(answer.url, answer.status) if answer.status >= 400 else None
-            ),
-        )
+        page.on("response", self._response)
         page.on("websocket", self._socket)
 
-    def _console(self, message: object) -> None:
+    def _console(self, message: ConsoleMessage) -> None:
         if message.type == "error" and not is_favicon((message.location or {}).get("url", "")):
             self.errors.append(message.text)
 
-    def _asked(self, address: str) -> None:
+    def _requested(self, address: str) -> None:
         if is_foreign(address):
             self.foreign.append(address)
 
+    def _response(self, response: Response) -> None:
+        if response.status >= 400:
+            self._failed(response.url, response.status)
+
     def _failed(self, address: str, why: object) -> None:
-        # A request the page itself took back (it navigated on) is no failure.
+        # A request that the page aborted, as on navigation, is no failure.
         if "ERR_ABORTED" not in str(why) and not is_favicon(address):
             self.failed.append(f"{address}: {why}")
 
-    def _socket(self, socket: object) -> None:
-        self._asked(socket.url)
+    def _socket(self, socket: WebSocket) -> None:
+        self._requested(socket.url)
         socket.on("framereceived", lambda data: self.frames.append(size_of(data)))
 
 
 @contextmanager
-def launched() -> Iterator[object]:
-    """Chromium with a profile of its own, for as long as the block runs."""
+def launched() -> Iterator[Browser]:
+    """Start Chromium with a fresh profile for as long as the block runs."""
     from playwright.sync_api import sync_playwright
 
     if not Path(EXECUTABLE).exists():
@@ -111,23 +116,23 @@ def launched() -> Iterator[object]:
 
 
 def open_page(
-    browser: object,
+    browser: Browser,
     address: str,
     *,
     width: int = 1280,
     height: int = 900,
     dark: bool = False,
     javascript: bool = True,
-    wait: str = "load",
+    wait: Literal["commit", "domcontentloaded", "load", "networkidle"] = "load",
 ) -> Visit:
-    """A page in a fresh context of ``browser``, watched from before its first request."""
+    """Open a page in a fresh context of ``browser``, watched from before its first request."""
     context = browser.new_context(
         viewport={"width": width, "height": height},
         color_scheme="dark" if dark else "light",
         java_script_enabled=javascript,
         permissions=["clipboard-read", "clipboard-write"],
     )
-    seen = Visit(context.new_page())
-    seen.watch()
-    seen.page.goto(address, wait_until=wait)
-    return seen
+    visit = Visit(context.new_page())
+    visit.watch()
+    visit.page.goto(address, wait_until=wait)
+    return visit

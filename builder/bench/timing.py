@@ -1,4 +1,4 @@
-"""Timing two things against each other in one run, and the peak memory of a third."""
+"""Time two functions against each other in one run, and measure peak memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
+#: Linux only: writing 5 resets the peak that ``status`` reports as VmHWM.
+_RESET_PEAK = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
-_RESET = Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Medians, in seconds, of two things measured in turn, and their quotient."""
+    """Medians, in seconds, of two functions measured in turn, and their quotient."""
 
     ours: float
     theirs: float
@@ -30,7 +33,7 @@ class Ratio:
 
 
 def once(call: Callable[[], object]) -> float:
-    """Seconds one call takes, its result dropped after the clock has stopped."""
+    """Return the seconds that one call takes; its result is dropped after the clock has stopped."""
     gc.collect()
     start = time.perf_counter()
     result = call()
@@ -40,56 +43,55 @@ def once(call: Callable[[], object]) -> float:
 
 
 def against(ours: Callable[[], object], theirs: Callable[[], object], repeats: int = 7) -> Ratio:
-    """Time both in turn, ``repeats`` times after one warm-up each, so that a slow moment meets both alike."""
-    once(ours), once(theirs)
+    """Time both in turn, ``repeats`` times after one warm-up each, so that a slow machine slows
+    both.
+    """
+    once(ours)
+    once(theirs)
     pairs = [(once(ours), once(theirs)) for _ in range(repeats)]
-    return Ratio(
-        statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs), repeats
-    )
+    first, second = zip(*pairs, strict=True)
+    return Ratio(statistics.median(first), statistics.median(second), repeats)
 
 
-def resident() -> int:
-    """Bytes of this process in memory now."""
-    return _field("VmRSS")
+def processor_seconds() -> float:
+    """Return the processor time of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
-def settled() -> int:
-    """Bytes in memory once the allocator has given back what it kept of earlier work, so that a peak counts in full."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-    return resident()
+def resident_bytes() -> int:
+    """Return this process's resident memory."""
+    return psutil.Process().memory_info().rss
 
 
 def peak_above_start(call: Callable[[], object]) -> int:
-    """Bytes by which the process grows at its highest while ``call`` runs.
+    """Return by how many bytes the process grows at its highest while ``call`` runs.
 
-    Reads the kernel's own high-water mark where it can be reset, else samples.
+    Reads the kernel's high-water mark where it can be reset, else samples every two milliseconds.
     """
-    start = settled()
+    gc.collect()
+    # Return freed memory to the system, so that using it again counts.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    start = resident_bytes()
     try:
-        _RESET.write_text("5")
+        _RESET_PEAK.write_text("5")
     except OSError:
-        return max(0, _sampled(call) - start)
+        return max(0, sampled_peak(call) - start)
     call()
-    return max(0, _field("VmHWM") - start)
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
+    return max(0, int(line.split()[1]) * 1024 - start)
 
 
-def _field(name: str) -> int:
-    for line in _STATUS.read_text().splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"{_STATUS} has no {name}")
-
-
-def _sampled(call: Callable[[], object]) -> int:
-    highest, done = resident(), threading.Event()
+def sampled_peak(call: Callable[[], object]) -> int:
+    """Return the highest resident memory seen while ``call`` runs."""
+    highest, done = resident_bytes(), threading.Event()
 
     def sample() -> None:
         nonlocal highest
         while not done.wait(0.002):
-            highest = max(highest, resident())
+            highest = max(highest, resident_bytes())
 
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()
@@ -102,5 +104,7 @@ def _sampled(call: Callable[[], object]) -> int:
 
 
 def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,4 +1,11 @@
-"""Which names notes may use: a name that nothing has is a mistake, or news the notes missed."""
+"""Check the names that notes use: one that exists nowhere is a mistake, or was renamed since.
+
+``{value:mlp.router_logits}`` must be a standard value, and a name in backticks with an underscore
+in it must belong to a standard value, the model's own modules, configuration and source, this
+library, torch, or the notes' own code; what comes from none of these (an option of a chat template,
+say) is listed in the front matter's ``words``. A value named on a host that does not have it
+(``self_attn.betas``) is refused too.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +20,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
+from builder.notes.read import Block
 from explorer import vocabulary
 from explorer.specimens.recipes import FAMILIES
 
 #: ``{value:router_logits}`` or ``{value:mlp.router_logits}`` in prose.
-MARKUP = re.compile(r"\{value:([^{}\s]*)\}")
+VALUE_MARKUP = re.compile(r"\{value:([^{}\s]*)\}")
 
 _SPAN = re.compile(r"(`+)(.+?)(?<!`)\1(?!`)", re.DOTALL)
 _NAME = r"[A-Za-z_]\w*"
@@ -26,17 +34,17 @@ _BRACKETS = re.compile(r"\[[^\]\n]*\]|\(\)")
 _SNAKE = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)+")
 _IDENTIFIER = re.compile(_NAME)
 
-#: Special tokens such as ``<|im_start|>``: text, not names.
-_SPECIAL_TOKEN = re.compile(r"<\|[^|\s]*\|>")
+#: Special tokens such as ``<|im_start|>`` (bars are escaped inside a table): text, not names.
+_SPECIAL_TOKEN = re.compile(r"<\\?\|[^|\s]*\|>")
 
 
 def check_names(
-    blocks: Iterable[Any], namespace: Mapping[str, Any], words: Iterable[str] = ()
+    blocks: Iterable[Block], namespace: Mapping[str, Any], words: Iterable[str] = ()
 ) -> Iterator[tuple[int, str]]:
-    """Yield ``(line, message)`` for every name in ``blocks`` that nothing has.
+    """Yield ``(line, message)`` for every name in ``blocks`` that is not known.
 
-    ``namespace`` is what the executed blocks find: a ``model`` in it lends the names of
-    its modules, configuration and source. ``words`` are names declared by the notes.
+    ``namespace``: the names the executed blocks may use; of a ``model`` in it, the names of its
+    modules, configuration and source are known too. ``words``: names that the notes declare.
     """
     blocks = list(blocks)
     native = _native_names(namespace.get("model"))
@@ -52,7 +60,7 @@ def check_names(
 
 
 def value_name(text: str) -> str | None:
-    """``text`` as a standard value's name, host and all, where it is one; else None."""
+    """Return ``text`` where it names a standard value, with or without its host; else None."""
     try:
         vocabulary.lookup(text)
     except vocabulary.UnknownValue:
@@ -61,7 +69,7 @@ def value_name(text: str) -> str | None:
 
 
 def _prose(text: str, first: int, known: set[str], native: set[str]) -> Iterator[tuple[int, str]]:
-    for mark in MARKUP.finditer(text):
+    for mark in VALUE_MARKUP.finditer(text):
         try:
             vocabulary.lookup(mark[1])
         except vocabulary.UnknownValue as error:
@@ -69,7 +77,7 @@ def _prose(text: str, first: int, known: set[str], native: set[str]) -> Iterator
     for span in _SPAN.finditer(text):
         line = first + text.count("\n", 0, span.start())
         for chain in _CHAIN.finditer(_SPECIAL_TOKEN.sub(" ", span[2])):
-            message = _wrong(_BRACKETS.sub("", chain[0]).split("."), known, native)
+            message = _problem(_BRACKETS.sub("", chain[0]).split("."), known, native)
             if message:
                 yield line, message
 
@@ -77,24 +85,28 @@ def _prose(text: str, first: int, known: set[str], native: set[str]) -> Iterator
 def _shown_code(
     text: str, first: int, known: set[str], native: set[str]
 ) -> Iterator[tuple[int, str]]:
-    """Code that is not run: only what hangs on a host, or nearly is a value's name, can be judged."""
+    """Check code that is not run: only attributes of a host, and names close to a value's, can
+    be judged.
+    """
     for number, line in enumerate(text.split("\n"), start=first):
         code = line.partition("#")[0]
         for chain in _CHAIN.finditer(code):
             host, *rest = _BRACKETS.sub("", chain[0]).split(".")
             for name in rest:
-                judged = host in vocabulary.HOSTS or difflib.get_close_matches(
+                checked = host in vocabulary.HOSTS or difflib.get_close_matches(
                     name, vocabulary.NAMES, n=1, cutoff=0.85
                 )
-                message = _wrong([host, name], known | {host}, native) if judged else None
+                message = _problem([host, name], known | {host}, native) if checked else None
                 if message:
                     yield number, message
                 host = name
 
 
-def _wrong(names: list[str], known: set[str], native: set[str]) -> str | None:
-    """What is wrong with a dotted name, or None: an unknown part, or a value on a host without it."""
-    for host, name in zip([None, *names], names):
+def _problem(names: list[str], known: set[str], native: set[str]) -> str | None:
+    """Return what is wrong with a dotted name, or None: an unknown part, or a value on a host
+    without it.
+    """
+    for host, name in zip([None, *names[:-1]], names, strict=True):
         if _SNAKE.fullmatch(name) and name not in known:
             near = difflib.get_close_matches(name, vocabulary.NAMES, n=3, cutoff=0.5)
             hint = (
@@ -103,22 +115,25 @@ def _wrong(names: list[str], known: set[str], native: set[str]) -> str | None:
                 else "no standard value is near it"
             )
             return (
-                f"there is no {name!r} among the standard values, the model's names and this file's own; {hint} "
+                f"there is no {name!r} among the standard values, the model's names and this "
+                f"file's own; {hint} "
                 "(a name from elsewhere is listed in the front matter's words)"
             )
-        elsewhere = (
+        on_wrong_host = (
             name in vocabulary.NAMES
             and host in vocabulary.HOSTS
             and name not in vocabulary.BY_HOST[host]
         )
-        if elsewhere and name not in native:
+        if on_wrong_host and name not in native:
             hosts = ", ".join(value.host for value in vocabulary.lookup(name))
             return f"{host} has no value {name!r}; it is on {hosts}"
     return None
 
 
 def _own_names() -> set[str]:
-    """Names that hold for every file: the vocabulary, this library's public ones, torch, Python."""
+    """Return the names known in every file: the vocabulary, this library's public ones, torch,
+    Python.
+    """
     import torch
 
     names = {*vocabulary.NAMES, *vocabulary.HOSTS, *FAMILIES, *keyword.kwlist, *dir(builtins)}
@@ -133,32 +148,34 @@ def _own_names() -> set[str]:
 
 
 def _module_names(module: ModuleType) -> set[str]:
-    """A module's public names, those of its classes, and their parameters."""
+    """Return a module's public names, those of its classes, and their parameters."""
     names: set[str] = set()
-    for name, thing in vars(module).items():
-        if name.startswith("_") or getattr(thing, "__module__", None) != module.__name__:
+    for name, member in vars(module).items():
+        if name.startswith("_") or getattr(member, "__module__", None) != module.__name__:
             continue
         names.add(name)
-        members = [thing, *vars(thing).values()] if inspect.isclass(thing) else [thing]
-        if inspect.isclass(thing):
-            names.update(member for member in dir(thing) if not member.startswith("_"))
-            names.update(getattr(thing, "__annotations__", ()))
-        for member in members:
-            names |= _parameters(member)
+        names |= _parameters(member)
+        if inspect.isclass(member):
+            names.update(attribute for attribute in dir(member) if not attribute.startswith("_"))
+            names.update(getattr(member, "__annotations__", ()))
+            for attribute in vars(member).values():
+                names |= _parameters(attribute)
     return names
 
 
-def _parameters(thing: Any) -> set[str]:
-    if not callable(thing):
+def _parameters(function: Any) -> set[str]:
+    if not callable(function):
         return set()
     try:
-        return set(inspect.signature(thing).parameters)
+        return set(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return set()
 
 
 def _native_names(model: Any) -> set[str]:
-    """Every name the transformers model has: modules, parameters, configuration, the words of its source."""
+    """Return every name of the transformers model: modules, parameters, configuration,
+    identifiers in its source.
+    """
     native = getattr(model, "_module", model)
     if not hasattr(native, "named_modules"):
         return set()
@@ -182,7 +199,7 @@ def _source_names(module: str) -> set[str]:
 
 
 def _code_names(code: str) -> set[str]:
-    """Variables, attributes, keywords and imports of a block that is going to be executed anyway."""
+    """Return the variables, attributes, keywords and imports of a block that will be executed."""
     names: set[str] = set()
     try:
         tree = ast.parse(code)

@@ -1,74 +1,137 @@
-"""Notes as HTML: prose through Markdown, code coloured, output under it, everything escaped."""
+"""Notes as sections of HTML: prose through Markdown, code highlighted with its output under it,
+everything escaped.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from html import escape
-from typing import Any
-from xml.etree import ElementTree
 
-from builder.notes.check_names import MARKUP, value_name
+from markdown_it.token import Token
+from markupsafe import Markup
 
-_SLUG = re.compile(r"[^a-z0-9]+")
+from builder.notes.check_names import VALUE_MARKUP, value_name
+from builder.notes.read import Block, markdown
+from explorer.widgets.diagram.describe import attribute_of_path
+
+#: Returns the address of a standard value's row, None where the page has none.
+Link = Callable[[str], str | None]
+
+#: Headings of this level and above begin a section; deeper ones stay inside it, one level further
+#: down.
+_SECTION_LEVEL = 2
+
+_NOT_IN_SLUG = re.compile(r"[^a-z0-9]+")
+_SAFE_ADDRESS = re.compile(r"https?://\S+|[^:\s]*")
 
 
-def notes_html(
-    blocks: Iterable[Any], link: Callable[[str], str | None] | None = None, shift: int = 1
-) -> str:
-    """HTML of the blocks that `builder.notes.run` read or ran.
-
-    A standard value in the prose, as ``{value:name}`` or in backticks, becomes
-    ``<code class="value" data-value="name">``, inside a link where ``link(name)`` gives an
-    address. ``shift`` pushes headings down: with 1, ``##`` becomes ``<h3>``. HTML in the
-    prose is shown, not interpreted; a link to anything but a page or a web address is dropped.
+@dataclass(frozen=True)
+class Section:
+    """A heading as Markdown, its anchor, and the HTML under it; what stands before the first
+    heading has neither.
     """
-    import markdown
 
-    converter = markdown.Markdown(extensions=["tables", "sane_lists"])
-    # Raw HTML goes through as text.
-    converter.preprocessors.deregister("html_block")
-    converter.inlinePatterns.deregister("html")
-    converter.treeprocessors.register(_Finish(converter, link, shift), "bestiary", 15)
-    places = _Places(converter)
-    # After the step that normalises whitespace, which would take the converter's own marks out.
-    converter.preprocessors.register(places, "bestiary", 20)
-    parts = [
-        MARKUP.sub(r"`\1`", block.text) if block.kind == "prose" else places.keep(_code(block))
-        for block in blocks
-    ]
-    return converter.convert("\n\n".join(parts))
+    anchor: str
+    title: str
+    body: Markup
 
 
-class _Places:
-    """Lines that stand for finished HTML while the prose around them is converted."""
+def sections(blocks: Iterable[Block], link: Link = lambda name: None) -> list[Section]:
+    """Return notes, as read or as executed, as sections cut at the headings.
 
-    def __init__(self, converter: Any) -> None:
-        self.md = converter
-        self.html: dict[str, str] = {}
+    A standard value in the prose, as ``{value:name}`` or in backticks, becomes ``<code
+    class="value" data-value="name">``, inside a link where ``link(name)`` gives an address. HTML in
+    the prose is shown as text; a link to anything but a page or a web address loses its address.
+    """
+    found, parts = [], []
+    anchor = title = ""
+    slugs: Counter[str] = Counter()
 
-    def keep(self, html: str) -> str:
-        line = f"@@finished-html-{len(self.html)}@@"
-        self.html[line] = html
-        return line
+    def finish() -> None:
+        body = "".join(parts)
+        parts.clear()
+        if anchor or body.strip():
+            found.append(Section(anchor, title, Markup(body)))
 
-    def run(self, lines: list[str]) -> list[str]:
-        return [
-            self.md.htmlStash.store(self.html[line]) if line in self.html else line
-            for line in lines
-        ]
+    for block in blocks:
+        if block.kind != "prose":
+            parts.append(_code_html(block))
+            continue
+        tokens = markdown().parse(VALUE_MARKUP.sub(r"`\1`", block.text))
+        start = 0
+        for index, token in enumerate(tokens):
+            if token.type == "heading_open":
+                heading = tokens[index + 1]
+                own = _anchor(heading, slugs)
+                if int(token.tag[1]) <= _SECTION_LEVEL:
+                    parts.append(_render(tokens[start:index]))
+                    finish()
+                    anchor, title, start = own, heading.content, index + 3
+                else:
+                    token.tag = tokens[index + 2].tag = f"h{min(int(token.tag[1]) + 1, 6)}"
+                    token.attrSet("id", own)
+            elif token.type == "inline":
+                _finish_inline(token.children or [], link)
+        parts.append(_render(tokens[start:]))
+    finish()
+    return found
 
 
-def _code(block: Any) -> str:
-    """One fenced block: coloured Python, or plain text, and what running it printed."""
-    ran = ' data-executed="true"' if block.kind == "run" else ""
-    html = f'<div class="highlight snippet"{ran}><pre><code>{_coloured(block.text, block.language)}</code></pre>'
+def value_anchor(host: str, name: str) -> str:
+    """Return the id of a value's row on a family page: ``value-mlp-router_logits``."""
+    return f"value-{attribute_of_path(host)}-{name}"
+
+
+def _render(tokens: list[Token]) -> str:
+    return markdown().renderer.render(tokens, markdown().options, {})
+
+
+def _anchor(heading: Token, slugs: Counter[str]) -> str:
+    """Return an id from a heading's text, numbered where the same text came before."""
+    text = "".join(child.content for child in heading.children or ())
+    slug = _NOT_IN_SLUG.sub("-", text.lower()).strip("-") or "section"
+    slugs[slug] += 1
+    return f"note-{slug}-{slugs[slug]}" if slugs[slug] > 1 else f"note-{slug}"
+
+
+def _finish_inline(children: list[Token], link: Link) -> None:
+    """Mark the values among inline tokens and remove addresses that are not safe, in place."""
+    links = 0
+    for child in children:
+        if child.type in ("link_open", "link_close"):
+            links += child.nesting
+        for attribute in ("href", "src"):
+            if not _SAFE_ADDRESS.fullmatch(str(child.attrs.get(attribute, ""))):
+                child.attrs = {}
+        if (
+            child.type == "code_inline"
+            and not links
+            and (name := value_name(child.content.strip()))
+        ):
+            child.type, child.content = "html_inline", _value_html(name, link(name))
+
+
+def _value_html(name: str, address: str | None) -> str:
+    code = Markup('<code class="value" data-value="{0}">{0}</code>').format(name)
+    return (
+        Markup('<a class="value-link" href="{}">{}</a>').format(address, code) if address else code
+    )
+
+
+def _code_html(block: Block) -> str:
+    """Return one fenced block: highlighted Python, or plain text, and what running it printed."""
+    executed = ' data-executed="true"' if block.kind == "run" else ""
+    code = _highlighted(block.text, block.language)
+    html = f'<div class="highlight snippet"{executed}><pre><code>{code}</code></pre>'
     if block.output:
         html += f'<pre class="output" aria-label="output"><code>{escape(block.output)}</code></pre>'
-    return f"{html}</div>"
+    return f"{html}</div>\n"
 
 
-def _coloured(text: str, language: str) -> str:
+def _highlighted(text: str, language: str) -> str:
     from pygments import highlight
     from pygments.formatters import HtmlFormatter
     from pygments.lexers import get_lexer_by_name
@@ -79,48 +142,3 @@ def _coloured(text: str, language: str) -> str:
     except ClassNotFound:
         return escape(text)
     return highlight(text, lexer, HtmlFormatter(nowrap=True)).rstrip("\n")
-
-
-class _Finish:
-    """Last touch on the tree: value names marked, headings shifted and named, links checked."""
-
-    def __init__(
-        self, converter: Any, link: Callable[[str], str | None] | None, shift: int
-    ) -> None:
-        self.md, self.link, self.shift = converter, link, shift
-        self.used: dict[str, int] = {}
-
-    def run(self, root: ElementTree.Element) -> None:
-        parents = {child: parent for parent in root.iter() for child in parent}
-        for element in list(root.iter()):
-            if re.fullmatch(r"h[1-6]", element.tag):
-                self._heading(element)
-            elif element.tag == "a" and not _safe(element.get("href", "")):
-                element.attrib.clear()
-            elif element.tag == "code":
-                self._value(element, parents[element])
-
-    def _heading(self, element: ElementTree.Element) -> None:
-        slug = _SLUG.sub("-", "".join(element.itertext()).lower()).strip("-") or "section"
-        self.used[slug] = self.used.get(slug, 0) + 1
-        again = f"-{self.used[slug]}" if self.used[slug] > 1 else ""
-        element.tag = f"h{min(int(element.tag[1]) + self.shift, 6)}"
-        element.set("id", f"note-{slug}{again}")
-
-    def _value(self, element: ElementTree.Element, parent: ElementTree.Element) -> None:
-        name = value_name((element.text or "").strip())
-        if name is None or parent.tag in ("pre", "a"):
-            return
-        element.set("class", "value")
-        element.set("data-value", name)
-        address = self.link(name) if self.link else None
-        if address:
-            wrapper = ElementTree.Element("a", {"class": "value-link", "href": address})
-            wrapper.tail, element.tail = element.tail, None
-            parent[list(parent).index(element)] = wrapper
-            wrapper.append(element)
-
-
-def _safe(address: str) -> bool:
-    """An address on the web, or one without a scheme: in the page or beside it."""
-    return bool(re.fullmatch(r"https?://\S+|[^:\s]*", address))

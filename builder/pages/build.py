@@ -1,4 +1,4 @@
-"""Building the site: families side by side, then the pages that lean on all of them, then mkdocs."""
+"""Build the site: families in parallel, then the pages that need all of them, then mkdocs."""
 
 from __future__ import annotations
 
@@ -15,30 +15,40 @@ from typing import Any
 
 from tqdm import tqdm
 
-from builder.notes.run import SnippetError
-from builder.pages import write
+from builder.notes.html import sections
+from builder.notes.read import SnippetError, read_notes
+from builder.pages import mkdocs, write
+from builder.pages.checkpoints import Record
+from builder.pages.render import value_link
 from builder.records import collect
+from builder.records.facts_file import write_facts
 
-#: Families that one process works on, more or less, before another takes its place: what the libraries keep of each adds up.
-_IN_A_PROCESS = 48
+#: Families that one process works on, on average, before another takes its place: its libraries
+#: keep data of each.
+_FAMILIES_PER_PROCESS = 48
+
+#: What was collected of a family, or the error that it failed with.
+_Outcome = collect.Collected | BaseException
 
 
 @dataclass(frozen=True)
 class Built:
-    """What became of a build: the families with a page, those of which something had to be made anew, and what failed, in words.
+    """What came out of a build.
 
-    ``left_out``: families that were tried and are not followed; ``seconds``: how long its parts took, by name.
+    families: those with a page. made: of each, the kinds of results that were not in the cache.
+    failed, left_out: a sentence for each family or guide that failed, and for each that was only
+    tried and cannot be traced. seconds: how long each step took.
     """
 
-    families: list[str]
-    anew: dict[str, tuple[str, ...]]
-    failed: list[str]
-    left_out: list[str]
+    families: list[str] = field(default_factory=list)
+    made: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
 
 def build(
-    asked: list[str],
+    names: list[str],
     out: Path,
     jobs: int,
     site: Path = write.SITE,
@@ -46,89 +56,89 @@ def build(
     everything: bool = False,
     fresh: bool = False,
 ) -> Built:
-    """Build the pages of ``asked`` families (those with notes when empty) and the site.
+    """Build the pages of the named families (those with notes where none is named) and the site.
 
-    everything: every family that is proven, with notes or without; where that is not known, every decoder, and those whose
-    forward is not followed are left out. fresh: use nothing kept from an earlier build.
-    Without names, pages of other families are taken away. A family that fails leaves the others built and has no page.
-    Raises UnknownFamily, and BuildError when pages cannot be written at all.
+    everything: every proven family, with notes or without; where that is not known, every decoder,
+    and those that cannot be traced are left out. fresh: use no results of earlier builds. Without
+    names, pages of other families are deleted. A family that fails has no page; the others are
+    still built. Raises UnknownFamily, and BuildError when pages cannot be written at all.
     """
     from explorer.specimens import small
 
-    known = collect.proven(site) if everything else None
-    wanted = collect.families(asked) if not everything else list(known or small.types())
-    if not write.CONFIG.is_file() or not site.is_dir():
+    known = collect.proven_families(site) if everything else None
+    wanted = list(known or small.types()) if everything else collect.requested_families(names)
+    if not mkdocs.CONFIG.is_file() or not site.is_dir():
         raise write.BuildError(
-            f"There is no {write.CONFIG} with a folder {site} here: run the builder from the root of the repository."
+            f"There is no {mkdocs.CONFIG} with a folder {site} here: "
+            "run the builder from the root of the repository."
         )
-    write._writable(out)
-    if not asked:
+    mkdocs.prepare_output(out)
+    if not names:
         write.remove_others(wanted, site=site)
-    built = Built([], {}, [], [])
-    clock = _Clock(built.seconds)
+    built = Built()
+    started = time.perf_counter()
+
+    def step_done(name: str) -> None:
+        built.seconds[name] = time.perf_counter() - started - sum(built.seconds.values())
+
     with tqdm(total=len(wanted) + 2, unit="step", desc="pages", file=sys.stderr) as bar:
         for family, outcome in _collected(wanted, jobs, fresh, bar):
-            try:
-                if isinstance(outcome, BaseException):
-                    raise outcome
-                collect.write_facts(family, outcome.records, site / "families")
-                write.write_family(outcome.records, outcome.notes_html, outcome.meta, site=site)
-                built.families.append(family)
-                built.anew.update({family: outcome.made} if outcome.made else {})
-            except write.BuildError:
-                raise
-            except Exception as error:  # whatever it is, the other families are still built
-                unknown = everything and known is None and not collect.has_notes(family)
-                (built.left_out if unknown else built.failed).append(
-                    f"{family}: {_words(error, quiet=unknown)}"
-                )
-                write.remove_family(family, site=site)
+            only_tried = everything and known is None and not collect.has_notes(family)
+            _write_family(family, outcome, built, site, only_tried)
             bar.update()
-        clock.passed("families")
+        step_done("families")
         bar.set_postfix_str("guides and index")
-        titles, failed = _shared(site, fresh)
+        titles, failed = _write_shared_pages(site, fresh)
         built.failed.extend(failed)
         bar.update()
-        clock.passed("guides and index")
+        step_done("guides and index")
         bar.set_postfix_str("mkdocs")
-        # The navigation names those with notes; the index and the coverage page lead to all.
-        write.build_site(
-            out,
-            families={
-                family: title for family, title in titles.items() if collect.has_notes(family)
-            },
-            site=site,
-        )
+        # The navigation lists the families with notes; the index and the coverage page link all of
+        # them.
+        listed = {name: title for name, title in titles.items() if collect.has_notes(name)}
+        mkdocs.build_site(out, families=listed, site=site)
         bar.update()
-        clock.passed("mkdocs")
+        step_done("mkdocs")
         bar.set_postfix_str("")
     return built
 
 
-class _Clock:
-    """Notes how long each part took, from one call to the next."""
+def _write_family(
+    family: str, outcome: _Outcome, built: Built, site: Path, only_tried: bool
+) -> None:
+    """Write a family's records and page, or note why it has none."""
+    try:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        write_facts(outcome.records, site / "families" / family)
+        notes = sections(outcome.blocks or (), value_link(outcome.records[0]))
+        write.write_family(outcome.records, notes, outcome.meta, site=site)
+        built.families.append(family)
+        if outcome.made:
+            built.made[family] = outcome.made
+    except write.BuildError:
+        raise
+    except Exception as error:  # whatever it is, the other families are still built
+        failures = built.left_out if only_tried else built.failed
+        failures.append(f"{family}: {_error_text(error, quiet=only_tried)}")
+        write.remove_family(family, site=site)
 
-    def __init__(self, seconds: dict[str, float]) -> None:
-        self.seconds, self.since = seconds, time.perf_counter()
 
-    def passed(self, part: str) -> None:
-        now = time.perf_counter()
-        self.seconds[part], self.since = now - self.since, now
-
-
-def _collected(families: list[str], jobs: int, fresh: bool, bar: Any) -> Iterator[tuple[str, Any]]:
-    """(family, what was collected or the error): what is kept from before first, then in the order they finish."""
+def _collected(
+    families: list[str], jobs: int, fresh: bool, bar: Any
+) -> Iterator[tuple[str, _Outcome]]:
+    """Yield what was collected of each family, cached ones first, then in the order they finish."""
     changed = []
     for family in families:
         bar.set_postfix_str(family)
-        found = None if fresh else collect.cached_or_none(family)
-        if found is not None:
-            yield family, found
+        cached = None if fresh else collect.collect_cached(family)
+        if cached is not None:
+            yield family, cached
         else:
             changed.append(family)
     jobs = min(jobs, len(changed))
     if jobs <= 1:
-        _quiet()
+        _silence_transformers()
         for family in changed:
             bar.set_postfix_str(family)
             try:
@@ -136,25 +146,25 @@ def _collected(families: list[str], jobs: int, fresh: bool, bar: Any) -> Iterato
             except Exception as error:
                 yield family, error
         return
-    # Fresh processes: torch's threads do not survive a fork. And new ones after a while.
-    for start in range(0, len(changed), jobs * _IN_A_PROCESS):
-        yield from _side_by_side(changed[start : start + jobs * _IN_A_PROCESS], jobs, fresh, bar)
+    for start in range(0, len(changed), jobs * _FAMILIES_PER_PROCESS):
+        some = changed[start : start + jobs * _FAMILIES_PER_PROCESS]
+        yield from _collected_in_parallel(some, jobs, fresh, bar)
 
 
-def _side_by_side(
+def _collected_in_parallel(
     families: list[str], jobs: int, fresh: bool, bar: Any
-) -> Iterator[tuple[str, Any]]:
-    with ProcessPoolExecutor(
-        jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_quiet
-    ) as pool:
+) -> Iterator[tuple[str, _Outcome]]:
+    # Spawned, since torch's threads do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_silence_transformers) as pool:
         running = {pool.submit(collect.collect, family, fresh): family for family in families}
         for future in as_completed(running):
-            family = running.pop(future)  # and with it, what was collected
+            family = running.pop(future)  # frees what was collected
             bar.set_postfix_str(family)
             yield family, future.exception() or future.result()
 
 
-def _quiet() -> None:
+def _silence_transformers() -> None:
     """Leave the terminal to the build's own progress bar."""
     from transformers.utils import logging
 
@@ -162,29 +172,34 @@ def _quiet() -> None:
     logging.set_verbosity_error()
 
 
-def _words(error: BaseException, quiet: bool = False) -> str:
-    """What failed, in words; an error nobody wrote a sentence for also shows where it came from, unless ``quiet``."""
-    if isinstance(error, (ValueError, SnippetError)):
+def _error_text(error: BaseException, quiet: bool = False) -> str:
+    """Return an error as text; one without a sentence of its own also prints its traceback,
+    unless ``quiet``.
+    """
+    if isinstance(error, ValueError | SnippetError):
         return str(error)
     if not quiet:
         traceback.print_exception(error)
     return f"{type(error).__name__}: {error}"
 
 
-def _shared(site: Path, fresh: bool = False) -> tuple[dict[str, str], list[str]]:
-    """The pages that belong to no family; returns the titles of the families that have a page, and what failed."""
+def _write_shared_pages(site: Path, fresh: bool) -> tuple[dict[str, str], list[str]]:
+    """Write the pages of no single family; return the titles of the families that have a page,
+    and what failed.
+    """
     failed = []
     write.write_shared(site=site)
     for name, path in write.guide_sources(site).items():
         try:
-            write.write_guide(name, *collect.guide(path, fresh), site=site)
-        except Exception as error:  # a guide that does not hold has no page
-            failed.append(f"guide {name}: {_words(error)}")
+            blocks, meta = collect.execute_guide(path, fresh)
+            write.write_guide(name, sections(blocks), meta, site=site)
+        except Exception as error:  # a guide whose code fails has no page
+            failed.append(f"guide {name}: {_error_text(error)}")
             write.remove_guide(name, site=site)
     _remove_outdated(site)
     records, metas = _records(site), _metas(site)
-    titles = {
-        family: metas.get(family, {}).get("title", found[0]["title"])
+    titles: dict[str, str] = {
+        family: metas.get(family, {}).get("title") or found[0]["title"]
         for family, found in records.items()
     }
     write.write_index(list(records.values()), metas, site=site)
@@ -192,17 +207,17 @@ def _shared(site: Path, fresh: bool = False) -> tuple[dict[str, str], list[str]]
     return titles, failed
 
 
-def _records(site: Path) -> dict[str, list[dict[str, Any]]]:
-    """The records of every family that has a page, by family."""
-    found = {}
-    for path in sorted((site / "families").glob("*/facts.json")):
-        if (path.parent / "index.md").exists():
-            found[path.parent.name] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+def _records(site: Path) -> dict[str, list[Record]]:
+    """Return the records of every family that has a page, by family."""
+    return {
+        path.parent.name: json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted((site / "families").glob("*/facts.json"))
+        if (path.parent / "index.md").exists()
+    }
 
 
 def _remove_outdated(site: Path) -> None:
-    """Take away the pages whose records an earlier builder wrote in another form: the index and the search cannot read them."""
+    """Delete pages whose records have another schema: the index cannot read them."""
     from explorer.facts.record import SCHEMA
 
     for family, records in _records(site).items():
@@ -211,8 +226,6 @@ def _remove_outdated(site: Path) -> None:
 
 
 def _metas(site: Path) -> dict[str, dict[str, str]]:
-    from builder.notes.run import read_notes
-
-    return {
-        path.parent.name: read_notes(path).meta for path in (site / "families").glob("*/notes.md")
-    }
+    """Return the front matter of every family's notes, by family."""
+    paths = (site / "families").glob("*/notes.md")
+    return {path.parent.name: read_notes(path).meta for path in paths}

@@ -13,7 +13,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Figure:
-    """One number on a page: what it is, the number, and how it comes about."""
+    """One number on a page: its name, its value as text, the formula behind it, and a remark."""
 
     name: str
     value: str
@@ -22,7 +22,7 @@ class Figure:
 
 
 def count(value: float | None) -> str:
-    """A count for reading: 79.7 B, 134.5 M, 512."""
+    """Return a count in short: 79.7 B, 134.5 M, 512."""
     if value is None:
         return "not known"
     for scale, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
@@ -32,22 +32,24 @@ def count(value: float | None) -> str:
 
 
 def thousands(value: float) -> str:
-    """A count in full, its thousands apart: 79 674 391 296."""
+    """Return a count in full with its thousands separated: 79 674 391 296."""
     return f"{value:,}".replace(",", "\u202f")
 
 
 def size(value: float) -> str:
-    """Bytes for reading, in powers of 1024."""
+    """Return bytes in short, in powers of 1024."""
     return size_in_bytes(value, binary=True)
 
 
 def layer_ranges(layers: Iterable[int]) -> str:
-    """Block numbers in words: ``0–2, 4–6, 8``; after six runs an ellipsis."""
+    """Return block numbers as ranges, ``0–2, 4–6, 8``, with an ellipsis after six of them."""
     return ranges(layers, most=6)
 
 
 def figures(record: Record) -> list[Figure]:
-    """Parameters, active parameters, and what a sequence keeps, each with its formula and numbers."""
+    """Return parameters, active parameters, and caches and state of a sequence, each with its
+    formula.
+    """
     counted = record["parameters"]
     parts = counted["by_part"]
     total = " + ".join(f"{part['part']} {count(part['count'])}" for part in parts)
@@ -58,41 +60,37 @@ def figures(record: Record) -> list[Figure]:
         Figure(
             "parameters", count(counted["total"]), total, f"exactly {thousands(counted['total'])}"
         ),
-        Figure(
-            "active for each token", count(counted["active"]), used, counted.get("convention") or ""
-        ),
+        Figure("active per token", count(counted["active"]), used, counted.get("convention") or ""),
     ]
     rows = record.get("caches") or ()
-    found += [_kept(row) for row in rows]
+    found += [_cache(row) for row in rows]
     longest = record["config"].get("max_position_embeddings")
     if rows and isinstance(longest, int):
-        found.append(_whole(rows, longest))
+        found.append(_longest_context(rows, longest))
     return found
 
 
-def _kept(row: Mapping[str, Any]) -> Figure:
-    """One kind of cache or state."""
+def _cache(row: Mapping[str, Any]) -> Figure:
+    """Return the figure of one kind of cache or state."""
     grows = row["fixed_bytes"] is None
-    amount = f"{size(row['per_token_bytes'])} a token" if grows else size(row["fixed_bytes"])
+    amount = f"{size(row['per_token_bytes'])} per token" if grows else size(row["fixed_bytes"])
     formula = f"{row['formula']} = {row['numbers']}"
-    return Figure(
-        row["name"], amount, formula, row.get("note") or ("for each sequence" if not grows else "")
-    )
+    note = row.get("note") or ("" if grows else "for each sequence")
+    return Figure(row["name"], amount, formula, note)
 
 
-def _whole(rows: Iterable[Mapping[str, Any]], tokens: int) -> Figure:
-    """Everything one sequence of the longest length keeps."""
-    terms, whole = [], 0
+def _longest_context(rows: Iterable[Mapping[str, Any]], tokens: int) -> Figure:
+    """Return the figure of all caches and state of one sequence of the longest length."""
+    terms, total = [], 0
     for row in rows:
-        if row["fixed_bytes"] is not None:
-            bytes_ = row["fixed_bytes"]
-        else:
-            bytes_ = row["per_token_bytes"] * min(tokens, row["tokens_at_most"] or tokens)
-        whole += bytes_
-        terms.append(f"{row['name']} {size(bytes_)}")
+        amount = row["fixed_bytes"]
+        if amount is None:
+            amount = row["per_token_bytes"] * min(tokens, row["tokens_at_most"] or tokens)
+        total += amount
+        terms.append(f"{row['name']} {size(amount)}")
     return Figure(
-        f"kept at {thousands(tokens)} tokens",
-        size(whole),
+        f"cache and state at {thousands(tokens)} tokens",
+        size(total),
         " + ".join(terms),
         "one sequence at max_position_embeddings",
     )

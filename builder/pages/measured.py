@@ -1,4 +1,4 @@
-"""What a trained small model was measured to have learned, as figures with what they are held against."""
+"""What a trained small model has learned, as figures beside a baseline each."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ Measured = Mapping[str, Any]
 
 
 def measured_figures(measured: Measured) -> list[Figure]:
-    """The figures of a specimen's measurements; what this page has no words for is listed by its path."""
-    makers: dict[str, Callable[[Measured], Iterator[Figure]]] = {
+    """Return the figures of a specimen's measurements; a measurement of unknown form is listed
+    by its path.
+    """
+    makers: dict[str, Callable[[Any], Iterator[Figure]]] = {
         "parameters": _parameters,
         "text": _text,
         "router": _router,
@@ -26,7 +28,7 @@ def measured_figures(measured: Measured) -> list[Figure]:
         try:
             found += makers[key](part)
         except (KeyError, TypeError):
-            # Another shape of measurement than the one known here: shown as it is.
+            # A measurement of a form this module does not know is shown as it is.
             found += [Figure(path, value, "") for path, value in _leaves(key, part)]
     return found
 
@@ -45,9 +47,10 @@ def _versions(part: Measured) -> Iterator[Figure]:
 
 def _text(part: Measured) -> Iterator[Figure]:
     yield Figure(
-        "nats a token on unseen text",
+        "nats per token on held-out text",
         f"{part['loss_nats_per_token']:.2f}",
-        f"counting words alone gives {part['unigram_nats_per_token']:.2f}, guessing evenly {part['uniform_nats_per_token']:.2f}",
+        f"unigram baseline {part['unigram_nats_per_token']:.2f}, "
+        f"uniform {part['uniform_nats_per_token']:.2f}",
         f"{thousands(part['held_out_tokens'])} tokens in windows of {part['window_tokens']}",
     )
 
@@ -61,7 +64,7 @@ def _router(part: Measured) -> Iterator[Figure]:
     if "untrained_mean_ratio" in part:
         note += f"; before training {part['untrained_mean_ratio']:.2f} ×"
     yield Figure(
-        "what a token tells of its first expert, against shuffled",
+        "how much a token predicts its first expert, against shuffled",
         f"{part['mean_ratio']:.2f} ×",
         f"mutual information in nats, {layers}",
         note,
@@ -70,23 +73,23 @@ def _router(part: Measured) -> Iterator[Figure]:
 
 def _repetition(part: Measured) -> Iterator[Figure]:
     names = {
-        "text": "lower on a segment's second copy",
-        "random": "lower on the second copy of random tokens",
+        "text": "lower loss on a segment's second copy",
+        "random": "lower loss on the second copy of random tokens",
     }
     for kind, name in names.items():
         seen = part[kind]
         yield Figure(
             name,
             f"{seen['lower_by']:.2f} nats",
-            f"first copy {seen['first_copy']:.2f}, second {seen['second_copy']:.2f} nats a token",
+            f"first copy {seen['first_copy']:.2f}, second {seen['second_copy']:.2f} nats per token",
             f"{part['segments']} segments of {part['segment_tokens']} tokens",
         )
 
 
 def _heads(part: Measured) -> Iterator[Figure]:
     names = {
-        "previous_token": "strongest head on the previous token",
-        "induction_target": "strongest head on what followed last time",
+        "previous_token": "strongest previous-token head",
+        "induction_target": "strongest induction head",
     }
     for kind, name in names.items():
         best = part[kind]
@@ -102,22 +105,23 @@ def _heads(part: Measured) -> Iterator[Figure]:
                 yield Figure(
                     f"{name}, {host}",
                     f"{100 * head['share']:.0f} %",
-                    f"{where}; looking back evenly gives {100 * even:.1f} %",
+                    f"{where}; uniform attention gives {100 * even:.1f} %",
                     note,
                 )
 
 
 def _training(part: Measured) -> Iterator[Figure]:
     yield Figure(
-        "of processor time to train",
+        "processor time of training",
         f"{part['processor_seconds'] / 60:.0f} min",
         f"{thousands(part['steps'])} steps, {thousands(part['tokens'])} tokens",
-        f"seed {part['seed']}, {part['threads']} thread{'s' if part['threads'] != 1 else ''}, {part['seconds'] / 60:.0f} min by the clock",
+        f"seed {part['seed']}, {part['threads']} thread{'s' if part['threads'] != 1 else ''}, "
+        f"{part['seconds'] / 60:.0f} min of wall time",
     )
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Every number and text under ``value``, with the keys that lead to it."""
+    """Yield every number and text under ``value`` with the path of keys to it."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(f"{path}.{key}", inner)

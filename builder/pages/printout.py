@@ -1,4 +1,4 @@
-"""The printout of a model as HTML: every line in the colour of the role it plays."""
+"""The printout of a model as HTML, values and modules coloured by their role."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VALUE = re.compile(
 
 
 def printout_html(text: str) -> Markup:
-    """What ``print(model)`` shows, escaped, with values and modules marked by role.
+    """Return what ``print(model)`` shows, escaped, with values and modules marked by role.
 
     A value line belongs to the host whose module encloses it, found by indentation.
     """
@@ -35,7 +35,7 @@ def printout_html(text: str) -> Markup:
 
 
 def _opened(line: str, host: str) -> str | None:
-    """The host that the lines under ``line`` hang on, where it opens one."""
+    """Return the host of the lines nested under ``line``, None where it opens none."""
     match = _MODULE.match(line)
     if not match or not line.rstrip().endswith("("):
         return None
@@ -51,12 +51,12 @@ def _opened(line: str, host: str) -> str | None:
 def _line(line: str, host: str) -> Markup:
     value = _VALUE.match(line)
     if value:
-        part, _, bare = value["name"].rpartition(
-            "."
-        )  # of a part that is no module, its values stand on the block
+        # A value of a host without a module of its own is listed on the block, as
+        # ``mlp.mlp_output``.
+        prefix, _, bare = value["name"].rpartition(".")
         return Markup('{}(<b class="role-{}">{}</b>){}<i>{}</i>{}').format(
             value["indent"],
-            role_of(part or host, bare),
+            role_of(prefix or host, bare),
             value["name"],
             value["arrow"],
             value["layout"],
@@ -71,7 +71,7 @@ def _line(line: str, host: str) -> Markup:
 
 
 def _module_role(name: str, host: str) -> str:
-    """The role of a module's name: what it hosts, else what its name says."""
+    """Return the role of a module: that of the host it is, else by its name."""
     for alias in name.split("/"):
         if alias in HOSTS and alias not in ("model", "layers"):
             return role_of(alias)

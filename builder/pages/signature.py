@@ -1,88 +1,133 @@
-"""A family's signature as its page shows it: what its checkpoints have alike once, in symbols, and their numbers apart."""
+"""A family's signature as its page shows it: what its checkpoints share once, in symbols, and
+their numbers apart.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from markupsafe import Markup
 
+from builder.pages.checkpoints import Record, Variant, by_checkpoint
 from explorer.vocabulary.formatting import ranges, short_dtype
 
 Json = Mapping[str, Any]
-Record = Mapping[str, Any]
 
-#: ``[(ids, part, first shown?)]`` of records by a part of each, see `builder.pages.render.varying`.
-Varying = Callable[[Sequence[Record], Callable[[Record], Any]], list[tuple[str, Any, bool]]]
-
-#: The path of a block: the block list's, and one number.
-_BLOCK = re.compile(r"^\D+\.\d+$")
+#: The path of a block: that of the block list and one number.
+_BLOCK_PATH = re.compile(r"^\D+\.\d+$")
 
 #: The names in a formula.
 _NAME = re.compile(r"[A-Za-z]\w*")
 
+#: What an entry does with the cache, by whether it reads it and whether it writes it.
+_CACHE_USE = {
+    (True, True): "reads and writes the cache",
+    (False, True): "writes the cache",
+    (False, False): "uses no cache",
+}
 
-def context(records: Sequence[Record], varying: Varying) -> Json:
-    """What the page's section is filled with; ``varying`` groups records by a part of them that they may have alike."""
+
+class Generics(TypedDict):
+    """The names that types are written in, with numbers; ``axes`` are expressions of several
+    names.
+    """
+
+    rows: list[Json]
+    axes: list[tuple[str, int]]
+    variables: list[tuple[str, str]]
+
+
+class CacheRow(TypedDict):
+    """What one kind of block keeps between calls; each of ``tensors`` also says how it
+    ``grows``.
+    """
+
+    where: str
+    on: list[Variant[str]]
+    tensors: list[Json]
+
+
+class ClassRow(TypedDict):
+    """A module class. ids: the checkpoints that have it, "" where all have; visible: whether the
+    default one has it.
+    """
+
+    name: str
+    is_block: bool
+    ids: str
+    visible: bool
+    on: list[Variant[str]]
+    members: list[Variant[Json]]
+
+
+class Types(TypedDict):
+    """What the page's section on types is filled with; ``dtype`` is "" where no checkpoint has a
+    signature.
+    """
+
+    dtype: str
+    unknown: list[Variant[str]]
+    generics: list[Variant[Generics]]
+    entries: list[Variant[list[Json]]]
+    caches: list[Variant[list[CacheRow]]]
+    classes: list[ClassRow]
+    resolved: list[Variant[Json]]
+    linked: set[tuple[str, str]]
+
+
+def context(records: Sequence[Record]) -> Types:
+    """Return what the page's section on types is filled with."""
     signed = [record for record in records if "unknown" not in record["signature"]]
-
-    def apart(some: Sequence[Record], part: Callable[[Record], Any]) -> list[tuple[str, Any, bool]]:
-        """The same, named by checkpoint also where all of ``some`` agree and they are not all there are."""
-        found = varying(some, part)
-        if len(some) == len(records) or len(found) > 1:
-            return [(ids, one, here and some[0] is records[0]) for ids, one, here in found]
-        return [
-            (" ".join(record["checkpoint"] for record in some), one, some[0] is records[0])
-            for _, one, _ in found
-        ]
-
-    reasons = varying(records, lambda record: record["signature"].get("unknown"))
+    reasons = by_checkpoint(records, lambda record: record["signature"].get("unknown", ""))
     return {
-        "typed": signed,
-        "varying_of": apart,
-        "untyped": [(reason, ids, here) for ids, reason, here in reasons if reason],
-        "generics": generics,
-        "entries": entries,
-        "resolved": lambda record: record["signature"]["resolved"],
-        "caches": lambda record: cache_rows(record, signed, varying),
-        "classes": classes(records, signed, varying) if signed else [],
+        "dtype": signed[0]["signature"]["dtype"] if signed else "",
+        "unknown": [reason for reason in reasons if reason.part],
+        "generics": by_checkpoint(signed, generics, records),
+        "entries": by_checkpoint(signed, entries, records),
+        "caches": by_checkpoint(signed, lambda record: cache_rows(record, signed), records),
+        "classes": classes(records, signed),
+        "resolved": by_checkpoint(signed, lambda record: record["signature"]["resolved"], records),
         "linked": {(row["host"], row["name"]) for row in records[0]["values"]},
     }
 
 
+# -- types as HTML ----------------------------------------------------------------
+
+
 def type_html(one: Json) -> Markup:
-    """A type with its axes marked, for the script to show their numbers: ``bf16[B, S, Hidden]``."""
-    return Markup("{}[{}]").format(
-        short_dtype(one["dtype"]), Markup(", ").join(map(axis_html, one["dims"]))
-    )
+    """Return a type with its axes marked up, for the script to show their numbers: ``bf16[B, S,
+    Hidden]``.
+    """
+    axes = Markup(", ").join(map(axis_html, one["dims"]))
+    return Markup("{}[{}]").format(short_dtype(one["dtype"]), axes)
 
 
 def axis_html(text: str) -> Markup:
-    """One axis: a number as it is, one that did not resolve with a mark, any other to be pointed at."""
+    """Return one axis: a number as it is, an unresolved one marked, any other as a name whose
+    number can be shown.
+    """
     if text.startswith("?"):
         return Markup('<b class="bare" title="this axis did not resolve">{}?</b>').format(text[1:])
-    return (
-        Markup("{}").format(text)
-        if text == "*" or text.isdigit()
-        else Markup("<i>{}</i>").format(text)
-    )
+    if text == "*" or text.isdigit():
+        return Markup("{}").format(text)
+    return Markup("<i>{}</i>").format(text)
 
 
-def bound_html(one: Json) -> Markup:
-    """A submodule's class with what it binds the class's generics to."""
-    bound = (
-        Markup("&lt;{}&gt;").format(Markup(", ").join(map(axis_html, one["arguments"])))
-        if one["arguments"]
-        else ""
-    )
-    return Markup("{}{}{}").format(
-        f"{one['count']} × " if one.get("count") else "", one["class"], bound
-    )
+def class_html(one: Json) -> Markup:
+    """Return a submodule's class with the arguments of its generics."""
+    arguments = Markup("")
+    if one["arguments"]:
+        arguments = Markup("&lt;{}&gt;").format(Markup(", ").join(map(axis_html, one["arguments"])))
+    count = f"{one['count']} × " if one.get("count") else ""
+    return Markup("{}{}{}").format(count, one["class"], arguments)
 
 
-def generics(record: Record) -> Json:
-    """The names that types are written in, with numbers: ``{rows, axes, variables}``; ``axes`` are made of several names."""
+# -- parts of the section ---------------------------------------------------------
+
+
+def generics(record: Record) -> Generics:
     found = record["signature"]
     return {
         "rows": found["generics"],
@@ -92,41 +137,34 @@ def generics(record: Record) -> Json:
 
 
 def entries(record: Record) -> list[Json]:
-    """The calls a model takes, each with what it does to the cache, in words."""
-    kept = list(
-        dict.fromkeys(
-            tensor["name"] for row in record["signature"]["cache"] for tensor in row["tensors"]
-        )
-    )
-    names = f"the cache: {', '.join(kept)}" if kept else "the cache"
-    words = {
-        (True, True): f"reads and writes {names}",
-        (False, True): f"writes {names}",
-        (False, False): "keeps nothing",
-    }
-    return [
-        _symbols({**entry, "cache": words[entry["reads"], entry["writes"]]})
-        for entry in record["signature"]["entries"]
-    ]
+    """Return the calls a model takes, each with what it does with the cache, in words."""
+    signature = record["signature"]
+    names = [tensor["name"] for row in signature["cache"] for tensor in row["tensors"]]
+    names = f": {', '.join(dict.fromkeys(names))}" if names else ""
+
+    def cache(entry: Json) -> str:
+        use = _CACHE_USE[entry["reads"], entry["writes"]]
+        return f"{use}{names}" if entry["writes"] else use
+
+    return [_symbols({**entry, "cache": cache(entry)}) for entry in signature["entries"]]
 
 
-def cache_rows(record: Record, records: Sequence[Record], varying: Varying) -> list[Json]:
-    """What each kind of block keeps between calls: ``[{where, on, tensors}]``, with how far each tensor grows.
-
-    ``on`` are the blocks, as `varying` gives them over all of ``records``.
+def cache_rows(record: Record, records: Sequence[Record]) -> list[CacheRow]:
+    """Return what each kind of block keeps between calls; its blocks are given for all of
+    ``records``.
     """
 
-    def blocks(at: int) -> Callable[[Record], str]:
-        def on(one: Record) -> str:
+    def on(at: int) -> Callable[[Record], str]:
+        def blocks(one: Record) -> str:
             rows = one["signature"]["cache"]
-            return _on(one, rows[at]["layers"]) if at < len(rows) else ""
+            return _blocks(one, rows[at]["layers"]) if at < len(rows) else ""
 
-        return on
+        return blocks
 
     return [
         {
             "where": row["module"] or "the block",
-            "on": varying(records, blocks(at)),
+            "on": by_checkpoint(records, on(at)),
             "tensors": [_symbols({**tensor, "grows": _grows(tensor)}) for tensor in row["tensors"]],
         }
         for at, row in enumerate(record["signature"]["cache"])
@@ -134,53 +172,44 @@ def cache_rows(record: Record, records: Sequence[Record], varying: Varying) -> l
 
 
 def _grows(tensor: Json) -> str:
-    dims = tensor["after_prefill"]["dims"]
-    if any(text.startswith("min(") and "S" in _NAME.findall(text) for text in dims):
-        return "slides: no more than a window"
-    return (
-        "full: grows with every token"
-        if any("S" in _NAME.findall(text) for text in dims)
-        else "one size at every length"
-    )
+    """Say how a cached tensor grows with the number of tokens S."""
+    growing = [text for text in tensor["after_prefill"]["dims"] if "S" in _NAME.findall(text)]
+    if any(text.startswith("min(") for text in growing):
+        return "up to the window"
+    return "with every token" if growing else "fixed size"
 
 
-def classes(records: Sequence[Record], signed: Sequence[Record], varying: Varying) -> list[Json]:
-    """Every module class once: ``[{name, block, ids, here, on, members}]``, those of blocks first.
-
-    ``on`` and ``members`` are lists as `varying` gives them, for the checkpoints in which they differ; ``ids`` are the
-    checkpoints that have the class where not all have it, and ``here`` says whether the first has. ``signed`` are those
-    of ``records`` that have a signature.
+def classes(records: Sequence[Record], signed: Sequence[Record]) -> list[ClassRow]:
+    """Return every module class once, those of blocks first; ``signed``: the records that have a
+    signature.
     """
-    numbered = [dict(_numbered(record)) for record in signed]
-    keys = list(dict.fromkeys(key for found in numbered for key in found))
+    numbered = {record["checkpoint"]: dict(_numbered(record)) for record in signed}
     rows = []
-    for key in keys:
-        there = {
-            record["checkpoint"]: found[key]
-            for record, found in zip(signed, numbered, strict=True)
-            if key in found
+    for key in dict.fromkeys(key for found in numbered.values() for key in found):
+        having = [record for record in signed if key in numbered[record["checkpoint"]]]
+
+        def on(record: Record, key: tuple[str, int] = key) -> str:
+            return _blocks(record, numbered[record["checkpoint"]][key]["layers"])
+
+        def members(record: Record, key: tuple[str, int] = key) -> Json:
+            return _members(record, numbered[record["checkpoint"]][key])
+
+        ids = [record["checkpoint"] for record in having]
+        first = numbered[ids[0]][key]
+        row: ClassRow = {
+            "name": key[0],
+            "is_block": all(map(_BLOCK_PATH.match, first["paths"])),
+            "ids": "" if len(ids) == len(records) else " ".join(ids),
+            "visible": records[0]["checkpoint"] in ids,
+            "on": by_checkpoint(having, on),
+            "members": by_checkpoint(having, members),
         }
-        having = [record for record in signed if record["checkpoint"] in there]
-
-        def of(record: Record, there: Mapping[str, Json] = there) -> Json:
-            return there[record["checkpoint"]]
-
-        first = next(iter(there.values()))
-        rows.append(
-            {
-                "name": key[0],
-                "block": all(map(_BLOCK.match, first["paths"])),
-                "ids": "" if len(there) == len(records) else " ".join(there),
-                "here": records[0]["checkpoint"] in there,
-                "on": varying(having, lambda record, of=of: _on(record, of(record)["layers"])),
-                "members": varying(having, lambda record, of=of: _members(record, of(record))),
-            }
-        )
-    return sorted(rows, key=lambda row: not row["block"])
+        rows.append(row)
+    return sorted(rows, key=lambda row: not row["is_block"])
 
 
 def _numbered(record: Record) -> list[tuple[tuple[str, int], Json]]:
-    """Classes by name, those of one name told apart by a number."""
+    """Return the classes by name and a number that tells apart those of one name."""
     counts: dict[str, int] = {}
     found = []
     for one in record["signature"]["blocks"]:
@@ -189,44 +218,45 @@ def _numbered(record: Record) -> list[tuple[tuple[str, int], Json]]:
     return found
 
 
-def _on(record: Record, layers: Sequence[int]) -> str:
+def _blocks(record: Record, layers: Sequence[int]) -> str:
     count = record["sizes"]["num_layers"]
     if not layers:
         return ""
-    return (
-        f"all {count} blocks"
-        if len(layers) == count
-        else f"{len(layers)} of {count} blocks: {ranges(layers, most=6)}"
-    )
+    if len(layers) == count:
+        return f"all {count} blocks"
+    return f"{len(layers)} of {count} blocks: {ranges(layers, most=6)}"
 
 
 def _members(record: Record, one: Json) -> Json:
-    """What a class has, in symbols; the decoding step only where it is typed otherwise than a prompt."""
-    forward, *later = one["functions"] or [None]
-    same = [
+    """Return the members of a class in symbols; the decoding step only where its types differ
+    from the prompt's.
+    """
+    forward, later = one["functions"][:1], one["functions"][1:]
+    different = [
         step
         for step in later
-        if forward and all(step[key] == forward[key] for key in ("arguments", "results"))
+        if any(step[key] != forward[0][key] for key in ("arguments", "results"))
     ]
     values = [
         {key: row[key] for key in ("host", "name", "type")}
         for row in record["signature"]["values"]
         if set(row["modules"]) & set(one["paths"])
     ]
-    found = {
-        "generics": one["generics"],
-        "submodules": one["submodules"],
-        "parameters": one["parameters"],
-        "buffers": one["buffers"],
-        "state": [{"name": row["name"], "type": row["after_prefill"]} for row in one["state"]],
-        "functions": [step for step in one["functions"] if step not in same],
-        "values": values,
-    }
-    return _symbols(found)
+    return _symbols(
+        {
+            "generics": one["generics"],
+            "submodules": one["submodules"],
+            "parameters": one["parameters"],
+            "buffers": one["buffers"],
+            "state": [{"name": row["name"], "type": row["after_prefill"]} for row in one["state"]],
+            "functions": [*forward, *different],
+            "values": values,
+        }
+    )
 
 
 def _symbols(found: Any) -> Any:
-    """The same without the numbers of its types, which checkpoints differ in."""
+    """Return the same data without the numbers of its types, in which checkpoints differ."""
     if isinstance(found, dict):
         return {key: _symbols(value) for key, value in found.items() if key != "numbers"}
     return [_symbols(value) for value in found] if isinstance(found, list) else found

@@ -1,8 +1,12 @@
-"""Results that are used again while nothing they depend on has changed: proofs, records, executed notes.
+"""Reuse results while nothing they depend on has changed: contract reports, records, executed
+notes.
 
-Each is a JSON file in the user's cache folder, named after its kind, its family and a
-hash of all it depends on: the library's own sources, the family's recipe, cards and
-notes, and the versions of what runs the models.
+Each result is a JSON file in the user's cache folder, named after its kind, its family and a hash
+of everything it depends on: the library's sources, the family's recipe, cards and notes, and the
+versions of what runs the models.
+
+Plain files, not a database such as diskcache: results are JSON already, which loads without running
+code (diskcache unpickles), and replacing a file is atomic, so two processes may write at once.
 """
 
 from __future__ import annotations
@@ -19,57 +23,62 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import platformdirs
+
 _LIBRARY = Path(__file__).resolve().parents[2] / "explorer"
 
-#: What runs the models.
+#: The packages that run the models.
 _VERSIONS = ("torch", "transformers", "nnsight")
 
-#: Parts of the library that show things and make none.
-_SHOWING = ("widgets", "app")
+#: Folders of the library that only draw.
+_DRAWING = ("widgets", "app")
 
-#: Parts that a proof does not go through.
-_NOT_PROVING = (*_SHOWING, "facts", "traits", "signature", "checkpoints/cards")
+#: Folders that do not affect a contract report.
+_NOT_CONTRACT = (*_DRAWING, "facts", "traits", "signature", "checkpoints/cards")
 
-#: What the builder itself does to notes.
-_OF_NOTES = ("run.py", "check_names.py")
+#: The builder's modules that affect what executed notes print.
+_NOTES_MODULES = ("read.py", "run.py", "check_names.py")
 
-#: Results of one kind and family that are kept side by side, for other checkouts of the same user.
-_SIDE_BY_SIDE = 4
+#: Bytes that all results may take together; the least recently used are deleted beyond it. A build
+#: of every family writes about 60 MB, so several checkouts share the folder.
+MAX_BYTES = 512 << 20
 
 
 def folder() -> Path:
-    """Where results are kept: ``bestiary`` in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bestiary"
+    """Return the folder of the results: ``bestiary`` in the user's cache folder."""
+    return platformdirs.user_cache_path("bestiary", appauthor=False)
 
 
 @dataclass
 class ResultCache:
-    """Kept results, read and written; ``made`` lists by kind what had to be made. ``fresh`` uses none of those there are."""
+    """Read and write results on disk.
+
+    fresh: ignore the results of earlier builds. made: the kinds of results that had to be computed.
+    """
 
     fresh: bool = False
     made: list[str] = field(default_factory=list)
 
-    def get(self, kind: str, family: str, key: str, make: Callable[[], Any]) -> Any:
-        """The result of ``make``, plain data, unless it is kept under the same key."""
-        if (found := self.there(kind, family, key)) is not None:
-            return found
+    def get_or_make(self, kind: str, family: str, key: str, make: Callable[[], Any]) -> Any:
+        """Return the cached result, or call ``make``, which returns JSON data, and cache that."""
+        if (cached := self.get(kind, family, key)) is not None:
+            return cached
         result = make()
         self.made.append(kind)
         _write(_path(kind, family, key), result)
-        _prune(kind, family)
         return result
 
-    def there(self, kind: str, family: str, key: str) -> Any:
-        """What is kept under a key; None where there is nothing, or where it is damaged."""
+    def get(self, kind: str, family: str, key: str) -> Any:
+        """Return the cached result; None where there is none or its file is damaged."""
         if self.fresh:
             return None
         path = _path(kind, family, key)
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            result = json.loads(path.read_text(encoding="utf-8"))
             os.utime(path)
-            return found
         except (OSError, ValueError):
             return None
+        return result
 
 
 def _path(kind: str, family: str, key: str) -> Path:
@@ -77,93 +86,94 @@ def _path(kind: str, family: str, key: str) -> Path:
 
 
 def _write(path: Path, result: Any) -> None:
-    """Keep a result; where the folder cannot be written there is nothing to use again, and that is all."""
+    """Write a result and make room for it; a folder that cannot be written only means no reuse."""
     part = path.with_suffix(f".{os.getpid()}")
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(result, ensure_ascii=False), encoding="utf-8")
-        part.replace(path)
-    except OSError:
-        with suppress(OSError):
+        try:
+            part.write_text(json.dumps(result, ensure_ascii=False), encoding="utf-8")
+            part.replace(path)
+        finally:
             part.unlink(missing_ok=True)
+        _prune()
 
 
-def _prune(kind: str, family: str) -> None:
-    """Drop all but the results of one kind and family that were used last."""
-    named = re.compile(rf"{re.escape(kind)}-{re.escape(family)}-[0-9a-f]+\.json")
-    try:
-        found = sorted(
-            (path for path in folder().iterdir() if named.fullmatch(path.name)),
-            key=lambda path: path.stat().st_mtime,
-        )
-        for path in found[:-_SIDE_BY_SIDE]:
+def _prune() -> None:
+    """Delete the least recently used results until the rest take at most `MAX_BYTES`."""
+    files = []
+    for path in folder().glob("*.json"):
+        with suppress(FileNotFoundError):  # another process prunes at the same time
+            files.append((path.stat().st_mtime, path.stat().st_size, path))
+    total = 0
+    for _, size, path in sorted(files, reverse=True):
+        total += size
+        if total > MAX_BYTES:
             path.unlink(missing_ok=True)
-    except OSError:
-        pass  # somebody else tidies up at the same time
 
 
 # -- what results depend on -------------------------------------------------------
 
 
-def proof_key(family: str) -> str:
-    """Of the contract's report on a family's specimen."""
-    return _hash(_sources(_NOT_PROVING), _recipe(family))
+def contract_key(family: str) -> str:
+    """Return the key of the contract's report on a family's specimen."""
+    return _hash(_sources(_NOT_CONTRACT), _recipe(family))
 
 
 def records_key(family: str) -> str:
-    """Of a family's records, the report in them included."""
-    return _hash(_sources(_SHOWING), _recipe(family), _cards([family]) or _default(family))
+    """Return the key of a family's records, which include the contract's report."""
+    return _hash(_sources(_DRAWING), _recipe(family), _cards([family]) or _default_config(family))
 
 
 def notes_key(path: Path, family: str) -> str:
-    """Of executed notes: their text, and the families and checkpoints that it names beside its own."""
+    """Return the key of executed notes: their text, and every family and checkpoint it names
+    besides its own.
+    """
     text = path.read_text(encoding="utf-8")
-    named = sorted(set(_mentioned(text)) - {family})
-    builder = _files(Path(__file__).parents[1] / "notes" / name for name in _OF_NOTES)
+    others = sorted(set(_mentioned(text)) - {family})
+    builder = _digests(Path(__file__).parents[1] / "notes" / name for name in _NOTES_MODULES)
     return _hash(
         text,
-        _sources(_SHOWING),
+        _sources(_DRAWING),
         builder,
         _recipe(family),
-        [_recipe(other) for other in named],
-        _cards([family, *named]),
+        [_recipe(other) for other in others],
+        _cards([family, *others]),
     )
 
 
 @cache
 def _sources(without: tuple[str, ...]) -> str:
-    """The library's code and what every model of it shares, parts of it left out, and the versions of what runs it."""
+    """Hash the library's code, some folders left out, the specimens' tokenizer, and the versions
+    of `_VERSIONS`.
+    """
     code = (
         path
         for path in sorted(_LIBRARY.rglob("*.py"))
         if not path.relative_to(_LIBRARY).as_posix().startswith(without)
     )
-    shared = _LIBRARY / "specimens" / "tokenizer.json"
-    return _hash(_files([*code, shared]), {name: version(name) for name in _VERSIONS})
+    tokenizer = _LIBRARY / "specimens" / "tokenizer.json"
+    return _hash(_digests([*code, tokenizer]), {name: version(name) for name in _VERSIONS})
 
 
 @cache
-def _recipe(family: str) -> Any:
-    """How the family's specimen is made, its weights and what was measured of it included."""
+def _recipe(family: str) -> str:
+    """Hash how the family's specimen is made, with its weights and measurements."""
     from explorer import specimens
     from explorer.specimens.recipes import recipe
 
     made = recipe(family)
-    files = [
-        path for path in (made.weights, made.measured_path) if path is not None and path.is_file()
-    ]
-    return _hash(
-        asdict(made) | {"weights": None}, specimens.config_of(family).to_dict(), _files(files)
-    )
+    files = [path for path in (made.weights, made.measured_path) if path and path.is_file()]
+    config = specimens.config_of(family).to_dict()
+    return _hash(asdict(made) | {"weights": None}, config, _digests(files))
 
 
-def _default(family: str) -> Any:
+def _default_config(family: str) -> dict[str, Any]:
     from explorer.specimens.small import default_config
 
     return default_config(family).to_dict()
 
 
-def _cards(families: Iterable[str]) -> list[Any]:
+def _cards(families: Iterable[str]) -> list[dict[str, Any]]:
     from explorer.checkpoints import cards
 
     return [
@@ -172,7 +182,7 @@ def _cards(families: Iterable[str]) -> list[Any]:
 
 
 def _mentioned(text: str) -> Iterable[str]:
-    """The families whose specimen or checkpoint a text names."""
+    """Yield the families whose specimen or checkpoint a text names."""
     from explorer.checkpoints import cards
     from explorer.specimens.small import types
 
@@ -182,8 +192,8 @@ def _mentioned(text: str) -> Iterable[str]:
     yield from (card.family for card in cards.all_cards() if card.id in text)
 
 
-def _files(paths: Iterable[Path]) -> list[list[str]]:
-    """Name and content of files, the content as a hash."""
+def _digests(paths: Iterable[Path]) -> list[list[str]]:
+    """Return the name of each file and a hash of its content."""
     return [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in paths]
 
 

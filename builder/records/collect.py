@@ -1,237 +1,229 @@
-"""Collecting a family: its facts at every checkpoint, what its specimen proved, its notes run."""
+"""Collect what a family's page is made of: records of its checkpoints, the contract's report,
+executed notes.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from builder.records import compact_json as compact
-from builder.records.cache import ResultCache, notes_key, proof_key, records_key
+from builder.records import coverage
+from builder.records.cache import ResultCache, contract_key, notes_key, records_key
+from builder.records.threads import one_thread
+
+if TYPE_CHECKING:  # notes need the packages of the extra "site", the commands without pages do not
+    from builder.notes.read import Block
 
 Record = dict[str, Any]
+
+#: Called with a few words on what is being done.
 Say = Callable[[str], None]
 
 NOTES = Path("site/families")
 
 
 class UnknownFamily(ValueError):
-    """No family of that name."""
+    """There is no family of that name."""
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What a family's page is made of: a record per checkpoint, the executed notes and their front matter, where there are any.
+    """What a family's page is made of.
 
-    ``made``: what had to be made for it; the rest was kept from before.
+    records: one per checkpoint, the default first. blocks: the executed notes, None where there are
+    none. meta: the front matter of the notes. made: the kinds of results that were not in the
+    cache.
     """
 
     family: str
     records: list[Record]
-    notes_html: str | None
+    blocks: list[Block] | None
     meta: dict[str, str]
     made: tuple[str, ...] = ()
 
 
-def families(asked: list[str] | None = None) -> list[str]:
-    """The families to work on, all that have notes where none is asked for; raises UnknownFamily with the nearest names."""
+def _silent(text: str) -> None:
+    """Say nothing."""
+
+
+# -- which families ---------------------------------------------------------------
+
+
+def requested_families(names: list[str] | None = None) -> list[str]:
+    """Return the named families without repetitions, or those with notes where none is named.
+
+    Raises UnknownFamily with the nearest names.
+    """
     from explorer import specimens
     from explorer.specimens.recipes import recipe
 
-    for family in asked or ():
+    for family in names or ():
         try:
             recipe(family)
         except specimens.UnknownFamily as error:
             raise UnknownFamily(str(error)) from None
-    return list(dict.fromkeys(asked)) if asked else noted()
+    return list(dict.fromkeys(names)) if names else families_with_notes()
 
 
-def noted() -> list[str]:
-    """The families that somebody wrote notes on, by name."""
+def families_with_notes() -> list[str]:
+    """Return the families that somebody wrote notes on, by name."""
     from explorer.specimens import small
 
     return [family for family in small.types() if has_notes(family)]
 
 
 def has_notes(family: str) -> bool:
-    return (NOTES / family / "notes.md").is_file()
+    return _notes_path(family).is_file()
 
 
-def proven(site: Path) -> list[str] | None:
-    """The families that the last full run of ``check`` proved, in whole or in part; None where there was none with these versions."""
-    from builder.records import coverage
-
-    kept = coverage.read(site / coverage.DATA.name)
-    if kept is None or any(version(name) != of for name, of in kept["versions"].items()):
+def proven_families(site: Path) -> list[str] | None:
+    """Return the families with the verdict "proven" or "in part"; None where the data is of
+    other versions or missing.
+    """
+    data = coverage.read(site / coverage.DATA.name)
+    if data is None or any(version(name) != tested for name, tested in data["versions"].items()):
         return None
     return [
         family
-        for family, found in kept["families"].items()
-        if found["verdict"] in ("proven", "in part")
+        for family, outcome in data["families"].items()
+        if outcome["verdict"] in ("proven", "in part")
     ]
 
 
-def proof(
-    family: str, say: Say = lambda text: None, kept: ResultCache | None = None
-) -> tuple[Record, Record]:
-    """The contract's report on the family's specimen and what that specimen is; of earlier, while nothing it depends on has changed."""
+# -- collecting -------------------------------------------------------------------
 
-    def prove() -> dict[str, Record]:
-        say(f"proving {family} on its specimen")
-        from explorer import load, specimens
-        from explorer.contract import check
+
+def contract_report(
+    family: str, say: Say = _silent, results: ResultCache | None = None
+) -> tuple[Record, Record]:
+    """Return the contract's report on the family's specimen and a description of that specimen,
+    cached where possible.
+    """
+
+    def check() -> dict[str, Record]:
+        say(f"checking the contract on the specimen of {family}")
+        from explorer import contract, load, specimens
 
         built = specimens.build(family)
-        about = {
+        specimen = {
             "label": f"specimen:{family}",
             "weights": built.weights,
             "prompt": built.prompt,
             "measured": built.measured,
         }
-        return {
-            "report": check(load(f"specimen:{family}"), built.prompt).to_json(),
-            "specimen": about,
-        }
+        report = contract.check(load(f"specimen:{family}"), built.prompt).to_json()
+        return {"report": report, "specimen": specimen}
 
-    found = (kept or ResultCache()).get("contract", family, proof_key(family), prove)
+    results = results or ResultCache()
+    found = results.get_or_make("contract", family, contract_key(family), check)
     return found["report"], found["specimen"]
 
 
-def record(family: str, checkpoint: str | None, say: Say = lambda text: None) -> Record:
-    """One record, complete: facts and proof."""
+def record(family: str, checkpoint: str | None, say: Say = _silent) -> Record:
+    """Return one record with the contract's report in it."""
     from explorer.facts.record import facts
 
-    report, specimen = proof(family, say)
+    report, specimen = contract_report(family, say)
     say(f"collecting {checkpoint or family}")
     return facts(family, checkpoint, report, specimen)
 
 
-def collect(family: str, fresh: bool = False, say: Say = lambda text: None) -> Collected:
-    """Everything a family's page is made of; ``fresh``: nothing of it from before."""
+def collect(family: str, fresh: bool = False, say: Say = _silent) -> Collected:
+    """Collect everything a family's page is made of; ``fresh``: without results of earlier
+    builds.
+    """
     import explorer.engine.nnsight_api  # noqa: F401  before any modeling module
 
-    kept = ResultCache(fresh)
-    with one_thread():  # several families may be collected side by side
-        records = kept.get(
-            "records", family, records_key(family), lambda: _records(family, say, kept)
+    results = ResultCache(fresh)
+    with one_thread():
+        records = results.get_or_make(
+            "records", family, records_key(family), lambda: _records(family, say, results)
         )
         blocks = None
         if has_notes(family):
             say(f"running the notes of {family}")
-            path = NOTES / family / "notes.md"
-            blocks = kept.get("notes", family, notes_key(path, family), lambda: _run(path, family))
-    return _collected(family, records, blocks, kept)
+            path = _notes_path(family)
+            key = notes_key(path, family)
+            blocks = results.get_or_make("notes", family, key, lambda: _execute(path, family))
+    return _collected(family, records, blocks, results)
 
 
-def cached_or_none(family: str) -> Collected | None:
-    """What an earlier build collected, where nothing of it has changed; None where something has to be run."""
-    kept = ResultCache()
+def collect_cached(family: str) -> Collected | None:
+    """Return what an earlier build collected; None where something has changed since."""
+    results = ResultCache()
     try:
-        records = kept.there("records", family, records_key(family))
-        path = NOTES / family / "notes.md"
-        blocks = kept.there("notes", family, notes_key(path, family)) if has_notes(family) else None
-    except Exception:
+        records = results.get("records", family, records_key(family))
+        blocks = None
+        if has_notes(family):
+            blocks = results.get("notes", family, notes_key(_notes_path(family), family))
+            if blocks is None:
+                return None
+    except (
+        Exception
+    ):  # a family whose configuration cannot be made: collecting it reports the error
         return None
-    return (
-        None
-        if records is None or (blocks is None and has_notes(family))
-        else _collected(family, records, blocks, kept)
+    return None if records is None else _collected(family, records, blocks, results)
+
+
+def execute_guide(path: Path, fresh: bool = False) -> tuple[list[Block], dict[str, str]]:
+    """Execute a guide and return its blocks and front matter, whose ``family`` names the
+    specimen it runs on.
+    """
+    from builder.notes.read import Block, read_notes
+
+    meta = read_notes(path).meta
+    family = meta.get("family", "qwen3_next")
+    blocks = ResultCache(fresh).get_or_make(
+        "guide", path.parent.name, notes_key(path, family), lambda: _execute(path, family)
     )
+    return [Block(**block) for block in blocks], meta
+
+
+def _notes_path(family: str) -> Path:
+    return NOTES / family / "notes.md"
 
 
 def _collected(
-    family: str, records: list[Record], blocks: list[dict[str, Any]] | None, kept: ResultCache
+    family: str, records: list[Record], blocks: list[dict[str, Any]] | None, results: ResultCache
 ) -> Collected:
-    from builder.notes.run import Block, notes_html, read_notes
-    from builder.pages.render import value_link
+    from builder.notes.read import Block, read_notes
 
+    made = tuple(results.made)
     if blocks is None:
-        return Collected(family, records, None, {}, tuple(kept.made))
-    html = notes_html([Block(**block) for block in blocks], value_link(records[0]))
-    return Collected(
-        family, records, html, read_notes(NOTES / family / "notes.md").meta, tuple(kept.made)
-    )
+        return Collected(family, records, None, {}, made)
+    meta = read_notes(_notes_path(family)).meta
+    return Collected(family, records, [Block(**block) for block in blocks], meta, made)
 
 
-def _records(family: str, say: Say, kept: ResultCache) -> list[Record]:
-    """A record of each checkpoint; of the specimen's sizes where the type's default, which stands in for a card, does not run."""
+def _records(family: str, say: Say, results: ResultCache) -> list[Record]:
+    """Return a record of each checkpoint.
+
+    A family without a card has the type's default sizes in its place, or the specimen's where those
+    do not run.
+    """
     from explorer.checkpoints import cards
     from explorer.checkpoints.load import SPECIMEN
     from explorer.facts.record import checkpoints, facts
     from explorer.signature import Known
 
-    report, specimen = proof(family, say, kept)
+    report, specimen = contract_report(family, say, results)
     say(f"collecting {family}")
     try:
         known: Known = []
-        return [facts(family, one, report, specimen, known) for one in checkpoints(family)]
-    except Exception:  # whatever a forward on shapes alone trips over
+        return [
+            facts(family, checkpoint, report, specimen, known) for checkpoint in checkpoints(family)
+        ]
+    except Exception:  # whatever a forward without weights fails on
         if cards.family_checkpoints(family):
             raise
         return [facts(family, f"{SPECIMEN}{family}", report, specimen)]
 
 
-def _run(path: Path, family: str) -> list[dict[str, Any]]:
-    """Executed notes as plain data."""
+def _execute(path: Path, family: str) -> list[dict[str, Any]]:
+    """Execute notes and return their blocks as JSON data."""
     from builder.notes.run import family_namespace, run_notes
 
     return [asdict(block) for block in run_notes(path, family_namespace(family))]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread for the duration."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def guide(path: Path, fresh: bool = False) -> tuple[str, dict[str, str]]:
-    """A guide, executed: its HTML and front matter. ``family`` there names the specimen it runs on."""
-    from builder.notes.run import Block, notes_html, read_notes
-
-    meta = read_notes(path).meta
-    family = meta.get("family", "qwen3_next")
-    blocks = ResultCache(fresh).get(
-        "guide", path.parent.name, notes_key(path, family), lambda: _run(path, family)
-    )
-    return notes_html([Block(**block) for block in blocks]), meta
-
-
-def write_facts(family: str, records: list[Record], folder: Path = NOTES) -> Path:
-    """Write the family's records beside its page; a record that says the same keeps its date."""
-    path = folder / family / "facts.json"
-    before: dict[str, Record] = {}
-    if path.is_file():
-        try:
-            before = {
-                old["checkpoint"]: old for old in json.loads(path.read_text(encoding="utf-8"))
-            }
-        except (ValueError, KeyError, TypeError):
-            before = {}  # damaged: written anew
-    kept = []
-    for new in records:
-        old = before.get(new["checkpoint"])
-        kept.append(old if old is not None and _undated(old) == _undated(new) else new)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(compact.text(kept) + "\n", encoding="utf-8")
-    return path
-
-
-def _undated(record: Record) -> Record:
-    """What a record says, without its date and without the last digits a machine's arithmetic decides."""
-    plain = json.loads(json.dumps(record))
-    plain["provenance"].pop("generated", None)
-    for check in plain.get("contract", {}).get("checks", ()):
-        for measured in ("detail", "worst"):
-            check.pop(measured, None)
-    return plain

@@ -1,7 +1,7 @@
-"""Doing the same to many things, each in a process of its own that may take so long and so much memory.
+"""Call a function for many tasks, each in a process of its own with a limit on time and memory.
 
-The processes are forked from one server that has imported what all of them need, so
-that each starts in a few milliseconds and none sees what another left behind.
+The processes are forked from one server that has imported what all of them need, so that each
+starts in a few milliseconds and none sees what another left behind.
 """
 
 from __future__ import annotations
@@ -17,40 +17,50 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection
-from pathlib import Path
 from typing import Any
 
-#: Seconds between two looks at how long and how large the processes are.
-_EVERY = 0.1
+import psutil
+
+#: Seconds between two checks of the processes' time and memory.
+_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one process may take: seconds by the clock, bytes of memory resident at a time."""
+    """What one process may use: seconds of wall time, and bytes of resident memory at any time."""
 
     seconds: float = 600.0
     memory: int = 6 << 30
 
 
+DEFAULT_LIMITS = Limits()
+
+
 @dataclass(frozen=True)
-class Stopped:
-    """A process that gave no result; ``reason`` says why, in words."""
+class NoResult:
+    """Stands in for the result of a process that gave none; ``reason`` is a clause such as "it
+    died of SIGSEGV".
+    """
 
     reason: str
 
 
 class OutOfTime(BaseException):
-    """Raised by `within`; no Exception, so that code which tries things and goes on when they fail does not go on after it."""
+    """Raised by `processor_time_limit`; no Exception, so that code which catches those and goes
+    on still stops.
+    """
 
 
 @contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Raise OutOfTime once the block has kept this process's processor busy for ``seconds``; for a main thread alone."""
+def processor_time_limit(seconds: float) -> Iterator[None]:
+    """Raise OutOfTime once the block has used ``seconds`` of processor time; for the main thread
+    alone.
+    """
 
-    def ring(signum: int, frame: Any) -> None:
+    def stop(signum: int, frame: Any) -> None:
         raise OutOfTime(f"it took more than {seconds:g} seconds of processor time")
 
-    before = signal.signal(signal.SIGVTALRM, ring)
+    before = signal.signal(signal.SIGVTALRM, stop)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
@@ -59,82 +69,86 @@ def within(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-class _Running:
-    """One process at work, and the end of the pipe its result comes through."""
+class _Worker:
+    """One running process and the end of the pipe that its result comes through."""
 
     def __init__(
         self, context: Any, function: Callable[[str], Any], task: str, limits: Limits
     ) -> None:
         self.task, self.limits = task, limits
-        self.results, sending = context.Pipe(duplex=False)
+        self.receiver, sender = context.Pipe(duplex=False)
         self.process = context.Process(
-            target=_work, args=(function, task, sending, limits.seconds), daemon=True
+            target=_run_task, args=(function, task, sender, limits.seconds), daemon=True
         )
-        self.process.start()  # returns when the process is there: the server's own start is not counted
-        self.since = time.monotonic()
-        sending.close()
+        self.process.start()
+        # Started after the server, whose own start is not counted.
+        self.started = time.monotonic()
+        sender.close()
 
-    def outcome(self) -> Any:
-        """The result, a `Stopped` where there will be none, or `_Running` itself while it goes on."""
-        if self.results.poll():
+    def poll(self) -> tuple[bool, Any]:
+        """Return whether the process is done, and then its result, or a `NoResult` where there
+        will be none.
+        """
+        if self.receiver.poll():
             try:
-                return self.results.recv()
-            except EOFError:  # the pipe's other end is closed, and nothing was sent
+                return True, self.receiver.recv()
+            except EOFError:  # the process closed the pipe without sending
                 self.process.join()
-                return Stopped(_death(self.process.exitcode))
-        if time.monotonic() - self.since > self.limits.seconds:
-            return Stopped(f"it took more than {self.limits.seconds:g} seconds")
-        if _resident(self.process.pid) > self.limits.memory:
-            return Stopped(
-                f"it needed more than {self.limits.memory / (1 << 30):.3g} GiB of memory"
-            )
-        return self
+                return True, NoResult(_exit_reason(self.process.exitcode))
+        if time.monotonic() - self.started > self.limits.seconds:
+            return True, NoResult(f"it took more than {self.limits.seconds:g} seconds")
+        if _resident_bytes(self.process.pid) > self.limits.memory:
+            limit = f"{self.limits.memory / (1 << 30):.3g} GiB"
+            return True, NoResult(f"it needed more than {limit} of memory")
+        return False, None
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self.process.kill()
         self.process.join()
-        self.results.close()
+        self.receiver.close()
 
 
-def each(
+def run_each(
     function: Callable[[str], Any],
     tasks: Sequence[str],
     jobs: int,
-    limits: Limits = Limits(),
+    limits: Limits = DEFAULT_LIMITS,
     preload: Sequence[str] = (),
 ) -> Iterator[tuple[str, Any]]:
-    """``(task, function(task))`` for every task, in the order they finish, ``jobs`` at a time.
+    """Yield ``(task, function(task))`` for every task, in the order they finish, ``jobs`` at a
+    time.
 
-    function: importable by name, its result picklable. preload: modules the server imports once.
-    In place of a result there is a `Stopped` where the process died, took too long or grew too large, or where
-    the function raised. When the caller stops looking (Ctrl-C included), what runs is killed.
-    The memory is watched where the system has /proc.
+    function: importable by name, its result picklable. preload: modules that the server imports
+    once. In place of a result there is a `NoResult` where the function raised, or where its process
+    died or exceeded a limit. When the caller stops iterating (Ctrl-C included), running processes
+    are killed.
     """
+    from multiprocessing import forkserver
+
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, *preload])
-    waiting, running = list(reversed(tasks)), []
+    waiting = list(reversed(tasks))
+    running: list[_Worker] = []
     try:
-        with _interrupts_held():  # the server inherits this, and Ctrl-C is the caller's alone
-            from multiprocessing import forkserver
-
+        with _interrupts_blocked():  # inherited by the server: Ctrl-C is for the caller alone
             forkserver.ensure_running()
         while waiting or running:
             while waiting and len(running) < jobs:
-                running.append(_Running(context, function, waiting.pop(), limits))
-            connection.wait([one.results for one in running], timeout=_EVERY)
-            for one in list(running):
-                found = one.outcome()
-                if found is not one:
-                    running.remove(one)
-                    one.end()
-                    yield one.task, found
+                running.append(_Worker(context, function, waiting.pop(), limits))
+            connection.wait([worker.receiver for worker in running], timeout=_POLL_SECONDS)
+            for worker in list(running):
+                done, result = worker.poll()
+                if done:
+                    running.remove(worker)
+                    worker.stop()
+                    yield worker.task, result
     finally:
-        for one in running:
-            one.end()
+        for worker in running:
+            worker.stop()
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
+def _interrupts_blocked() -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -142,36 +156,35 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(function: Callable[[str], Any], task: str, sending: Any, seconds: float) -> None:
-    """What each process does; whatever it prints goes nowhere."""
-    quiet = os.open(os.devnull, os.O_WRONLY)
+def _run_task(function: Callable[[str], Any], task: str, sender: Any, seconds: float) -> None:
+    """Run one task in its process and send the result; whatever it prints is discarded."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
     sys.stdout.flush()
     for stream in (1, 2):
-        os.dup2(quiet, stream)
+        os.dup2(devnull, stream)
     faulthandler.disable()
-    # Should the parent die without ending this: no longer than it was given.
+    # In case the parent dies without stopping this process.
     limit = int(seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
     try:
-        found = function(task)
+        result = function(task)
     except Exception as error:
-        found = Stopped(
-            f"it raised {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
-        )
-    sending.send(found)
-    sending.close()
+        message = " ".join(str(error).split()) or "no message"
+        result = NoResult(f"it raised {type(error).__name__}: {message}")
+    sender.send(result)
+    sender.close()
 
 
-def _death(code: int | None) -> str:
-    """What became of a process that sent nothing."""
+def _exit_reason(code: int | None) -> str:
+    """Say how a process ended that sent nothing."""
     if code is not None and code < 0:
         return f"it died of {signal.Signals(-code).name}"
     return f"it ended with exit code {code} and no result"
 
 
-def _resident(pid: int | None) -> int:
-    """Bytes of a process that are in memory, 0 where that cannot be looked up."""
+def _resident_bytes(pid: int | None) -> int:
+    """Return a process's resident memory in bytes, 0 where it has ended."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
-    except (OSError, IndexError, ValueError):
+        return psutil.Process(pid).memory_info().rss
+    except psutil.Error:
         return 0

@@ -1,11 +1,11 @@
 // The pages' own elements: checkpoint selector, names or numbers in types, filters of the index, copyable commands.
-// Custom elements, so that they come alive wherever and whenever their HTML arrives.
+// Custom elements, so that they work in HTML that arrives after the script ran.
 (() => {
   "use strict";
   if (customElements.get("checkpoint-select")) return;
 
-  // What arrow keys walk through, and by how much.
-  const PARTED = ".members, ul.entries, table.kept, .plots svg";
+  // The groups of elements that arrow keys move through, the elements, and the moves.
+  const STEP_GROUPS = ".members, ul.entries, table.cached, .plots svg";
   const STEPS = ".signature i, .point";
   const MOVES = {
     ArrowRight: (at) => at + 1, ArrowDown: (at) => at + 1, ArrowLeft: (at) => at - 1, ArrowUp: (at) => at - 1,
@@ -23,11 +23,11 @@
     try {
       history.replaceState(history.state, "", to);
     } catch {
-      // A page from a file may not be allowed to: the choice then lasts as long as the page.
+      // A page opened from a file may not change its address: the choice then lasts as long as the page.
     }
   }
 
-  // <checkpoint-select>: shows the parts of the chosen checkpoint, keeps the choice in the address, tells the diagram.
+  // <checkpoint-select>: shows the parts of the chosen checkpoint, keeps the choice in the address, notifies the diagram.
   customElements.define("checkpoint-select", class extends HTMLElement {
     connectedCallback() {
       this.select = this.querySelector("select");
@@ -41,7 +41,7 @@
       const known = [...this.select.options].some((option) => option.value === wanted);
       if (known) {
         this.select.value = wanted;
-        // The diagram further down may not be alive yet.
+        // The diagram further down may not be defined yet.
         const go = () => this.apply(wanted);
         if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", go, { once: true });
         else go();
@@ -56,41 +56,41 @@
     }
   });
 
-  // <typed-notation>: names or numbers in all types and formulas; what is pointed at or reached tells the other.
-  // The numbers are those of the tables of generics that are shown, so that they are the chosen checkpoint's.
+  // <typed-notation>: writes names or numbers in all types and formulas; hover and focus show the other.
+  // The numbers come from the visible tables of generics, so they are the chosen checkpoint's.
   customElements.define("typed-notation", class extends HTMLElement {
     connectedCallback() {
       this.buttons = [...this.querySelectorAll("button")];
       this.classList.add("alive");
       this.buttons.forEach((button, at) => button.addEventListener("click", () => this.write(at === 1)));
-      this.told = document.createElement("span");
-      this.told.className = "tip-text axis-told";
-      this.told.id = "axis-told";
-      this.told.setAttribute("role", "tooltip");
-      document.body.append(this.told);
+      this.tooltip = document.createElement("span");
+      this.tooltip.className = "tip-text axis-tooltip";
+      this.tooltip.id = "axis-tooltip";
+      this.tooltip.setAttribute("role", "tooltip");
+      document.body.append(this.tooltip);
       const start = () => {
-        this.named();
-        for (const group of document.querySelectorAll(PARTED)) this.reach(group.querySelector(STEPS), group);
+        this.typed();
+        for (const group of document.querySelectorAll(STEP_GROUPS)) this.setTabStop(group.querySelector(STEPS), group);
       };
       if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start, { once: true });
       else start();
-      this.ending = new AbortController();
-      const on = (name, act) => document.addEventListener(name, act, { signal: this.ending.signal });
-      const over = (event) => this.tell(event.target.closest?.(".signature i, .formula"));
+      this.listeners = new AbortController();
+      const on = (name, act) => document.addEventListener(name, act, { signal: this.listeners.signal });
+      const over = (event) => this.describe(event.target.closest?.(".signature i, .formula"));
       on("checkpoint-change", () => this.write(this.numbers));
       on("pointerover", over);
       on("focusin", over);
-      on("focusout", () => this.tell(null));
+      on("focusout", () => this.describe(null));
       on("keydown", (event) => this.step(event));
     }
 
     disconnectedCallback() {
-      this.ending.abort();
-      this.told.remove();
+      this.listeners.abort();
+      this.tooltip.remove();
     }
 
-    // All axes and formulas, each with its names kept; a checkpoint may be chosen before the page is there to ask for them.
-    named() {
+    // All axes and formulas, each with its names stored; a checkpoint may be chosen before the page is complete.
+    typed() {
       if (!this.parts) {
         this.parts = [...document.querySelectorAll(".signature i, .formula")];
         for (const part of this.parts) part.dataset.name = part.textContent;
@@ -98,7 +98,7 @@
       return this.parts;
     }
 
-    known() {
+    numbersByName() {
       const found = new Map();
       for (const row of document.querySelectorAll(".generics tbody tr")) {
         const number = row.cells[1].textContent;
@@ -107,66 +107,66 @@
       return found;
     }
 
-    // A part's names with numbers for them; an axis that the table has is one number.
+    // A text with numbers in place of its names.
     filled(name, known) {
       return name.replace(/[A-Za-z]\w*/g, (word) => known.get(word) ?? word);
     }
 
     write(numbers = false) {
-      const known = this.known();
+      const known = this.numbersByName();
       this.numbers = numbers;
       this.buttons.forEach((button, at) => button.setAttribute("aria-pressed", String((at === 1) === numbers)));
-      for (const part of this.named()) {
+      for (const part of this.typed()) {
         const name = part.dataset.name;
         part.textContent = numbers ? known.get(name) ?? this.filled(name, known) : name;
       }
     }
 
-    tell(part) {
+    describe(part) {
       this.at?.removeAttribute("aria-describedby");
       this.at = part;
-      this.told.style.display = part ? "block" : "none";
+      this.tooltip.style.display = part ? "block" : "none";
       if (!part) return;
-      this.told.textContent = part.matches("i") ? this.axis(part.dataset.name) : this.other(part.dataset.name);
+      this.tooltip.textContent = part.matches("i") ? this.describeAxis(part.dataset.name) : this.otherNotation(part.dataset.name);
       const box = part.getBoundingClientRect();
-      this.told.style.left = `${Math.max(8, Math.min(box.left, innerWidth - this.told.offsetWidth - 8))}px`;
+      this.tooltip.style.left = `${Math.max(8, Math.min(box.left, innerWidth - this.tooltip.offsetWidth - 8))}px`;
       const below = box.bottom + 4;
-      this.told.style.top = `${below + this.told.offsetHeight < innerHeight ? below : Math.max(4, box.top - 4 - this.told.offsetHeight)}px`;
-      if (part === document.activeElement) part.setAttribute("aria-describedby", this.told.id);
+      this.tooltip.style.top = `${below + this.tooltip.offsetHeight < innerHeight ? below : Math.max(4, box.top - 4 - this.tooltip.offsetHeight)}px`;
+      if (part === document.activeElement) part.setAttribute("aria-describedby", this.tooltip.id);
     }
 
-    // Of an axis its name, the numbers in it and what they come to; what it means, where it is none of the checkpoint's.
-    axis(name) {
-      const known = this.known();
+    // An axis's name, the same in numbers, and the result; its meaning where the checkpoint has no number for it.
+    describeAxis(name) {
+      const known = this.numbersByName();
       const steps = [...new Set([name, this.filled(name, known), known.get(name)])].filter(Boolean);
       if (steps.length > 1) return steps.join(" = ");
       const row = [...document.querySelectorAll(".generics tbody tr")].find((one) => one.cells[0].textContent === name);
-      return `${name}: ${row?.cells[2]?.textContent ?? "a size of the class's own"}`;
+      return `${name}: ${row?.cells[2]?.textContent ?? "a size of this class alone"}`;
     }
 
-    // Of a formula what is not there to be read already.
-    other(name) {
-      return `= ${this.numbers ? name : this.filled(name, this.known())}`;
+    // A formula in the notation that the page does not show.
+    otherNotation(name) {
+      return `= ${this.numbers ? name : this.filled(name, this.numbersByName())}`;
     }
 
-    // One stop of the tab key for each group; arrows go on from there.
-    reach(part, group) {
+    // Each group has one tab stop; arrow keys move from there.
+    setTabStop(part, group) {
       for (const other of group.querySelectorAll(STEPS)) other.setAttribute("tabindex", other === part ? "0" : "-1");
     }
 
     step(event) {
-      if (event.key === "Escape") this.tell(null);
-      const group = event.target.closest?.(PARTED);
+      if (event.key === "Escape") this.describe(null);
+      const group = event.target.closest?.(STEP_GROUPS);
       if (!group || !event.target.matches(STEPS) || !(event.key in MOVES)) return;
       event.preventDefault();
       const steps = [...group.querySelectorAll(STEPS)].filter((part) => part.checkVisibility());
       const to = steps[Math.max(0, Math.min(steps.length - 1, MOVES[event.key](steps.indexOf(event.target), steps.length)))];
-      this.reach(to, group);
+      this.setTabStop(to, group);
       to.focus();
     }
   });
 
-  // <family-index>: cards that have every chosen trait, every chosen value, and a value whose name holds the text.
+  // <family-index>: shows the cards that have every chosen trait and value, and a value whose name contains the text.
   customElements.define("family-index", class extends HTMLElement {
     connectedCallback() {
       this.form = this.querySelector("form");
@@ -186,7 +186,7 @@
           this.apply();
         });
       }
-      for (const event of ["focusin", "pointerover"]) this.form.addEventListener(event, (happened) => this.tell(happened.target));
+      for (const event of ["focusin", "pointerover"]) this.form.addEventListener(event, (happened) => this.describe(happened.target));
       this.input.addEventListener("input", () => this.apply());
       this.form.addEventListener("submit", (event) => event.preventDefault());
       this.form.addEventListener("reset", () => {
@@ -194,7 +194,7 @@
         this.input.value = "";
         this.apply();
       });
-      // Where filters stand above the families, they leave room for them.
+      // On narrow screens the filters are above the families: close them.
       if (matchMedia("(max-width: 60em)").matches) for (const group of this.groups) group.open = false;
       const asked = address().searchParams;
       this.input.value = asked.get("value") || "";
@@ -224,11 +224,11 @@
         const fits = chosen.every((chip) => has(entry, chip)) && (!text || texts.length > 0);
         entry.card.hidden = !fits;
         const picked = entry.values.filter((full) => names.has(full.slice(full.lastIndexOf(".") + 1)));
-        this.say(entry.card, fits ? [...new Set([...picked, ...texts])] : []);
+        this.list(entry.card, fits ? [...new Set([...picked, ...texts])] : []);
         for (const trait of entry.card.querySelectorAll("[data-of]")) trait.classList.toggle("on", traits.has(trait.dataset.of));
         return fits;
       });
-      // How many would be left: a filter that leaves none is still there, and says so.
+      // Each filter shows how many families it would leave.
       for (const chip of this.chips) {
         const count = left.filter((entry) => has(entry, chip)).length;
         const shown = chip.querySelector("small");
@@ -247,15 +247,15 @@
       remember({ traits: listed("trait"), values: listed("name"), value: text });
     }
 
-    // What a trait means, for whoever has no pointer to rest on it; it stays until another is reached.
-    tell(target) {
+    // Shows the meaning of the trait under the pointer or in focus, until another one is.
+    describe(target) {
       const about = this.querySelector(".about");
       const chip = target.closest("[data-trait]");
       if (about && chip) about.textContent = `${chip.firstChild.textContent.trim()}: ${chip.title}.`;
     }
 
-    // The values that were found, each a link to its row where there is a page.
-    say(card, found) {
+    // Lists the values that matched, each a link to its row where there is a page.
+    list(card, found) {
       const line = card.querySelector(".found");
       line.hidden = found.length === 0;
       line.replaceChildren();
@@ -289,7 +289,7 @@
           await navigator.clipboard.writeText(code.textContent);
           button.textContent = "copied";
         } catch {
-          // No clipboard here: leave the text selected instead.
+          // Without clipboard access the text is selected instead.
           getSelection().selectAllChildren(code);
           button.textContent = "selected";
         }

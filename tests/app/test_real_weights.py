@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from builder.commands.weights import gguf_path
+from builder.bench.weights import gguf_path
 from tests.support.app_browser import DRAWN, Seen
 from tests.support.explorer_server import running
 

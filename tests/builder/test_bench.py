@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import time
 
-from builder.bench import bench, timing
-from builder.commands.weights import gguf_path
+from builder.__main__ import main
+from builder.bench import build as build_section
+from builder.bench import figures, timing
+from builder.bench.figures import Figure, Settings
+from builder.bench.weights import gguf_path
+from builder.commands import bench
+from builder.commands.bench import SECTIONS, measure
 
 
 def figure(**changes):
-    return bench.Figure(
-        **{
-            "section": "facts",
-            "name": "facts of x",
-            "value": 1.5,
-            "unit": "x",
-            "aim": 2.0,
-            "detail": "why",
-        }
-        | changes
+    return Figure(
+        **{"name": "facts of x", "value": 1.5, "unit": "x", "aim": 2.0, "detail": "why"} | changes
     )
 
 
@@ -47,12 +44,12 @@ def test_the_sampled_peak_agrees_with_the_kernels():
                 fresh[page] = 1
             time.sleep(0.5)
 
-    start = timing.resident()
-    assert timing._sampled(hold) - start > size * 0.8
+    start = timing.resident_bytes()
+    assert timing.sampled_peak(hold) - start > size * 0.8
 
 
 def test_the_table_says_whether_an_aim_is_met():
-    text = bench.table(
+    text = figures.table(
         [
             figure(),
             figure(name="slow", value=3.0),
@@ -71,14 +68,16 @@ def test_a_section_that_fails_is_named_and_leaves_the_others(monkeypatch):
     monkeypatch.setattr(
         bench, "SECTIONS", {"broken": broken, "fine": lambda settings: iter([figure(name="other")])}
     )
-    figures, failed = bench.measure(["broken", "fine"], bench.Settings(), lambda text: None)
-    assert [f.name for f in figures] == ["facts of x", "other"] and failed == {
-        "broken": "RuntimeError: no luck"
-    }
+    found, failed = measure(["broken", "fine"], Settings(), lambda text: None)
+    assert [(section, one.name) for section, one in found] == [
+        ("broken", "facts of x"),
+        ("fine", "other"),
+    ]
+    assert failed == {"broken": "RuntimeError: no luck"}
 
 
 def test_an_unknown_family_is_refused(capsys):
-    assert bench.main(["--family", "qwen9"]) == 2
+    assert main(["bench", "--family", "qwen9"]) == 2
     assert "qwen9" in capsys.readouterr().err
 
 
@@ -88,12 +87,12 @@ def test_the_real_weights_are_found():
 
 def test_every_section_measures(tmp_path, capsys):
     """One quick run of all of it; how fast this machine is decides nothing, what is sent and shipped does."""
-    assert bench.main(["--quick", "--json", "--family", "qwen3_next"]) == 0
+    assert main(["bench", "--quick", "--json", "--family", "qwen3_next"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["failed"] == {} and {f["section"] for f in told["figures"]} == set(bench.SECTIONS)
+    assert told["failed"] == {} and {f["section"] for f in told["figures"]} == set(SECTIONS)
     assert all(f["value"] > 0 for f in told["figures"])
     by_name = {f["name"]: f for f in told["figures"]}
-    whole, again = by_name["build of 1 family"], by_name["the same again, nothing changed"]
+    whole, again = by_name["build of 1 family"], by_name["build again, nothing changed"]
     assert "mkdocs" in whole["detail"] and again["value"] > 0
     assert (
         by_name["page of qwen3_next"]["value"] > 0 and by_name["largest websocket message"]["met"]
@@ -103,7 +102,6 @@ def test_every_section_measures(tmp_path, capsys):
 
 def test_memory_is_told_of_each_family(tmp_path, monkeypatch):
     """A family that cannot be collected is no part of it; what was kept is made anew, the proof aside."""
-    from builder.bench import site_build as bench_build
     from builder.records import collect
 
     held = {"a": 30, "b": 50}
@@ -117,11 +115,11 @@ def test_memory_is_told_of_each_family(tmp_path, monkeypatch):
         if family not in held:
             raise ValueError("it cannot be loaded.")
         (tmp_path / "bestiary" / f"records-{family}-1.json").write_text("{}")
-        bytearray(held[family] * bench_build.MEGABYTE).find(1)
+        bytearray(held[family] * build_section.MEGABYTE).find(1)
 
     monkeypatch.setattr(collect, "collect", taken)
-    peaks, _ = bench_build.memory(tmp_path, ["a", "b", "c"])
-    assert set(peaks) == {"a", "b"} and peaks["b"] > peaks["a"] > 20 * bench_build.MEGABYTE
+    peaks, _ = build_section.memory(tmp_path, ["a", "b", "c"])
+    assert set(peaks) == {"a", "b"} and peaks["b"] > peaks["a"] > 20 * build_section.MEGABYTE
     assert {path.name for path in (tmp_path / "bestiary").iterdir()} == {
         "contract-a-1.json",
         "records-a-1.json",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import shutil
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -15,9 +18,10 @@ from tqdm import tqdm
 import explorer.checkpoints.load
 from builder.__main__ import main
 from builder.pages import build as pipeline
-from builder.pages import write
+from builder.pages import mkdocs, write
 from builder.records import cache as reuse
 from builder.records import collect
+from builder.records.facts_file import write_facts
 from explorer.checkpoints import cards
 from explorer.errors import LoadError
 from explorer.facts.record import SCHEMA
@@ -53,7 +57,7 @@ def test_facts_prints_one_record(capsys):
         (["build", "lama"], "llama"),
         (["check", "lama"], "llama"),
         (["build", "llama", "--jobs", "0"], "--jobs"),
-        (["build", "llama", "--all"], "name none beside it"),
+        (["build", "llama", "--all"], "do not name any"),
     ],
 )
 def test_bad_words_get_one_sentence_and_exit_2(words, description, capsys):
@@ -92,7 +96,7 @@ def counted(tmp_path, monkeypatch):
     """How often a contract, a record and notes were really run; nothing is kept from before, and mkdocs is left out."""
     import explorer.contract
     import explorer.facts.record
-    from builder.notes import run as snippets
+    from builder.notes import run as execution
     from explorer.contract.report import Report
 
     ran = Counter()
@@ -111,8 +115,8 @@ def counted(tmp_path, monkeypatch):
     monkeypatch.setattr(
         explorer.facts.record, "facts", counting("record", explorer.facts.record.facts)
     )
-    monkeypatch.setattr(snippets, "run_notes", counting("notes", snippets.run_notes))
-    monkeypatch.setattr(write, "build_site", lambda out, **rest: out)
+    monkeypatch.setattr(execution, "run_notes", counting("notes", execution.run_notes))
+    monkeypatch.setattr(mkdocs, "build_site", lambda out, **rest: out)
     return ran
 
 
@@ -124,7 +128,7 @@ def test_what_did_not_change_is_not_run_again(site, tmp_path, counted):
         counted.clear()
         built = pipeline.build(families, tmp_path / "out", jobs=1, site=site, **options)
         assert sorted(built.families) == families and built.failed == []
-        return dict(counted), built.anew
+        return dict(counted), built.made
 
     whole = {
         "contract": 2,
@@ -149,7 +153,7 @@ def test_families_are_collected_side_by_side_by_processes_that_are_replaced(
 ):
     """What a family that cannot be loaded says comes back from the process it was tried in."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(pipeline, "_IN_A_PROCESS", 1)
+    monkeypatch.setattr(pipeline, "_FAMILIES_PER_PROCESS", 1)
     started = []
     pools = pipeline.ProcessPoolExecutor
     monkeypatch.setattr(
@@ -172,7 +176,7 @@ def test_what_is_kept_goes_by_all_it_depends_on(tmp_path, monkeypatch):
 
     def keys():
         return {
-            "proof": reuse.proof_key("gpt2"),
+            "proof": reuse.contract_key("gpt2"),
             "records": reuse.records_key("gpt2"),
             "notes": reuse.notes_key(notes, "gpt2"),
             "naming opt": reuse.notes_key(elsewhere, "gpt2"),
@@ -217,14 +221,14 @@ def test_a_proof_does_not_go_by_what_only_shows(monkeypatch):
     def sources(changed):
         monkeypatch.setattr(
             reuse,
-            "_files",
+            "_digests",
             lambda paths: [
                 [path.name, "changed" if path.as_posix().endswith(changed) else ""]
                 for path in paths
             ],
         )
         made = reuse._sources.__wrapped__
-        return made(reuse._NOT_PROVING), made(reuse._SHOWING)
+        return made(reuse._NOT_CONTRACT), made(reuse._DRAWING)
 
     as_it_is = sources("nothing")
     assert (
@@ -239,23 +243,46 @@ def test_a_proof_does_not_go_by_what_only_shows(monkeypatch):
     )
 
 
-def test_results_of_other_checkouts_are_kept_for_a_while(tmp_path, monkeypatch):
+def test_the_least_recently_used_results_make_room(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kept = reuse.ResultCache()
-    for number in range(9):
-        assert kept.get("records", "llama", f"{number:x}", lambda: [number]) == [number]
-    kept.get("records", "llama4", "a", lambda: 1)
-    assert (
-        len(list(tmp_path.glob("bestiary/records-llama-*"))) == 4
-        and len(list(tmp_path.glob("bestiary/records-llama4-*"))) == 1
-    )
-    assert kept.get("records", "llama", "8", lambda: "made") == [8] and len(kept.made) == 10
+    results = reuse.ResultCache()
+    size = len(json.dumps("x" * 1000))
+    monkeypatch.setattr(reuse, "MAX_BYTES", 4 * size)
+    for number in range(6):
+        results.get_or_make("records", "llama", f"{number:x}", lambda: "x" * 1000)
+        os.utime(reuse.folder() / f"records-llama-{number:x}.json", (number, number))
+    assert results.get("records", "llama", "2") == "x" * 1000  # now the most recently used
+    results.get_or_make("notes", "gpt2", "a", lambda: "x" * 1000)
+    left = {path.name for path in reuse.folder().iterdir()}
+    assert left == {
+        "records-llama-2.json",
+        "records-llama-4.json",
+        "records-llama-5.json",
+        "notes-gpt2-a.json",
+    }
+    assert results.made == ["records"] * 6 + ["notes"]
+
+
+def _fill_cache(number):
+    for at in range(20):
+        reuse.ResultCache().get_or_make("records", "llama", f"{at:x}", lambda: "x" * 50_000)
+    return number
+
+
+def test_two_processes_may_write_the_same_results(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(reuse, "MAX_BYTES", 200_000)
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
+        assert sorted(pool.map(_fill_cache, range(2))) == [0, 1]
+    files = list(reuse.folder().iterdir())
+    assert 0 < len(files) <= 4
+    assert {json.loads(path.read_text()) for path in files} == {"x" * 50_000}
 
 
 def test_a_cache_folder_that_cannot_be_written_costs_the_reuse_alone(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert reuse.ResultCache().get("records", "llama", "a", lambda: 1) == 1
+    assert reuse.ResultCache().get_or_make("records", "llama", "a", lambda: 1) == 1
 
 
 def test_every_family_that_is_proven_gets_a_page(site, tmp_path, monkeypatch, counted):
@@ -267,11 +294,11 @@ def test_every_family_that_is_proven_gets_a_page(site, tmp_path, monkeypatch, co
         "families": {name: {"verdict": said} for name, said in verdicts.items()},
     }
     (site / "coverage.json").write_text(json.dumps(data))
-    assert collect.proven(site) == ["gpt2", "apertus"]
+    assert collect.proven_families(site) == ["gpt2", "apertus"]
     (site / "coverage.json").write_text(
         json.dumps(data | {"versions": versions | {"torch": "1.0"}})
     )
-    assert collect.proven(site) is None
+    assert collect.proven_families(site) is None
     (site / "coverage.json").unlink()
     monkeypatch.setattr("explorer.specimens.small.types", lambda: ("gpt2", "apertus", "blt"))
     built = pipeline.build([], tmp_path / "out", jobs=1, site=site, everything=True)
@@ -319,18 +346,17 @@ def test_a_default_that_does_not_run_leaves_the_specimens_sizes(counted, monkeyp
 def test_facts_that_say_the_same_keep_their_date(tmp_path):
     one = {"checkpoint": "a/b", "provenance": {"generated": "2020-01-01"}, "sizes": {"n": 1}}
     later = {**one, "provenance": {"generated": "2026-01-01"}}
-    collect.write_facts("llama", [one], tmp_path)
-    path = collect.write_facts("llama", [later], tmp_path)
+    write_facts([one], tmp_path)
+    path = write_facts([later], tmp_path)
     assert json.loads(path.read_text()) == [one]
     changed = {**later, "sizes": {"n": 2}}
-    assert json.loads(collect.write_facts("llama", [changed], tmp_path).read_text()) == [changed]
+    assert json.loads(write_facts([changed], tmp_path).read_text()) == [changed]
 
 
 def test_a_damaged_facts_file_is_written_anew(tmp_path):
-    (tmp_path / "llama").mkdir()
-    (tmp_path / "llama" / "facts.json").write_text("{not json")
+    (tmp_path / "facts.json").write_text("{not json")
     one = {"checkpoint": "a/b", "provenance": {"generated": "2020-01-01"}}
-    assert json.loads(collect.write_facts("llama", [one], tmp_path).read_text()) == [one]
+    assert json.loads(write_facts([one], tmp_path).read_text()) == [one]
 
 
 def test_what_is_generated_is_not_committed():
@@ -346,9 +372,9 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path, capsys):
 
 
 def test_a_built_folder_may_be_built_again(tmp_path):
-    write._writable(tmp_path / "out")
+    mkdocs.prepare_output(tmp_path / "out")
     (tmp_path / "out" / "index.html").write_text("old")
-    write._writable(tmp_path / "out")
+    mkdocs.prepare_output(tmp_path / "out")
 
 
 def test_a_page_of_records_in_another_form_is_taken_away(tmp_path):
@@ -370,6 +396,6 @@ def test_records_are_written_so_that_changes_show(tmp_path):
         "dims": [["a, b", "[\n]"], [], {"x": [0.5, None]}],
         "printout": "long " * 40,
     }
-    text = collect.write_facts("llama", [record], tmp_path).read_text(encoding="utf-8")
+    text = write_facts([record], tmp_path).read_text(encoding="utf-8")
     assert json.loads(text) == [record]
     assert '"layers": [1, 2, 3],\n' in text and '[], {"x": [0.5, null]}],\n' in text

@@ -18,9 +18,15 @@ import torch
 
 from builder.__main__ import main
 from builder.commands import check
-from builder.pages import write
-from builder.records import coverage
-from builder.records.process_limits import Limits, OutOfTime, Stopped, each, within
+from builder.pages import mkdocs, write
+from builder.records import coverage, coverage_text
+from builder.records.process_limits import (
+    Limits,
+    NoResult,
+    OutOfTime,
+    processor_time_limit,
+    run_each,
+)
 from explorer.specimens import small
 from explorer.vocabulary.availability import needs_setting, not_in_block, not_present, not_traced
 from tests.support.tasks import do
@@ -90,7 +96,7 @@ def picked() -> list[str]:
 
 
 def outcomes(*tasks: str, jobs: int = 1, limits: Limits = Limits(60, 4 << 30)) -> dict:
-    return dict(each(do, tasks, jobs, limits))
+    return dict(run_each(do, tasks, jobs, limits))
 
 
 def test_each_task_gives_its_result_and_prints_nothing(capfd):
@@ -104,7 +110,7 @@ def test_each_task_gives_its_result_and_prints_nothing(capfd):
 
 def test_a_process_that_hangs_is_ended_and_the_others_go_on():
     found = outcomes("hang", "answer", limits=Limits(seconds=3))
-    assert found == {"hang": Stopped("it took more than 3 seconds"), "answer": "answer done"}
+    assert found == {"hang": NoResult("it took more than 3 seconds"), "answer": "answer done"}
 
 
 @pytest.mark.parametrize(
@@ -116,17 +122,17 @@ def test_a_process_that_hangs_is_ended_and_the_others_go_on():
     ],
 )
 def test_a_process_that_dies_is_said_to_have_died_of_what(task, reason):
-    assert outcomes(task, "answer") == {task: Stopped(reason), "answer": "answer done"}
+    assert outcomes(task, "answer") == {task: NoResult(reason), "answer": "answer done"}
 
 
 def test_a_process_that_eats_memory_is_ended():
     assert outcomes("eat", limits=Limits(60, 2 << 30)) == {
-        "eat": Stopped("it needed more than 2 GiB of memory")
+        "eat": NoResult("it needed more than 2 GiB of memory")
     }
 
 
 def test_no_process_is_left_when_nobody_looks_any_more():
-    running = each(do, ["a", "hang", "hang"], 2)
+    running = run_each(do, ["a", "hang", "hang"], 2)
     assert next(running) == ("a", "a done")
     began = [child.pid for child in multiprocessing.active_children()]
     running.close()
@@ -171,9 +177,9 @@ def test_what_takes_too_long_is_stopped_though_it_goes_on_after_any_error():
             except Exception:
                 pass
 
-    with pytest.raises(OutOfTime, match="more than 0.2 seconds"), within(0.2):
+    with pytest.raises(OutOfTime, match="more than 0.2 seconds"), processor_time_limit(0.2):
         stubborn()
-    with within(60):
+    with processor_time_limit(60):
         pass
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
 
@@ -220,27 +226,30 @@ def test_what_a_broken_law_makes_of_an_outcome():
 def test_axes_of_types_are_counted_or_it_is_said_why_not(monkeypatch):
     from tests.support.models import specimen
 
-    found = coverage.typed(specimen("llama"))
+    found = coverage.count_axes(specimen("llama"))
     assert found["axes"] == found["resolved"] > 300
-    assert coverage.typed(torch.nn.Linear(2, 2))["unknown"].startswith(
+    assert coverage.count_axes(torch.nn.Linear(2, 2))["unknown"].startswith(
         "Linear has no signature here"
     )
-    monkeypatch.setattr(coverage, "_FOR_TYPES", 0.05)
-    assert coverage.typed(specimen("qwen3_next")) == {
+    monkeypatch.setattr(coverage, "_SIGNATURE_SECONDS", 0.05)
+    assert coverage.count_axes(specimen("qwen3_next")) == {
         "unknown": "it took more than 0.05 seconds of processor time"
     }
 
 
 def test_the_share_of_axes_is_rounded_down_and_told_for_all():
-    assert coverage.share([PROVEN]) == 99.9 and coverage.share([REFUSED, STOPPED]) is None
-    assert coverage.percent(PROVEN) == "99.9 %" and coverage.percent(STOPPED) == ""
-    assert coverage.resolved(
+    assert (
+        coverage_text.resolved_share([PROVEN]) == 99.9
+        and coverage_text.resolved_share([REFUSED, STOPPED]) is None
+    )
+    assert coverage_text.percent(PROVEN) == "99.9 %" and coverage_text.percent(STOPPED) == ""
+    assert coverage_text.resolved(
         OUTCOMES | {"six": PROVEN | {"types": {"axes": 10, "resolved": 9}}}
     ) == (
         "4 of 6 model types have a signature, in which 99.9 % of all axes resolved: every one in 0, at least 98 % in 3."
     )
-    assert coverage.resolved({"five": STOPPED}) == "None of them was asked for its signature."
-    printed = coverage.table(OUTCOMES, 130)
+    assert coverage_text.resolved({"five": STOPPED}) == "No model type has a signature."
+    printed = coverage_text.table(OUTCOMES, 130)
     assert (
         " 99.9 %  2 values" in printed
         and "types: it has no list of blocks" in printed
@@ -255,7 +264,7 @@ def test_a_model_that_cannot_be_built_says_the_error(monkeypatch):
         raise ImportError("This needs the timm library. Please install it.\n")
 
     monkeypatch.setattr(specimens, "build", raises)
-    assert coverage.prove("gemma3n") == {
+    assert coverage.family_outcome("gemma3n") == {
         "verdict": "not built",
         "reason": "ImportError: This needs the timm library",
     }
@@ -268,7 +277,7 @@ def test_a_contract_that_cannot_be_begun_is_a_failure(monkeypatch):
         raise RuntimeError("no twin")
 
     monkeypatch.setattr(contract, "check", raises)
-    found = coverage.prove("llama")
+    found = coverage.family_outcome("llama")
     assert (found["verdict"], found["reason"]) == (
         "failed",
         "the contract cannot be run: RuntimeError: no twin",
@@ -279,7 +288,7 @@ def test_a_contract_that_cannot_be_begun_is_a_failure(monkeypatch):
 
 
 def test_the_table_goes_from_best_to_worst_and_counts():
-    lines = coverage.table(OUTCOMES, 90).splitlines()
+    lines = coverage_text.table(OUTCOMES, 90).splitlines()
     first = [line.split()[0] for line in lines if line and not line.startswith(" ")]
     assert first == ["one", "three", "four", "five", "two", "5", "3"]
     assert "5 decoders: 1 proven, 1 in part, 1 refused, 1 stopped, 1 failed" in lines
@@ -294,7 +303,7 @@ def test_a_long_list_of_failures_is_cut():
         {"law": f"law {i}", "host": "model", "values": [], "detail": f"error {i % 6}"}
         for i in range(60)
     ]
-    said = coverage.said(FAILED | {"failed": failed})
+    said = coverage_text.details(FAILED | {"failed": failed})
     assert (
         said[1]
         == "law 0 on model, law 6 on model, law 12 on model, law 18 on model and 6 more: error 0"
@@ -312,9 +321,9 @@ def test_only_a_broken_law_is_a_failure(names, code, monkeypatch, capsys):
         "sweep",
         lambda families, jobs, limits: ((name, OUTCOMES[name]) for name in reversed(families)),
     )
-    assert check.run_all(1) == code
+    assert check.check_all(1) == code
     assert f"{len(names)} decoders: " in capsys.readouterr().out
-    assert check.run_all(1, as_json=True) == code
+    assert check.check_all(1, as_json=True) == code
     printed = json.loads(capsys.readouterr().out)
     assert list(printed) == sorted(names) and printed["one"] == PROVEN
 
@@ -344,7 +353,7 @@ def test_own_lines_are_those_of_the_family_s_file():
 @pytest.mark.parametrize(
     ("words", "description"),
     [
-        (["check", "--all", "llama"], "name none beside it"),
+        (["check", "--all", "llama"], "do not name any"),
         (["check", "--jobs", "2"], "go with --all"),
         (["check", "--write", "llama"], "go with --all"),
         (["check", "--all", "--jobs", "3"], "1 or 2"),
@@ -405,7 +414,7 @@ def test_the_page_says_every_outcome_and_links_what_has_a_page(tmp_path):
     assert (
         "3 of 5 model types have a signature" in text and "types: it has no list of blocks" in text
     )
-    assert {"Coverage": "coverage.md"} in write.navigation({"one": "One"}, tmp_path)
+    assert {"Coverage": "coverage.md"} in mkdocs.navigation({"one": "One"}, tmp_path)
     write.clear(tmp_path)
     assert not (tmp_path / "coverage.md").exists() and (tmp_path / "coverage.json").exists()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from builder.bench import local_server
 from builder.commands import demo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,13 +28,13 @@ def site(tmp_path):
 @pytest.fixture
 def busy_port():
     with socket.socket() as holder:
-        holder.bind((demo.HOST, 0))
+        holder.bind((local_server.HOST, 0))
         holder.listen()
         yield holder.getsockname()[1]
 
 
 def test_a_folder_is_served(site):
-    server = demo.serve_folder(site)
+    server = local_server.serve_folder(site)
     with urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}/") as answer:
         assert b"the site" in answer.read()
     server.shutdown()
@@ -41,14 +42,16 @@ def test_a_folder_is_served(site):
 
 
 def test_a_free_port_is_kept_and_a_busy_one_left(busy_port):
-    assert demo.choose_port(busy_port) not in (0, busy_port)
-    free = demo.choose_port(0)
-    assert demo.choose_port(free) == free
+    assert local_server.choose_port(busy_port) not in (0, busy_port)
+    free = local_server.choose_port(0)
+    assert local_server.choose_port(free) == free
 
 
 def test_waiting_gives_up_when_the_program_is_gone(busy_port):
     assert (
-        demo.wait_for(f"http://127.0.0.1:{demo.choose_port(0)}/", lambda: False, patience=60)
+        local_server.wait_for(
+            f"http://127.0.0.1:{local_server.choose_port(0)}/", lambda: False, patience=60
+        )
         is False
     )
 
@@ -68,7 +71,7 @@ def test_both_are_served_until_interrupted(site, busy_port):
         "--site-port",
         str(busy_port),
         "--explorer-port",
-        str(demo.choose_port(0)),
+        str(local_server.choose_port(0)),
     ]
     # A session of its own, interrupted as a terminal does it: every process of the group at once.
     process = subprocess.Popen(

@@ -27,23 +27,23 @@ def test_a_card_says_its_notes_words_and_its_records_numbers(made) -> None:
     assert [role for role, _ in hybrid["marks"]].count("attention") == 12 and len(
         hybrid["marks"]
     ) == 48
-    assert ("linear_attn", "states") in hybrid["offers"] and ("self_attn", "head_gate") in hybrid[
-        "offers"
+    assert ("linear_attn", "states") in hybrid["values"] and ("self_attn", "head_gate") in hybrid[
+        "values"
     ]
 
 
 def test_traits_that_most_families_have_do_not_tell_a_family(made) -> None:
     llama, gpt2 = made[0], made[1]
     names = lambda card, part: {trait["name"] for trait in card[part]}  # noqa: E731
-    assert {"pre_norm", "rms_norm"} <= names(llama, "usual")
-    assert {"fused_qkv", "learned_positions", "layer_norm"} <= names(gpt2, "telling")
+    assert {"pre_norm", "rms_norm"} <= names(llama, "common")
+    assert {"fused_qkv", "learned_positions", "layer_norm"} <= names(gpt2, "distinctive")
     for card in made:
-        assert [*card["telling"], *card["usual"]] != [] and names(card, "telling") | names(
-            card, "usual"
+        assert [*card["distinctive"], *card["common"]] != [] and names(card, "distinctive") | names(
+            card, "common"
         ) == names(card, "traits")
         for part, fits in (
-            ("telling", lambda count: 2 * count <= len(made)),
-            ("usual", lambda count: 2 * count > len(made)),
+            ("distinctive", lambda count: 2 * count <= len(made)),
+            ("common", lambda count: 2 * count > len(made)),
         ):
             assert all(
                 fits(sum(name in names(other, "traits") for other in made))
@@ -52,7 +52,7 @@ def test_traits_that_most_families_have_do_not_tell_a_family(made) -> None:
 
 
 def test_traits_stand_in_their_groups_with_the_families_that_have_them(made) -> None:
-    groups = index.groups(made)
+    groups = index.trait_groups(made)
     assert [group["label"] for group in groups] == list(GROUPS.values())
     by_name = {
         trait["name"]: (group["label"], trait) for group in groups for trait in group["traits"]
@@ -72,7 +72,7 @@ def test_a_record_of_an_older_version_is_said_in_todays_words() -> None:
         {"name": "multi_query", "label": "An old label", "meaning": "old", "evidence": "1 of 2"},
         {"name": "gone", "label": "A trait there was", "meaning": "it was", "evidence": "so"},
     ]
-    groups = index.groups(index.cards([[record]], {}))
+    groups = index.trait_groups(index.cards([[record]], {}))
     assert [
         (group["label"], [trait["label"] for trait in group["traits"]]) for group in groups
     ] == [("attention", ["Multi-query attention"]), ("others", ["A trait there was"])]
@@ -80,7 +80,7 @@ def test_a_record_of_an_older_version_is_said_in_todays_words() -> None:
 
 
 def test_values_to_choose_are_those_that_some_families_lack(made) -> None:
-    values = {value["name"]: value["families"] for value in index.some_values(made)}
+    values = {value["name"]: value["families"] for value in index.value_filters(made)}
     assert [
         values[name] for name in ("attention_sinks", "head_gate", "states", "attention_scores")
     ] == [1, 2, 2, 5]

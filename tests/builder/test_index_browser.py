@@ -9,8 +9,8 @@ import pytest
 
 from builder.pages import write
 from explorer.traits.catalogue import BY_NAME
-from tests.builder.test_site_browser import CONTRAST
 from tests.support.facts_records import records
+from tests.support.pages import CONTRAST
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = ("llama", "gpt2", "gemma2", "gpt_oss", "qwen3_next", "mamba")

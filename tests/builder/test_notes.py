@@ -10,7 +10,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from builder.notes.run import SnippetError, family_namespace, notes_html, read_notes, run_notes
+from builder.notes.html import sections
+from builder.notes.read import SnippetError, read_notes
+from builder.notes.run import family_namespace, run_notes
 from explorer.engine.nnsight_api import nnsight
 from explorer.specimens import FAMILIES
 
@@ -66,7 +68,7 @@ TRACE = ("with model.trace(ids):", "    x = model.model.layers[0].output.save()"
 def test_front_matter_and_blocks_are_read_with_their_lines(tmp_path):
     path = tmp_path / "notes.md"
     path.write_text(
-        "---\ntitle: A family\nsummary: one: two\n---\n\n# Head\n\n```text\na\n```\ntail\n",
+        '---\ntitle: A family\nsummary: "one: two"\n---\n\n# Head\n\n```text\na\n```\ntail\n',
         encoding="utf-8",
     )
     notes = read_notes(path)
@@ -171,7 +173,7 @@ def test_shown_blocks_are_not_run(run):
     [
         ("x\n\n```python\npass\n", "3: this fenced block is never closed"),
         (code("pass", info="python later"), "1: a python block has no option 'later'"),
-        ("---\ntitle\n---\n", "2: front matter is 'key: value' lines"),
+        ("---\ntitle\n---\n", "2: the front matter is not a mapping"),
         ("---\ntitle: x\n", "1: the front matter is not closed"),
     ],
 )
@@ -237,22 +239,34 @@ def test_rendered_notes_are_escaped_and_keep_their_order(run):
         + "\n| a | b |\n|---|---|\n| 1 | `h` |\n\n## The <b>head</b>\n\n"
         + code("a < b", info="text")
     )
-    html = notes_html(blocks, link=lambda name: f"#value-{name}" if name == "logits" else None)
-    assert (
-        "<script" not in html
-        and "<b>" not in html
-        and "<i>" not in html
-        and "javascript" not in html
-    )
+    found = sections(blocks, link=lambda name: f"#value-{name}" if name == "logits" else None)
+    assert [(one.anchor, one.title) for one in found] == [
+        ("note-the-b-head-b", "The <b>head</b>"),
+        ("note-the-b-head-b-2", "The <b>head</b>"),
+    ]
+    html = "".join(one.body for one in found)
+    for tag in ("<script", "<b>", "<i>", "javascript"):
+        assert tag not in html
     assert "&lt;i&gt;&amp;" in html and "a &lt; b" in html and '<a href="#z">y</a>' in html
     assert '<code class="value" data-value="mlp.router_logits">mlp.router_logits</code>' in html
-    assert (
-        '<a class="value-link" href="#value-logits"><code class="value" data-value="logits">logits</code></a>'
-        in html
-    )
-    assert '<h3 id="note-the-b-head-b">' in html and '<h3 id="note-the-b-head-b-2">' in html
+    value = '<code class="value" data-value="logits">logits</code>'
+    assert f'<a class="value-link" href="#value-logits">{value}</a>' in html
     assert html.index('class="output"') < html.index("<table>") < html.rindex('class="highlight')
-    assert "finished-html" not in html
+
+
+def test_headings_cut_notes_into_sections_and_deeper_ones_stay_inside(run):
+    blocks = run("first\n\n## A `router_logits` & *more*\n\nbody\n\n### b\n\nlast\n")
+    before, section = sections(blocks)
+    assert (before.anchor, before.title, before.body) == ("", "", "<p>first</p>\n")
+    assert section.title == "A `router_logits` & *more*"
+    assert (
+        '<h4 id="note-b">b</h4>' in section.body and section.anchor == "note-a-router-logits-more"
+    )
+
+
+def test_a_table_keeps_escaped_bars_in_code(run):
+    (section,) = sections(run("| a |\n|---|\n| `<\\|im_start\\|>user` |\n"))
+    assert "<td><code>&lt;|im_start|&gt;user</code></td>" in section.body
 
 
 NOTES = Path(__file__).parents[2] / "site" / "families"

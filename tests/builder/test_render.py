@@ -4,41 +4,28 @@ from __future__ import annotations
 
 import os
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from markupsafe import Markup
 
-from builder.pages import figures, render, write
+from builder.notes.html import Section, value_anchor
+from builder.pages import figures, mkdocs, render, write
+from builder.pages.checkpoints import by_checkpoint
+from builder.pages.environment import config_value, yaml_string
 from builder.pages.measured import measured_figures
 from builder.pages.printout import printout_html
+from builder.pages.values import host_sections, host_sizes
 from explorer import vocabulary
 from explorer.model.printout import folded
 from explorer.widgets import palette
 from tests.support.facts_records import records
+from tests.support.pages import Text
 
-
-class Text(HTMLParser):
-    """The text of a page, without scripts and tags."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.parts: list[str] = []
-        self.quiet = 0
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.quiet += tag in ("script", "template")
-
-    def handle_endtag(self, tag: str) -> None:
-        self.quiet -= tag in ("script", "template")
-
-    def handle_data(self, data: str) -> None:
-        if not self.quiet:
-            self.parts.append(data)
-
-    def __str__(self) -> str:
-        return " ".join("".join(self.parts).split())
+NOTES = [
+    Section("", "", Markup("<p>first</p>")),
+    Section("note-a", "The `router_logits` & more", Markup("<p>n</p>")),
+]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "qwen3_next"])
@@ -57,7 +44,7 @@ def test_a_page_carries_its_record(family: str) -> None:
             part["part"] in text and figures.thousands(part["count"]).replace("\u202f", " ") in text
         )
     for key, value in first["config"].items():
-        assert key in text and render.shown(value) in text
+        assert key in text and config_value(value) in text
     for row in first["caches"]:
         assert row["name"] in text and row["formula"] in text and row["numbers"] in text
     for name, version in first["versions"].items():
@@ -79,7 +66,7 @@ def test_a_command_to_copy_is_what_the_readme_has_one_type() -> None:
 
 
 def test_sections_come_in_their_order() -> None:
-    page = render.family_page(records("llama"), "<h3 id='note-x'>x</h3>", title="Llama")
+    page = render.family_page(records("llama"), NOTES, title="Llama")
     assert re.findall(r"^##? (.*?)(?: \{|$)", page, re.MULTILINE) == [
         "Llama",
         "The block",
@@ -92,27 +79,18 @@ def test_sections_come_in_their_order() -> None:
 
 
 def test_headings_of_notes_become_sections_of_the_page() -> None:
-    html = '<p>first</p><h3 id="note-a">The <code class="value">router_logits</code> &amp; more</h3><p>body</p><h4 id="note-b">b</h4>'
-    assert render.sections(html) == [
-        {"id": "", "title": "", "body": "<p>first</p>"},
-        {
-            "id": "note-a",
-            "title": "The `router_logits` & more",
-            "body": '<p>body</p><h4 id="note-b">b</h4>',
-        },
-    ]
-    page = render.family_page(records("llama"), html)
-    assert "### The `router_logits` &amp; more { #note-a }" in page and "<p>body</p>" in page
+    page = render.family_page(records("llama"), NOTES)
+    assert "### The `router_logits` &amp; more { #note-a }" in page and "<p>n</p>" in page
 
 
 def test_a_page_without_notes_says_how_to_write_them() -> None:
     page = render.family_page(records("llama"))
     assert (
         "## Notes" in page
-        and "Nobody has written notes" in page
+        and "There are no notes" in page
         and "../../guides/adding-a-family.html" in page
     )
-    assert "Nobody has written notes" not in render.family_page(records("llama"), "<p>n</p>")
+    assert "There are no notes" not in render.family_page(records("llama"), NOTES)
 
 
 def test_a_page_of_default_sizes_says_that_they_are_no_checkpoints() -> None:
@@ -127,7 +105,7 @@ def test_a_page_of_default_sizes_says_that_they_are_no_checkpoints() -> None:
 
 def test_the_search_is_left_to_what_somebody_wrote() -> None:
     """Every page of every family in it would be megabytes that each page loads."""
-    written = render.family_page(records("llama"), "<p>n</p>")
+    written = render.family_page(records("llama"), NOTES)
     assert '<div class="host">' in written and '<details data-search-exclude="true">' in written
     assert '<div class="host">' not in render.family_page(
         records("llama")
@@ -137,9 +115,9 @@ def test_the_search_is_left_to_what_somebody_wrote() -> None:
 
 def test_a_host_says_what_kind_of_it_is_there() -> None:
     """Several kinds of mixer have one path."""
-    tables = {table["path"]: table for table in render.host_tables(records("mamba", 1))}
+    tables = {table["path"]: table for table in host_sections(records("mamba", 1))}
     assert tables["model.layers[i].mixer"]["meaning"] == vocabulary.HOSTS["selective_scan"].meaning
-    assert render.host_sizes(records("opt", 1)[0])[1][0] == "layers[0].mlp", (
+    assert host_sizes(records("opt", 1)[0])[1][0] == "layers[0].mlp", (
         "its MLP is a part of the block's own forward"
     )
 
@@ -148,7 +126,7 @@ def test_what_is_kept_between_tokens_is_told_or_why_not() -> None:
     record = records("llama", 1)[0]
     record.update(caches=[], caches_unknown="what it keeps is not known")
     assert "left out: what it keeps is not known." in render.family_page([record])
-    assert "is left out" not in render.family_page(records("llama", 1))
+    assert "are left out" not in render.family_page(records("llama", 1))
 
 
 def test_values_of_a_part_without_a_module_have_their_roles_in_the_printout() -> None:
@@ -162,7 +140,7 @@ def test_each_host_has_a_section_and_each_value_a_row_to_link_to() -> None:
     for path in dict.fromkeys(row["host"] for row in record["values"]):
         assert f"### `{path}`" in page
     for row in record["values"]:
-        assert page.count(f'id="{render.value_anchor(row["host"], row["name"])}"') == 1
+        assert page.count(f'id="{value_anchor(row["host"], row["name"])}"') == 1
 
 
 def test_conditions_and_checks_are_marked() -> None:
@@ -195,8 +173,8 @@ def test_a_failed_check_is_shown_first_and_open() -> None:
     }
     page = render.family_page([record])
     assert (
-        "1 did not" in page
-        and re.search("<details[^>]* open><summary>The contract", page)
+        "1 failed" in page
+        and re.search("<details[^>]* open><summary>The contract's", page)
         and "✗ no" in page
     )
     assert page.index("a row sums to 0.9") < page.index("input plus addends")
@@ -207,7 +185,7 @@ def test_a_record_without_a_contract_says_so() -> None:
     record["contract"] = {"checks": [], "passed": 0, "failed": 0}
     record["provenance"]["specimen"] = {}
     page = render.family_page([record])
-    assert "The contract has not been run" in page and "The contract, law by law" not in page
+    assert "The contract has not been run" in page and "The contract's checks" not in page
 
 
 MEASURED = {
@@ -272,16 +250,16 @@ def test_measurements_of_a_trained_specimen_are_on_the_page() -> None:
     text = str(Text(render.family_page([record])))
     for said in (
         "weights are trained",
-        "4.03nats a token on unseen text",
-        "counting words alone gives 6.20",
-        "3.40 ×what a token tells",
+        "4.03nats per token on held-out text",
+        "unigram baseline 6.20",
+        "3.40 ×how much a token predicts its first expert",
         "0.90 against 0.25",
         "before training 1.80 ×",
-        "2.50 natslower on a segment",
+        "2.50 natslower loss on a segment",
         "first copy 8.00, second 3.00",
-        "62 %strongest head on the previous token, linear_attn",
-        "block 3, head 1; looking back evenly gives 1.4 %",
-        "33 minof processor time to train",
+        "62 %strongest previous-token head, linear_attn",
+        "block 3, head 1; uniform attention gives 1.4 %",
+        "33 minprocessor time of training",
     ):
         assert said in text, said
 
@@ -317,15 +295,15 @@ def test_text_from_records_is_never_interpreted() -> None:
 
 
 def test_front_matter_stays_on_one_line() -> None:
-    assert str(render.front_matter('a "b"\n: c \\ d')) == '"a \\"b\\" : c \\\\ d"'
+    assert str(yaml_string('a "b"\n: c \\ d')) == '"a \\"b\\" : c \\\\ d"'
 
 
 def test_parts_that_agree_between_checkpoints_stand_once() -> None:
     made = records("qwen3_moe")
-    same = render.varying(made, lambda record: record["family"])
+    same = by_checkpoint(made, lambda record: record["family"])
     assert same == [("", "qwen3_moe", True)]
-    apart = render.varying(made, lambda record: record["sizes"]["num_layers"])
-    assert [(ids, here) for ids, _, here in apart] == [
+    different = by_checkpoint(made, lambda record: record["sizes"]["num_layers"])
+    assert [(ids, here) for ids, _, here in different] == [
         (made[0]["checkpoint"], True),
         (made[1]["checkpoint"], False),
     ]
@@ -384,9 +362,9 @@ def test_figures_show_their_formula() -> None:
         found["recurrent state"].value == "72 MiB"
         and "36 × 32 × 128 × 128 × 4" in found["recurrent state"].formula
     )
-    assert found["keys and values"].value == "24 KiB a token"
+    assert found["keys and values"].value == "24 KiB per token"
     # 262 144 tokens of 24 KiB, 72 MiB of state and 2.25 MiB of convolution inputs.
-    assert found["kept at 262\u202f144 tokens"].value == "6.07 GiB"
+    assert found["cache and state at 262\u202f144 tokens"].value == "6.07 GiB"
 
 
 @pytest.mark.parametrize(
@@ -460,7 +438,7 @@ def test_runs_of_equal_blocks_fold_and_others_do_not() -> None:
 
 def test_pages_are_written_beside_what_is_authored(tmp_path: Path) -> None:
     path = write.write_family(
-        records("llama"), "<p>n</p>", {"title": "T", "summary": "S"}, site=tmp_path
+        records("llama"), NOTES, {"title": "T", "summary": "S"}, site=tmp_path
     )
     assert path == tmp_path / "families" / "llama" / "index.md"
     assert path.read_text(encoding="utf-8").startswith('---\ntitle: "T"\ndescription: "S"\n')
@@ -502,7 +480,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
     with pytest.raises(write.BuildError, match="families/llama/index.md cannot be written"):
         write.write_family(records("llama"), site=tmp_path)
     with pytest.raises(write.BuildError, match="page folder .* cannot be written"):
-        write.build_site(tmp_path / "families" / "public", site=tmp_path)
+        mkdocs.build_site(tmp_path / "families" / "public", site=tmp_path)
 
 
 def test_what_mkdocs_refuses_is_one_sentence(tmp_path: Path) -> None:
@@ -510,18 +488,18 @@ def test_what_mkdocs_refuses_is_one_sentence(tmp_path: Path) -> None:
     config.write_text("site_name: x\ntheme: no-such-theme\n")
     (tmp_path / "site").mkdir()
     with pytest.raises(write.BuildError, match="mkdocs did not build the site: .*no-such-theme"):
-        write.build_site(tmp_path / "out", config=config, site=tmp_path / "site")
+        mkdocs.build_site(tmp_path / "out", config=config, site=tmp_path / "site")
 
 
 def test_navigation_lists_what_there_is(tmp_path: Path) -> None:
-    write.write_guide("first", "<p>x</p>", {"title": "First", "summary": ""}, site=tmp_path)
+    write.write_guide("first", NOTES, {"title": "First", "summary": ""}, site=tmp_path)
     for name in ("first", "unbuilt"):
         (tmp_path / "guides" / name).mkdir()
         (tmp_path / "guides" / name / "notes.md").write_text("# x")
     assert list(write.guide_sources(tmp_path)) == ["first", "unbuilt"]
-    assert write.navigation({"llama": "Llama"}, tmp_path) == [
+    assert mkdocs.navigation({"llama": "Llama"}, tmp_path) == [
         {"Families": ["index.md", {"Llama": "families/llama/index.md"}]},
         {"Guides": ["guides/first.md", "guides/layouts.md"]},
     ]
     write.remove_guide("first", site=tmp_path)
-    assert write.navigation({}, tmp_path)[1] == {"Guides": ["guides/layouts.md"]}
+    assert mkdocs.navigation({}, tmp_path)[1] == {"Guides": ["guides/layouts.md"]}

@@ -9,8 +9,8 @@ import pytest
 
 from builder.pages import write
 from explorer.signature.text import typed as in_text
-from tests.builder.test_site_browser import CONTRAST
 from tests.support.facts_records import records
+from tests.support.pages import CONTRAST
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = "families/qwen3_5_moe_text/index.html"
@@ -92,7 +92,7 @@ def test_a_checkpoint_in_the_address_has_its_numbers(visit, address: str) -> Non
 
 
 def test_an_axis_tells_its_number_to_the_pointer(visit, address: str) -> None:
-    page, told = (seen := visit(address + PAGE)).page, seen.page.locator("#axis-told")
+    page, told = (seen := visit(address + PAGE)).page, seen.page.locator("#axis-tooltip")
     assert not told.is_visible()
     axis = page.locator(".signature .members:visible i", has_text="HeadDim / 4").first
     axis.hover()
@@ -109,7 +109,7 @@ def test_an_axis_tells_its_number_to_the_pointer(visit, address: str) -> None:
 
 
 def test_arrow_keys_walk_the_axes_of_a_class(visit, address: str) -> None:
-    page, told = (seen := visit(address + PAGE)).page, seen.page.locator("#axis-told")
+    page, told = (seen := visit(address + PAGE)).page, seen.page.locator("#axis-tooltip")
     stops = page.locator(".signature .members:visible [tabindex='0']")
     assert stops.count() == page.locator(".signature .members:visible").count() == 2, (
         "one stop for each open class"
@@ -125,7 +125,8 @@ def test_arrow_keys_walk_the_axes_of_a_class(visit, address: str) -> None:
         page.keyboard.press(key)
         assert told.inner_text() == text
         assert (
-            page.evaluate("document.activeElement.getAttribute('aria-describedby')") == "axis-told"
+            page.evaluate("document.activeElement.getAttribute('aria-describedby')")
+            == "axis-tooltip"
         )
     page.keyboard.press("Escape")
     assert not told.is_visible()
@@ -137,7 +138,7 @@ def test_arrow_keys_walk_the_axes_of_a_class(visit, address: str) -> None:
 
 
 def test_a_formula_tells_its_numbers_on_focus_and_on_hover(visit, address: str) -> None:
-    page, told = (seen := visit(address + PAGE)).page, seen.page.locator("#axis-told")
+    page, told = (seen := visit(address + PAGE)).page, seen.page.locator("#axis-tooltip")
     row = page.locator(".formulas > div:visible", has_text="bytes kept after S tokens")
     assert "64880640 * B + 20480 * B * S" in row.inner_text().replace("\u00a0", " ")
     row.locator(".formula").focus()
@@ -184,7 +185,7 @@ def test_the_section_works_in_html_that_arrives_later(visit, address: str) -> No
         document.querySelector('article').replaceWith(document.adoptNode(there.querySelector('article'))); }""")
     numbers(page)
     assert (
-        page.locator("#axis-told").count() == 1
+        page.locator("#axis-tooltip").count() == 1
         and "2048" in member(page, "layer_input").inner_text()
     )
     seen.assert_clean()

@@ -10,10 +10,10 @@ import pytest
 from builder.pages import costs, render
 from builder.pages import signature as typed
 from builder.pages.plot import Curve, plot, ticks
-from builder.records import compact_json as compact
+from builder.records.facts_file import compact_json
 from explorer.signature.text import typed as in_text
-from tests.builder.test_render import Text
 from tests.support.facts_records import records
+from tests.support.pages import Text
 
 
 def section(page: str, start: str = "## Signature", end: str = "## Printout") -> str:
@@ -49,14 +49,14 @@ def test_the_section_carries_the_signature(family: str) -> None:
     for axis, number in found["axes"].items():
         assert shown(f"{axis} {number}")
     assert all(
-        shown(f"{name} the call's: {meaning}") for name, meaning in found["variables"].items()
+        shown(f"{name} of the call: {meaning}") for name, meaning in found["variables"].items()
     )
     for entry in found["entries"]:
         given = ", ".join(f"{part['name']}: {in_text(part['type'])}" for part in entry["arguments"])
         assert shown(
             f"{entry['name']} ({given}) → {entry['results'][0]['name']}: {in_text(entry['results'][0]['type'])}"
         )
-    assert shown("writes the cache: ") and shown("keeps nothing")
+    assert shown("writes the cache: ") and shown("uses no cache")
     for row in found["cache"]:
         for tensor in row["tensors"]:
             later = (
@@ -116,10 +116,8 @@ def test_checkpoints_share_what_is_the_same_in_names() -> None:
 def test_classes_that_one_checkpoint_lacks_are_marked_with_those_that_have_them() -> None:
     made = records("qwen3_5_moe_text")
     gone = made[0]["signature"]["blocks"].pop()
-    found = next(
-        row for row in typed.classes(made, made, render.varying) if row["name"] == gone["class"]
-    )
-    assert (found["ids"], found["here"]) == (made[1]["checkpoint"], False)
+    found = next(row for row in typed.classes(made, made) if row["name"] == gone["class"])
+    assert (found["ids"], found["visible"]) == (made[1]["checkpoint"], False)
     assert (
         f'<details data-checkpoint="{made[1]["checkpoint"]}" hidden><summary><code>{gone["class"]}'
         in render.family_page(made)
@@ -164,18 +162,12 @@ def test_how_a_cache_grows_is_said() -> None:
         record = records(family, 1)[0]
         return [
             tensor["grows"]
-            for row in typed.cache_rows(record, [record], render.varying)
+            for row in typed.cache_rows(record, [record])
             for tensor in row["tensors"]
         ]
 
-    assert (
-        grows("gemma2")
-        == ["slides: no more than a window"] * 2 + ["full: grows with every token"] * 2
-    )
-    assert (
-        grows("qwen3_next")
-        == ["one size at every length"] * 2 + ["full: grows with every token"] * 2
-    )
+    assert grows("gemma2") == ["up to the window"] * 2 + ["with every token"] * 2
+    assert grows("qwen3_next") == ["fixed size"] * 2 + ["with every token"] * 2
 
 
 # -- costs --------------------------------------------------------------------------
@@ -204,11 +196,11 @@ def test_points_of_a_plot_are_those_of_the_record() -> None:
         kept.count('class="point"') == len(over)
         and "256\u202fk tokens: cache 6 GiB, state 74.2 MiB, together 6.07 GiB" in kept
     )
-    assert "tokens of the context" in kept and "kept by one sequence, bytes" in kept
+    assert "tokens of the context" in kept and "cache and state of one sequence, bytes" in kept
     assert "1\u202fk tokens: over the context 201\u202fM, all else 7.13\u202fG" in done
-    assert first == "solid: caches that grow with the context; dashed: state of one size"
+    assert first == "solid: caches that grow with the context; dashed: fixed-size state"
     assert second.startswith(
-        "solid: what grows with the context; dashed: all else. Counted are matrix products"
+        "solid: what grows with the context; dashed: all else. Counts matrix products"
     )
 
 
@@ -216,7 +208,7 @@ def test_a_curve_of_nothing_is_left_out() -> None:
     (kept, key), _ = costs.plots(records("llama", 1)[0])
     assert (
         key == "solid: caches that grow with the context"
-        and "state" not in kept
+        and "role-recurrent" not in kept
         and "together" not in kept
         and kept.count('class="curve') == 1
     )
@@ -278,11 +270,11 @@ def test_a_plot_has_its_points_where_they_belong() -> None:
     ],
 )
 def test_short_json_says_the_same(value: object) -> None:
-    assert json.loads(compact.text(value)) == value
+    assert json.loads(compact_json(value)) == value
 
 
 def test_short_json_has_a_line_for_each_thing() -> None:
-    found = compact.text(
+    found = compact_json(
         {
             "layers": list(range(99)),
             "rows": [{"name": "a" * 60, "type": {"dims": ["B", "S"]}} for _ in range(3)],

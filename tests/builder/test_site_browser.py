@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from builder.notes.run import notes_html, read_notes
-from builder.pages import write
+from builder.notes.html import sections
+from builder.notes.read import read_notes
+from builder.pages import mkdocs, write
 from tests.support.facts_records import records
+from tests.support.pages import CONTRAST
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = ("llama", "qwen3_moe", "qwen3_next")
@@ -25,29 +27,6 @@ PAGES = (
 HYBRID = "families/qwen3_next/index.html"
 MIXTURE = "families/qwen3_moe/index.html"
 
-#: Text whose contrast on what lies under it is too low: ``[text, colour, ground, ratio]`` of each.
-CONTRAST = """() => {
-  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-  const rgba = (colour) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
-    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data; return [r, g, b, a / 255]; };
-  const over = (top, under) => top.slice(0, 3).map((c, i) => c * top[3] + under[i] * (1 - top[3]));
-  const light = (c) => { const [r, g, b] = c.map((v) => { v /= 255; return v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; });
-    return .2126 * r + .7152 * g + .0722 * b; };
-  const ground = (node) => { const layers = [];
-    for (let at = node; at; at = at.parentElement) layers.push(rgba(getComputedStyle(at).backgroundColor));
-    return layers.reverse().reduce((under, top) => over(top, under), [255, 255, 255]); };
-  const low = [];
-  for (const node of document.querySelectorAll('article *, .md-header *, .md-sidebar *')) {
-    const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
-    if (!own || !node.checkVisibility({visibilityProperty: true, opacityProperty: true})) continue;
-    const style = getComputedStyle(node), svg = node.closest('svg'), under = ground(svg || node);
-    const colour = rgba(svg ? style.fill : style.color), seen = over(colour, under);
-    const [a, b] = [light(seen), light(under)].sort((x, y) => y - x), ratio = (a + .05) / (b + .05);
-    if (ratio < 4.5) low.push([node.textContent.trim().slice(0, 30), node.className.baseVal ?? node.className, seen.map(Math.round), under.map(Math.round), ratio.toFixed(2)]);
-  }
-  return low;
-}"""
-
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -59,14 +38,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         notes = read_notes(source / "families" / family / "notes.md")
         meta[family] = notes.meta
         made.append(records(family))
-        write.write_family(made[-1], notes_html(notes.blocks), notes.meta, site=source)
+        write.write_family(made[-1], sections(notes.blocks), notes.meta, site=source)
     write.write_index(made, meta, site=source)
     write.write_shared(site=source)
     write.write_coverage({family: meta[family]["title"] for family in FAMILIES}, site=source)
     for name, path in write.guide_sources(source).items():
         notes = read_notes(path)
-        write.write_guide(name, notes_html(notes.blocks, shift=0), notes.meta, site=source)
-    return write.build_site(
+        write.write_guide(name, sections(notes.blocks), notes.meta, site=source)
+    return mkdocs.build_site(
         out,
         families={family: meta[family]["title"] for family in FAMILIES},
         config=ROOT / "mkdocs.yml",

@@ -10,7 +10,7 @@
 - ``chromium``: one browser per test module (Playwright keeps an event loop
   running in the thread while it lives, so it is not kept for the whole session)
 - ``visit(address, *, width, height, dark, javascript, wait)``: a fresh profile
-  and page per call, closed after the test; gives a ``Visit`` (builder/browsing.py)
+  and page per call, closed after the test; gives a ``Visit`` (builder/bench/chromium.py)
 - ``serve(folder)``: a static server on 127.0.0.1, port 0; gives its address
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from builder.bench.chromium import Visit, launched, open_page
-from builder.commands.demo import serve_folder
+from builder.bench.local_server import serve_folder
 
 
 @pytest.fixture(scope="module")
