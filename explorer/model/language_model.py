@@ -254,7 +254,7 @@ class LanguageModel(HostEnvoy, TransformersModel):
         """
         requested, missing = request_values(self, values, layers)
         inputs = model_inputs(self, prompt)
-        recorded, seconds = record(self, inputs, requested, edits, progress, cancel)
+        recorded = record(self, inputs, requested, edits, progress, cancel)
         ids = token_ids(self, prompt)
         has_data = ids.device.type != "meta"
         return Recording(
@@ -263,10 +263,11 @@ class LanguageModel(HostEnvoy, TransformersModel):
             input_ids=ids,
             tokens=token_texts(self.tokenizer, ids[0].tolist()) if has_data else [],
             mixers=self.mixers,
-            values=recorded,
+            values=recorded.values,
             missing=missing,
-            seconds=seconds,
+            seconds=recorded.seconds,
             edits=tuple(edit.description or edit.value for edit in edits),
+            shared=recorded.shared,
         )
 
     # -- acting on the stream --------------------------------------------------

@@ -19,11 +19,20 @@ from explorer.model.errors import Cancelled, Unavailable
 from explorer.model.interface import RecordedModel
 from explorer.model.record_request import RequestedValue, check_edits
 from explorer.model.recording import Key
-from explorer.model.snapshots import Snapshots, own_storage
+from explorer.model.snapshots import Snapshots, shared_keys
 from explorer.vocabulary import key_of
 
 #: Called with the number of blocks done, and of all.
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The values of a forward, the keys of those that share memory, and the seconds it took."""
+
+    values: dict[Key, Any]
+    shared: set[Key]
+    seconds: float
 
 
 @dataclass
@@ -152,8 +161,8 @@ def record(
     edits: Sequence[Edit],
     progress: Progress | None,
     cancel: Callable[[], bool] | None,
-) -> tuple[dict[Key, Any], float]:
-    """Run the model once on ``inputs``; return the requested values and the seconds it took.
+) -> Recorded:
+    """Run the model once on ``inputs`` and return the requested values.
 
     Where the model changes a tensor in place that it had left alone in earlier recordings, the
     forward runs a second time, with a copy of that tensor (`explorer.model.snapshots`).
@@ -185,9 +194,8 @@ def record(
             else DERIVATIONS[value.name](values[source], taps.host.sizes)
         )
     values = {key: value for key, value in values.items() if key in plan.keys}
-    del observer  # holds values too
-    own_storage(values)
-    return values, time.perf_counter() - start
+    del observer  # it holds the values that were not requested too
+    return Recorded(values, shared_keys(values), time.perf_counter() - start)
 
 
 @contextmanager

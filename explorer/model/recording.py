@@ -29,7 +29,8 @@ class Recording:
 
     label: what was run; weights: where its numbers come from; input_ids: the prompt [batch seq]; tokens: its first row as
     texts; mixers: the hosts that mix positions, for each block; values: the tensors; missing: the reason for each value
-    that is not there; seconds: how long the forward took; edits: the descriptions of the edits made in it.
+    that is not there; seconds: how long the forward took; edits: the descriptions of the edits made in it;
+    shared: the keys of values that are one tensor in the model, and are copied when they are asked for.
     """
 
     label: str
@@ -41,6 +42,7 @@ class Recording:
     missing: dict[Key, Unavailability] = field(default_factory=dict)
     seconds: float = 0.0
     edits: tuple[str, ...] = ()
+    shared: set[Key] = field(default_factory=set)
 
     def __repr__(self) -> str:
         return f"Recording({self.label!r}, weights {self.weights!r}, {len(self.tokens)} tokens, {self.bytes} bytes: {', '.join(self.names)})"
@@ -53,6 +55,9 @@ class Recording:
             )
         if (stored := self.key(*parsed)) not in self.values:
             raise NotRecorded(self.why(*parsed))
+        if stored in self.shared:
+            self.values[stored] = self.values[stored].clone()
+            self.shared.discard(stored)
         return self.values[stored]
 
     def __contains__(self, key: str | Key) -> bool:

@@ -9,8 +9,8 @@ again at the end of each of those, so a tensor that changes after all is noticed
 has to be run again, with a copy at that address.
 
 Also copied are tensors that are a part of a larger storage, so that a small value does not keep a large
-buffer in memory, and those that somebody else still holds when the forward has ended: a parameter,
-what the caller passed in, or another value of the same recording.
+buffer in memory, and those that something else still holds when the forward has ended: a parameter, or
+what the caller passed in.
 """
 
 from __future__ import annotations
@@ -65,15 +65,31 @@ class Snapshots:
         return not changed
 
 
-def own_storage(values: dict[Any, Any]) -> None:
-    """Copy the tensors of ``values`` whose storage something else holds too, in place of the shared ones."""
+def shared_keys(values: dict[Any, Any]) -> set[Any]:
+    """Return the keys of the tensors that share their storage with others among ``values``.
+
+    A tensor whose storage something else holds too is replaced by a copy.
+    """
+    by_storage: dict[int, list[Any]] = {}
     for key, value in values.items():
-        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and _is_shared(value):
-            values[key] = value.clone()
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+            by_storage.setdefault(value.untyped_storage()._cdata, []).append(key)
+    shared = set()
+    for storage, keys in by_storage.items():
+        # One use for each of the tensors.
+        if torch._C._storage_Use_Count(storage) > len(keys):
+            values.update((key, values[key].clone()) for key in keys)
+        elif len(keys) > 1:
+            shared |= set(keys)
+    return shared
 
 
 def _fills_its_storage(tensor: torch.Tensor) -> bool:
-    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    """Return whether a tensor is all of its storage, each number once."""
+    repeats = any(
+        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+    return not repeats and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
 def _version_probe(tensor: torch.Tensor) -> torch.Tensor:
@@ -81,10 +97,3 @@ def _version_probe(tensor: torch.Tensor) -> torch.Tensor:
     probe = tensor.detach()
     probe.data = torch.empty(0, dtype=tensor.dtype)
     return probe
-
-
-def _is_shared(tensor: torch.Tensor) -> bool:
-    """Return whether something beside ``tensor`` holds its storage."""
-    storage = tensor.untyped_storage()
-    # One count for the tensor, one for the Python object ``storage``.
-    return torch._C._storage_Use_Count(storage._cdata) > 2

@@ -95,7 +95,8 @@ def test_names_of_the_shared_expert_are_its_own(model):
 def test_tensors_are_detached_copies_on_the_cpu(any_model):
     rec = any_model.record(PROMPT)
     storages = {}
-    for key, value in rec.values.items():
+    for key in rec:
+        value = rec[key]
         if isinstance(value, torch.Tensor):
             assert not value.requires_grad and value.device.type == "cpu"
             storages.setdefault(value.untyped_storage().data_ptr(), []).append(key)
