@@ -1,9 +1,8 @@
-"""Rewriting a forward so that each of its operations is a call somebody can stand at.
+"""Rewriting a forward so that each of its operations is a call that can be tapped.
 
 The engine does this for calls and assignments. Here operators count too: what a block
-adds is often a product that no call makes (``residual + x * multiplier``), and the place
-where it can be read and written is the multiplication. Labels of calls and assignments stay
-the engine's own.
+adds is often a product that no call makes (``residual + x * multiplier``), and only at the
+multiplication can it be read and written. Labels of calls and assignments stay the engine's own.
 """
 
 from __future__ import annotations
@@ -49,12 +48,13 @@ _PREFIX = "__bestiary_"
 _GLOBALS = {f"{_PREFIX}{function.__name__}__": function for function in OPERATORS}
 _COMPILED: dict[CodeType, CodeType] = {}
 
-#: The decorators around a function. The engine parses each one's source for that, which costs more than a block's forward.
+#: The decorators around a function. The engine parses each one's source for that, which costs
+#: more than a block's forward.
 _decorators = lru_cache(maxsize=1024)(decorator_chain)
 
 
 class _Rewriter(EngineInstrument):
-    """The engine's rewriting of calls and assignments, with operators labelled ``operator_mul_0``."""
+    """The engine's rewriting of calls and assignments, with operators as ``operator_mul_0``."""
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
@@ -76,7 +76,10 @@ class _Rewriter(EngineInstrument):
 
 
 def _compiled(func: Callable) -> CodeType:
-    """The rewritten code of a Python function; raises SourceNotAvailable where there is none to rewrite."""
+    """Return the rewritten code of a Python function.
+
+    Raises SourceNotAvailable where there is none to rewrite.
+    """
     own = getattr(func, "__code__", None)
     if own is None:
         raise SourceNotAvailable("the callable has no Python source")
@@ -87,7 +90,7 @@ def _compiled(func: Callable) -> CodeType:
             raise SourceNotAvailable("the callable is not a plain function")
         definition.decorator_list = []
         _Rewriter().visit(tree)
-        # Compiled within a function that has its free variables, so that they stay free.
+        # Compile it within a function that has its free variables, so that they stay free.
         shell = ast.FunctionDef(
             name=SHELL,
             decorator_list=[],
@@ -113,20 +116,21 @@ def _nested(code: CodeType, name: str) -> CodeType:
 
 
 def instrumented(fn: Callable, op: Callable[..., Any]) -> Callable:
-    """A copy of ``fn`` that runs each of its calls, assignments and operators through ``op``.
+    """Return a copy of ``fn`` that runs its calls, assignments and operators through ``op``.
 
     ``op(location, fn, *args, **kwargs)`` has to run ``fn`` and return what the forward goes on
     with; decorators stay around the copy, and a bound method stays bound.
     Raises SourceNotAvailable for what has no Python source.
     """
     if not (inspect.isfunction(fn) or inspect.ismethod(fn)) and isinstance(
-        getattr(type(fn), "__call__", None), FunctionType
+        getattr(type(fn), "__call__", None),
+        FunctionType,  # noqa: B004  whether it is a function
     ):
         fn = fn.__call__
     receiver = fn.__self__ if inspect.ismethod(fn) else None
     inner, chain = _decorators(fn.__func__ if receiver is not None else fn)
     code = _compiled(inner)
-    cells = dict(zip(inner.__code__.co_freevars, inner.__closure__ or ()))
+    cells = dict(zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True))
     closure = tuple(cells[name] for name in code.co_freevars) or None
     built = rewrap(chain, function_like(inner, code, closure, **{OP: op, BIND: bind}, **_GLOBALS))
     return built.__get__(receiver) if receiver is not None else built

@@ -30,7 +30,10 @@ class Observer(Protocol):
         ...
 
     def exchange(self, location: str, make: Callable[[], Any]) -> Any:
-        """Get what ``make`` returns, if it is wanted; return what to go on with, or None for the same."""
+        """Get what ``make`` returns, if it is wanted.
+
+        What it returns is gone on with; None is for no change.
+        """
         ...
 
 

@@ -14,7 +14,7 @@ import torch
 
 
 def reference(fn: Any) -> Any:
-    """Return the torch function behind ``fn`` where ``fn`` would run a package's kernel; else ``fn``."""
+    """Return the torch function behind ``fn`` where it would run a package's kernel, or ``fn``."""
     runs_kernel = inspect.isfunction(fn) and any(map(_has_kernel, _wrappers(fn)))
     return inspect.unwrap(fn) if runs_kernel else fn
 
@@ -37,7 +37,7 @@ def _has_kernel(fn: Callable) -> bool:
 
 
 def runs_kernels(module: torch.nn.Module) -> bool:
-    """Return whether a module's forward calls, by name, a function that would run a package's kernel."""
+    """Return whether a module's forward calls, by name, what would run a package's kernel."""
     forward = inspect.unwrap(type(module).forward)
     code, names = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
     return code is not None and any(

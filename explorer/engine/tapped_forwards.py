@@ -110,7 +110,10 @@ class TappedForwards:
 def _run_called(
     run: Callable, fn: Callable, location: str, locate: Locate, args: tuple, kwargs: dict
 ) -> Any:
-    """Call ``run``, the rewritten ``fn``; where somebody looks into the forward, as the engine handles its operations."""
+    """Call ``run``, the rewritten ``fn``.
+
+    Where somebody looks into the forward, handle the call as the engine handles its operations.
+    """
     interleaver, path = locate()
     if interleaver is None:
         return run(*args, **kwargs)
@@ -125,7 +128,7 @@ def _run_called(
 
 
 def _tapped_state(body: Callable) -> type:
-    """Return the class of a module's engine state while its forward is diverted: ``body`` runs in place of its own.
+    """Return the class of a module's engine state while ``body`` runs in place of its own.
 
     What the engine meanwhile installs (its ``.source`` does so on first use) goes
     where it always goes and is what runs afterwards.
@@ -138,7 +141,7 @@ def _tapped_state(body: Callable) -> type:
 
 
 def _inside(locate: Locate, location: str) -> tuple[Any, str | None]:
-    """Return the engine's interleaver and path inside an operation that somebody asked to look into, else Nones."""
+    """Return the engine's interleaver and path inside an operation it looks into, else Nones."""
     interleaver, path = locate()
     base = f"{path}.{location}"
     if interleaver is not None and interleaver.sourced.get(base):

@@ -1,4 +1,4 @@
-"""How a value is reached in a running forward, and how the engine carries what has no rows of its own."""
+"""How a value is reached in a running forward, and how one without a batch axis is carried."""
 
 from __future__ import annotations
 

@@ -14,12 +14,13 @@ from explorer.recurrence.replay import Replay
 def implied_attention(replay: Replay, expression: str) -> torch.Tensor:
     """Return the implied attention [batch heads query key] of a recurrence.
 
-    Raises Unavailable where a state entered the call. ``expression`` names the value in the message.
+    Raises Unavailable where a state entered the call. ``expression`` names the value in the
+    message.
     """
     if not replay.fresh:
         raise Unavailable(
-            f"{expression} is unavailable: this call continues from a cached state, and the implied attention "
-            "is that of a fresh prompt. Trace the whole sequence at once."
+            f"{expression} is unavailable: this call continues from a cached state, and the "
+            "implied attention is that of a fresh prompt. Trace the whole sequence at once."
         )
     return replay.state_attention()
 
@@ -30,7 +31,7 @@ def replayed_value(name: str, replay: Replay, expression: str) -> torch.Tensor:
 
 
 def router_margin(scores: torch.Tensor, sizes: dict[str, int]) -> torch.Tensor:
-    """Return the score of the last chosen expert minus that of the first rejected one: [batch seq]."""
+    """Return the last chosen expert's score minus the first rejected one's: [batch seq]."""
     best = scores.topk(sizes["top_k"] + 1, dim=-1).values
     return best[..., -2] - best[..., -1]
 

@@ -14,7 +14,8 @@ class Edit:
     """Change ``value`` of block ``layer`` (None for the model's own values) by ``change``.
 
     ``change`` gets the tensor in the vocabulary's layout and returns the one to go on with;
-    ``check`` gets the sizes of the value's host before the run and raises when they rule the edit out.
+    ``check`` gets the sizes of the value's host before the run and raises when they rule the
+    edit out.
     """
 
     value: str
@@ -32,7 +33,8 @@ class JointEdit(Edit):
 def ablate_expert(layer: int, expert: int) -> Edit:
     """Zero the weight of every routing slot of block ``layer`` that goes to ``expert``.
 
-    The token's other weights stay as they are: they are not renormalised. Raises ValueError for what is no number.
+    The token's other weights stay as they are: they are not renormalised. Raises ValueError
+    for what is no number.
     """
 
     expert = _number("expert", expert)
@@ -52,7 +54,9 @@ def ablate_expert(layer: int, expert: int) -> Edit:
 
 
 def zero_head(layer: int, head: int, host: str | None = None) -> Edit:
-    """Zero what one head of block ``layer`` hands to the rest of its mixer; ``host`` says which, where the block has two.
+    """Zero the output of one head of block ``layer``, before the rest of its mixer reads it.
+
+    host: the mixer, where the block has two.
 
     Works on softmax attention and on recurrent heads: ``attention_head_outputs``
     is [batch seq heads width] on both. Raises ValueError for what is no number.

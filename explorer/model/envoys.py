@@ -39,7 +39,10 @@ class ValueProperty(eproperty):
         self._host_values(obj).write(self.value, value)
 
     def _host_values(self, obj: Any) -> HostValues:
-        """Return the values of an envoy's host; a module of the same class elsewhere in the model has none."""
+        """Return the values of an envoy's host.
+
+        A module of the same class elsewhere in the model has none.
+        """
         values = host_values(obj)
         if values is None:
             raise Unavailable(
@@ -88,7 +91,7 @@ class _NoOtherAttributes:
 
 
 class ModulelessHost(_ValueAttributes, _NoOtherAttributes):
-    """A host that is a part of its block's forward, without a module: values and sizes, and nothing else.
+    """A host that is a part of its block's forward, without a module: values and sizes alone.
 
     ``path`` is the engine's name of the block.
     """

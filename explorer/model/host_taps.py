@@ -32,9 +32,9 @@ class HookGroup:
 class HostTaps:
     """The taps of one host of one block.
 
-    ``addresses`` are by value name. ``captured`` holds values of the call now running that are needed
-    later in it: the arguments of the recurrent kernel, and the indices that select entries of other
-    values. ``path`` is the engine's name of the block, or of the model.
+    ``addresses`` are by value name. ``captured`` holds values of the call now running that
+    are needed later in it: the arguments of the recurrent kernel, and the indices that select
+    entries of other values. ``path`` is the engine's name of the block, or of the model.
     """
 
     def __init__(self, path: str, host: HostAnatomy) -> None:
@@ -93,7 +93,10 @@ class HostTaps:
             hook_group.members[name] = place
 
     def _points_of_location(self, hook_points: tuple[HookPoint, ...]) -> tuple[HookPoint, ...]:
-        """Return a value's hook points; for one that has a single point, those of the values that share it."""
+        """Return a value's hook points.
+
+        For one that has a single point, those of the values that share it.
+        """
         if len(hook_points) > 1:
             return hook_points
         sharing = [
@@ -114,15 +117,21 @@ class HostTaps:
 
     @property
     def kernel_arguments(self) -> dict[str, torch.Tensor | None]:
-        """What the recurrent kernel of the running call was given, constants of the model among it."""
+        """What the running call's recurrent kernel was given, with constants of the model."""
         return self.captured | self.constants
 
     def selection(self, place: HookPoint) -> torch.Tensor | None:
-        """Return the indices of the entries at a hook point that are the value; None where all are, or the first ones."""
+        """Return the indices of the entries at a hook point that are the value.
+
+        It is None where all entries are, or the first ones.
+        """
         return None if place.selection is None else self.captured.get(place.selection.indices)
 
     def lacks_selection(self, place: HookPoint) -> bool:
-        """Return whether a value is some entries of what is at a hook point, and this call has not given which."""
+        """Return whether nothing in this call has selected a value's entries.
+
+        False where they are not selected: all entries at the hook point, or the first ones.
+        """
         return (
             place.selection is not None
             and bool(place.selection.indices)

@@ -21,7 +21,9 @@ from explorer.vocabulary.availability import NOT_FOUND, Unavailability
 
 
 class HostValues:
-    """The standard values of one host of one block (``layer`` None: of the model), for the blocks of a trace.
+    """The standard values of one host, as the blocks of a trace read and write them.
+
+    ``layer`` is None for the model's own.
 
     ``taps`` is None where the host has no value that can be read; ``missing`` has the reason for
     each that cannot. ``sizes`` are the host's.
@@ -50,13 +52,13 @@ class HostValues:
         return f"{vocabulary.HOSTS[self.name].path.replace('[i]', f'[{self.layer}]')}.{value}"
 
     def resembles_value(self, name: str) -> bool:
-        """Return whether somebody who sets ``name`` here probably means a value: of another host, or misspelt."""
+        """Return whether ``name`` is a value of another host, or nearly one of this host."""
         return name in vocabulary.NAMES or bool(
             difflib.get_close_matches(name, vocabulary.BY_HOST[self.name], n=1, cutoff=0.8)
         )
 
     def unknown(self, name: str) -> str:
-        """Return the message for somebody who asked for ``name`` here, where there is nothing of that name."""
+        """Return the message for ``name``, where there is nothing of that name here."""
         here = self.expression("").rstrip(".")
         if (hosts := vocabulary.of_attribute(name)) and self.layer is not None:
             reason = self.model.anatomy.block(self.layer).hosts[hosts[0]].missing
@@ -74,7 +76,7 @@ class HostValues:
         return Unavailable(f"{self.expression(value.name)} is unavailable: {reason}.")
 
     def _not_held(self, value: vocabulary.Value, argument: str) -> Unavailable:
-        """Return the error for a call whose kernel has no tensor of an argument that the value needs."""
+        """Return the error for a kernel without a tensor for an argument that a value needs."""
         return self._unavailable(
             value,
             f"a decoding step's kernel does not hold {argument} as a tensor of its own; "
@@ -122,7 +124,7 @@ class HostValues:
         return self.taps.addresses[value.name]
 
     def _served(self, value: vocabulary.Value, address: ValueAddress) -> ServedValues:
-        """Return what passed at a value's location: as the block holds it already, or after waiting for it."""
+        """Return what passes at a value's location, waiting for it unless the block has it."""
         mediator = self._mediator(value)
         held = mediator.transform
         occurrence = mediator.wanted(address.location)
@@ -170,14 +172,17 @@ class HostValues:
         return found.clone()
 
     def _check_complete(self, value: vocabulary.Value, replay: Replay) -> None:
-        """Raise Unavailable where this kind of call lacks something its recurrence is run again from."""
+        """Raise Unavailable where the call lacks an argument its recurrence is run again from."""
         if (lacking := replay.lacks(self.missing)) is not None:
             raise self._not_held(value, lacking)
 
     # -- waiting for the forward -----------------------------------------------------
 
     def _mediator(self, value: vocabulary.Value) -> Mediator:
-        """Return the engine's side of the running trace block; raise OutsideTrace where none is running."""
+        """Return the engine's side of the running trace block.
+
+        Raise OutsideTrace where none is running.
+        """
         expression = self.expression(value.name)
         try:
             mediator = Mediator.current(expression)
@@ -186,12 +191,13 @@ class HostValues:
             if value.name == "state":  # one token's: a recording replays it for a head
                 recorded = f"model.record(prompt).state({self.layer}, head, token)"
             raise OutsideTrace(
-                f"{expression} is a value of the forward pass: read it inside `with model.trace(prompt):`, "
-                f"or take it from `{recorded}`."
+                f"{expression} is a value of the forward pass: read it inside "
+                f"`with model.trace(prompt):`, or take it from `{recorded}`."
             ) from None
         if not self.model.taps.open:
             raise OutsideTrace(
-                f"{expression} is served while the whole model runs: read it inside `with model.trace(prompt):`."
+                f"{expression} is served while the whole model runs: read it inside "
+                "`with model.trace(prompt):`."
             )
         return mediator
 
@@ -212,7 +218,10 @@ class HostValues:
     def _never_reached(
         self, mediator: Mediator, location: str, value: vocabulary.Value, wanted: int | None
     ) -> NoReturn:
-        """Raise the error for a value that the forward ended without; called while the engine's own is handled."""
+        """Raise the error for a value that the forward ended without.
+
+        Call it while the engine's own error is handled.
+        """
         step_only = self.model.taps.call_sizes.get("seq") == 1
         if self.taps is not None and value.name in self.taps.host.prompt_only and step_only:
             raise self._not_held(value, value.name) from None
@@ -220,8 +229,9 @@ class HostValues:
         # and left this value out is an error there too.
         if mediator.iteration == 0 or mediator.occurrence(location) > wanted:
             raise AlreadyPassed(
-                f"{self.expression(value.name)} was never reached: the forward ran without the part it is in, "
-                "which a skipped module, an early stop or a call without a cache leaves out."
+                f"{self.expression(value.name)} was never reached: the forward ran without the "
+                "part it is in, which a skipped module, an early stop or a call without a cache "
+                "leaves out."
             ) from None
         raise
 
@@ -236,7 +246,7 @@ class HostValues:
         return done > wanted
 
     def _order(self, mediator: Mediator, value: vocabulary.Value) -> str:
-        """Return the message for a value asked for too late: what the forward had reached, and the order that works."""
+        """Return the message for a read too late, with the order that works."""
         text = f"{self.expression(value.name)} was asked for after the forward had passed it"
         last: tuple[HostValues, str] | None = getattr(mediator, "_last_value_read", None)
         if last is None:

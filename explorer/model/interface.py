@@ -68,5 +68,8 @@ class RecordedModel(TracedModel, PromptedModel, Protocol):
         ...
 
     def writable(self, name: str, layer: int | None) -> tuple[Value, HostTaps]:
-        """Return the value to write and the taps of its host; raise with the reason where it cannot be."""
+        """Return the value to write and the taps of its host.
+
+        Raise with the reason where it cannot be.
+        """
         ...

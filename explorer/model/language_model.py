@@ -39,10 +39,12 @@ from explorer.model.taps import Taps
 class LanguageModel(HostEnvoy, TransformersModel):
     """A transformers language model under the engine, with standard names and values.
 
-    ``label`` is what was loaded; ``weights`` is where its numbers come from (``"trained"``, ``"random, seed 0"``,
-    ``"from the hub"``, ``"none: shapes only"``); ``family`` is its model type. ``mixers`` are the hosts that mix positions
-    on each block, attention first where it stands beside another. ``hf`` is the transformers model itself.
-    ``reload`` loads the same model once more, in a dtype or by default in its usual one; None where that is not cheap.
+    ``label`` is what was loaded; ``weights`` is where its numbers come from (``"trained"``,
+    ``"random, seed 0"``, ``"from the hub"``, ``"none: shapes only"``); ``family`` is its
+    model type. ``mixers`` are the hosts that mix positions on each block, attention first
+    where it stands beside another. ``hf`` is the transformers model itself. ``reload`` loads
+    the same model once more, in a dtype or by default in its usual one; None where that is
+    not cheap.
     """
 
     #: Sizes, read off the built model.
@@ -93,7 +95,10 @@ class LanguageModel(HostEnvoy, TransformersModel):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LanguageModel:
-        """Return a model on a copy of the weights; the tokenizer and what was found of the structure are shared."""
+        """Return a model of its own on a copy of the weights.
+
+        The tokenizer and what was found of the structure are shared.
+        """
         copied = LanguageModel(
             copy.deepcopy(self.hf, memo), self.tokenizer, self.anatomy, self.label, self.weights
         )
@@ -140,7 +145,10 @@ class LanguageModel(HostEnvoy, TransformersModel):
         return support(self.anatomy, self.top, None if layer is None else self.layer_index(layer))
 
     def reading_order(self, layer: int) -> list[str]:
-        """Return the values of a block in the order the forward now running, or else one over a prompt, passes them."""
+        """Return the names of a block's values in the order the forward passes them.
+
+        That is the forward now running, or else one over a prompt.
+        """
         step = self.taps.call_sizes.get("seq") == 1
         return [
             f"{host}.{value}" if host != "layers" else value
@@ -150,8 +158,8 @@ class LanguageModel(HostEnvoy, TransformersModel):
     def writable(self, name: str, layer: int | None) -> tuple[vocabulary.Value, HostTaps]:
         """Return the value called ``name`` on a block, to be written, and the taps of its host.
 
-        Raises UnknownValue for a name there is not, ValueError for a block there is not, and Unavailable with the reason
-        where the value cannot be written.
+        Raises UnknownValue for a name there is not, ValueError for a block there is not,
+        and Unavailable with the reason where the value cannot be written.
         """
         index = None if layer is None else self.layer_index(layer)
         values = vocabulary.lookup(name, () if index is None else self.mixers[index])
@@ -196,14 +204,15 @@ class LanguageModel(HostEnvoy, TransformersModel):
         """Run the engine's driver of every trace, with the taps open meanwhile."""
         if self.hf.device.type == "meta" and getattr(fn, "__name__", "") in ("generate", "pipe"):
             raise ValueError(
-                f"{self.label} was loaded without weights: it can be traced for its shapes, not generate."
+                f"{self.label} was loaded without weights: it can be traced for its shapes, "
+                "not generate."
             )
         no_warning = without_padding_warning(self.hf) if self.taps.on_meta else nullcontext()
         with self.lock, no_warning, self.taps.opened(TraceObserver(self.interleaver)):
             return super().interleave(fn, *args, **kwargs)
 
     def _batch(self, invokes: list, fn: Any) -> tuple:
-        """Assemble the call as the engine does, with the prompts checked and without a mask that would do harm.
+        """Assemble the call as the engine does, check the prompts, and drop a harmful mask.
 
         A model without weights cannot look into a mask. Beside a cache, one as long
         as the new tokens alone would hide what the cache holds.
@@ -248,9 +257,9 @@ class LanguageModel(HostEnvoy, TransformersModel):
         cancel: called after each block; where it returns True the run stops.
 
         Raises UnknownValue for a name there is not, Unavailable for a value or an edit that cannot
-        be had on these blocks, PromptError for a prompt that cannot be run, Cancelled where ``cancel`` says so,
-        ModelBusy in the middle of a trace of this model, and ValueError for a block there is not and for
-        an edit that does not fit the value.
+        be had on these blocks, PromptError for a prompt that cannot be run, Cancelled
+        where ``cancel`` says so, ModelBusy in the middle of a trace of this model, and
+        ValueError for a block there is not and for an edit that does not fit the value.
         """
         requested, missing = request_values(self, values, layers)
         inputs = model_inputs(self, prompt)
@@ -275,9 +284,11 @@ class LanguageModel(HostEnvoy, TransformersModel):
     def skip_layers(self, start: int, end: int, skip_with: torch.Tensor | None = None) -> None:
         """Inside a trace: leave out blocks ``start`` to ``end``, both included.
 
-        The stream entering ``start``, or ``skip_with`` [batch seq hidden_size], goes on to the block after ``end``.
-        Raises ValueError for a block there is not and for an empty range, OutsideTrace where no forward is running,
-        AlreadyPassed where it has gone past ``start``, Unavailable where the model needs what else a block returns or keeps.
+        The stream entering ``start``, or ``skip_with`` [batch seq hidden_size], goes on
+        to the block after ``end``. Raises ValueError for a block there is not and for an
+        empty range, OutsideTrace where no forward is running, AlreadyPassed where it has
+        gone past ``start``, Unavailable where the model needs what else a block returns
+        or keeps.
         """
         start, end = self.layer_index(start), self.layer_index(end)
         if not self.anatomy.blocks_skippable:
@@ -300,15 +311,17 @@ class LanguageModel(HostEnvoy, TransformersModel):
         positions: int | slice | Sequence[int] | None = None,
         batch_index: int | None = None,
     ) -> None:
-        """Inside a trace: add ``factor * vector`` [hidden_size] to the stream leaving each of ``layers``.
+        """Inside a trace: add ``factor * vector`` [hidden_size] to the stream leaving ``layers``.
 
         positions: which tokens (all by default); batch_index: which row (all by default).
-        Raises ValueError for a block, position or row there is not and for a vector of another width,
-        OutsideTrace where no forward is running, AlreadyPassed where it has gone past the block.
+        Raises ValueError for a block, position or row there is not and for a vector of
+        another width, OutsideTrace where no forward is running, AlreadyPassed where it
+        has gone past the block.
         """
         if vector.shape != (self.hidden_size,):
             raise ValueError(
-                f"The stream is {self.hidden_size} wide; the vector to steer with is {list(vector.shape)}."
+                f"The stream is {self.hidden_size} wide; the vector to steer with is "
+                f"{list(vector.shape)}."
             )
         rows = slice(None) if batch_index is None else [batch_index]
         if positions is None:
@@ -327,10 +340,11 @@ class LanguageModel(HostEnvoy, TransformersModel):
             self.layers[layer].layer_output = stream + added
 
     def project_on_vocab(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits [… vocab_size] of a stream [… hidden_size], through all that comes after the last block.
+        """Return the logits [… vocab_size] of a stream [… hidden_size], as after the last block.
 
-        That is the final norm and the head (the logit lens); where the model scales or caps what they return, its own
-        forward with the blocks left out. Raises Unavailable for the latter inside a trace.
+        The stream goes through the final norm and the head (the logit lens). Where the model scales
+        or caps what they return, it goes through the model's own forward with the blocks left out;
+        that raises Unavailable inside a trace.
         """
         with self.lock:  # or a run in another thread would take this for a part of its forward
             if self.anatomy.head_is_last and self.anatomy.head_reads_norm:
@@ -352,16 +366,17 @@ class LanguageModel(HostEnvoy, TransformersModel):
             )
 
     def top_tokens(self, hidden: torch.Tensor, k: int = 5) -> list:
-        """Return the ``k`` likeliest next tokens of a stream vector [hidden_size], as (token, probability).
+        """Return the ``k`` likeliest next tokens of a stream [hidden_size] with probabilities.
 
-        For more than one vector: nested lists in the shape of the leading axes.
+        They are (token, probability), likeliest first; for more than one vector, nested lists in
+        the shape of the leading axes.
         """
         if hidden.dim() > 1:
             return [self.top_tokens(row, k) for row in hidden]
         best = self.project_on_vocab(hidden).float().softmax(-1).topk(k)
         return [
             (self.tokenizer.decode([token]), probability)
-            for token, probability in zip(best.indices.tolist(), best.values.tolist())
+            for token, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
 
 

@@ -37,7 +37,8 @@ def model_host(anatomy: Anatomy, config: PretrainedConfig, embedding_width: int)
             output = replace(
                 output,
                 call_index=turn,
-                description=f"{output.description}, of its call {turn + 1} in a forward, the last before the head",
+                description=f"{output.description}, of its call {turn + 1} in a forward, "
+                "the last before the head",
             )
         hook_points[name] = (output,)
     widths = {} if anatomy.embedding_fits else {"token_embeddings": embedding_width}
@@ -63,7 +64,7 @@ def _hook_point(
 
 
 def model_sizes(anatomy: Anatomy, config: PretrainedConfig) -> dict[str, int]:
-    """Return the sizes of the whole model: of its first attention and its first MLP, where blocks have them."""
+    """Return the sizes of the model, of its first attention and of its first MLP."""
     sizes = {
         "num_layers": anatomy.backbone.num_layers,
         "hidden_size": anatomy.width,
@@ -95,7 +96,10 @@ def size_notes(anatomy: Anatomy, sizes: dict[str, int]) -> dict[str, str]:
 
 
 def mixers_of(anatomy: Anatomy) -> list[tuple[str, ...]]:
-    """Return the hosts that mix positions, for each block; softmax attention first where it stands beside another."""
+    """Return the hosts that mix positions, for each block.
+
+    Softmax attention comes first where a block has another mixer beside it.
+    """
     return [
         tuple(
             sorted(

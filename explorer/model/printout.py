@@ -16,7 +16,10 @@ _RUN = re.compile(r"^(?P<indent> *)\((?P<name>\d+(?:-\d+)?)\): (?:\d+ x )?(?P<cl
 
 
 def printout(envoy: Envoy) -> str:
-    """Return the native tree with aliases and, on each host, the values it serves; equal blocks once."""
+    """Return the native tree with aliases and, on each host, the values it serves.
+
+    Neighbouring blocks that print the same are printed once.
+    """
     module = envoy._module
     if isinstance(module, torch.nn.ModuleList) and len(module):
         return f"{module._get_name()}({_indented(_blocks(envoy))})"
@@ -29,7 +32,7 @@ def printout(envoy: Envoy) -> str:
 
 
 def folded(lines: list[str]) -> list[str]:
-    """Return the lines of a printout with every run of blocks that repeats an earlier one cut to ``… as (0-2)``."""
+    """Return a printout's lines, each run of blocks like an earlier one cut to ``… as (0-2)``."""
     folded_lines: list[str] = []
     seen: dict[tuple[str, ...], str] = {}
     index = 0
@@ -58,7 +61,10 @@ def _indented(lines: list[str]) -> str:
 
 
 def _children(envoy: Envoy) -> list[str]:
-    """Return an envoy's children under their names, the standard one in front where they have another."""
+    """Return an envoy's children under their names.
+
+    The standard name is in front where a child has another too.
+    """
     names: dict[str, list[str]] = {}
     mounted = []
     for alias, path in envoy._aliases.items():
@@ -101,7 +107,10 @@ def _blocks(envoy: Envoy) -> list[str]:
 
 
 def _value_lines(envoy: Envoy) -> list[str]:
-    """Return a line for each value on an envoy; a block also has those of its hosts without a module."""
+    """Return a line for each value on an envoy.
+
+    A block also has those of its hosts without a module.
+    """
     values = host_values(envoy)
     if values is None:
         return []

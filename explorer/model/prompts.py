@@ -15,7 +15,7 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def max_length(model: PromptedModel) -> int | None:
-    """Return the longest sequence the model was made for, None where its configuration names none."""
+    """Return the longest sequence the model was made for, None where none is configured."""
     return getattr(model.hf.config.get_text_config(), "max_position_embeddings", None)
 
 
@@ -32,7 +32,8 @@ def token_ids(model: PromptedModel, prompt: Any) -> torch.Tensor:
         ids = _as_matrix(prompt)
         if ids.device.type == "meta" and model.hf.device.type != "meta":
             raise PromptError(
-                "The prompt's token ids are on the meta device, which keeps no numbers; give them on another."
+                "The prompt's token ids are on the meta device, which keeps no numbers; "
+                "give them on another."
             )
     return check_ids(model, ids)
 
@@ -47,13 +48,17 @@ def check_text(text: str) -> str:
 
 
 def check_ids(model: PromptedModel, ids: torch.Tensor) -> torch.Tensor:
-    """Return ``ids`` [batch seq]; raise PromptError, as `token_ids` does, where the model cannot run on them."""
+    """Return ``ids`` [batch seq].
+
+    Raise PromptError, as `token_ids` does, where the model cannot run on them.
+    """
     if ids.numel() == 0:
         raise PromptError("The prompt is empty; give at least one token.")
     longest = max_length(model)
     if longest is not None and ids.shape[1] > longest:
         raise PromptError(
-            f"The prompt has {ids.shape[1]} tokens and the model takes at most {longest}; shorten it."
+            f"The prompt has {ids.shape[1]} tokens and the model takes at most {longest}; "
+            "shorten it."
         )
     size = model.hf.config.get_text_config().vocab_size
     # On the meta device and in the engine's scan, ids are shapes alone.
@@ -79,7 +84,8 @@ def _as_matrix(prompt: Any) -> torch.Tensor:
         return ids.long().reshape(1, 0)
     if ids is None or ids.dim() not in (1, 2) or ids.dtype not in _INTEGERS:
         raise PromptError(
-            "A prompt is a text, a list of token ids, or a tensor of them [batch seq]; for several texts use tracer.invoke()."
+            "A prompt is a text, a list of token ids, or a tensor of them [batch seq]; "
+            "for several texts use tracer.invoke()."
         )
     return ids.long().reshape(-1, ids.shape[-1])
 

@@ -124,16 +124,17 @@ def check_edits(edits: Any) -> None:
     """Raise ValueError for what is no list of edits."""
     if not isinstance(edits, list | tuple):
         raise ValueError(
-            f"edits is a list of edits, such as [zero_head(0, 3)]; {abbreviated_repr(edits)} is not one."
+            "edits is a list of edits, such as [zero_head(0, 3)]; "
+            f"{abbreviated_repr(edits)} is not one."
         )
     for edit in edits:
         if not isinstance(edit, Edit) or not callable(edit.change):
             raise ValueError(
-                "An edit is an Edit, as zero_head(0, 3) makes one, with a function that changes its value; "
-                f"{abbreviated_repr(edit)} is not one."
+                "An edit is an Edit, as zero_head(0, 3) makes one, with a function that changes "
+                f"its value; {abbreviated_repr(edit)} is not one."
             )
         if edit.layer is not None and as_int(edit.layer) is None:
             raise ValueError(
-                f"The edit of {edit.value} is on a block given by its number, or on None for the model; "
-                f"{abbreviated_repr(edit.layer)} is neither."
+                f"The edit of {edit.value} is on a block given by its number, or on None for the "
+                f"model; {abbreviated_repr(edit.layer)} is neither."
             )

@@ -37,7 +37,10 @@ class Recorded:
 
 @dataclass
 class _AtLocation:
-    """What a recording does at one location: make edits, keep values, and run the recurrence again for others."""
+    """What a recording does at one location.
+
+    It makes edits, then takes snapshots of values; others it gets by running the recurrence again.
+    """
 
     edits: list[tuple[Edit, str, ValueAddress]] = field(default_factory=list)
     values: list[tuple[Key, str, ValueAddress]] = field(default_factory=list)
@@ -169,7 +172,8 @@ def record(
     """
     check_edits(edits)
     plan = _Plan(model, requested, edits)
-    # Only a cache is given the state of a recurrence; else the forward is the one anybody would get.
+    # Only a cache is given the state of a recurrence; else the forward is the one anybody would
+    # get.
     recurrent = any(host in vocabulary.RECURRENT for mixers in model.mixers for host in mixers)
     options = {"use_cache": True} if recurrent else {}
     start = time.perf_counter()

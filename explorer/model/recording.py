@@ -16,7 +16,8 @@ from explorer.vocabulary import key_of, recorded_as
 from explorer.vocabulary.availability import Unavailability
 from explorer.vocabulary.formatting import numbered
 
-#: What a recording has a value under: the value's name and the block, None for the model's own values.
+#: What a recording has a value under: the value's name and the block, None for the model's own
+#: values.
 Key = tuple[str, int | None]
 
 
@@ -24,13 +25,15 @@ Key = tuple[str, int | None]
 class Recording:
     """The values of one forward: plain tensors on the CPU, by value name and block.
 
-    ``rec["router_logits", 3]`` is a value of block 3, ``rec["logits"]`` one of the model; every tensor is in the
-    vocabulary's layout. Where two hosts of a block have values of one name, the second's is ``"mixer.state_output"``.
+    ``rec["router_logits", 3]`` is a value of block 3, ``rec["logits"]`` one of the model;
+    every tensor is in the vocabulary's layout. Where two hosts of a block have values of one
+    name, the second's is ``"mixer.state_output"``.
 
-    label: what was run; weights: where its numbers come from; input_ids: the prompt [batch seq]; tokens: its first row as
-    texts; mixers: the hosts that mix positions, for each block; values: the tensors; missing: the reason for each value
-    that is not there; seconds: how long the forward took; edits: the descriptions of the edits made in it;
-    shared: the keys of values that are one tensor in the model, and are copied when they are asked for.
+    label: what was run; weights: where its numbers come from; input_ids: the prompt [batch
+    seq]; tokens: its first row as texts; mixers: the hosts that mix positions, for each
+    block; values: the tensors; missing: the reason for each value that is not there; seconds:
+    how long the forward took; edits: the descriptions of the edits made in it; shared: the
+    keys of values that are one tensor in the model, and are copied when they are asked for.
     """
 
     label: str
@@ -45,12 +48,16 @@ class Recording:
     shared: set[Key] = field(default_factory=set)
 
     def __repr__(self) -> str:
-        return f"Recording({self.label!r}, weights {self.weights!r}, {len(self.tokens)} tokens, {self.bytes} bytes: {', '.join(self.names)})"
+        return (
+            f"Recording({self.label!r}, weights {self.weights!r}, {len(self.tokens)} tokens, "
+            f"{self.bytes} bytes: {', '.join(self.names)})"
+        )
 
     def __getitem__(self, key: str | Key) -> Any:
         if (parsed := _parse_key(key)) is None:
             raise NotRecorded(
-                'A recording is asked by value name, with a block for a value of one: rec["decays", 0]. '
+                "A recording is asked by value name, with a block for a value of one: "
+                f'rec["decays", 0]. '
                 f"{abbreviated_repr(key)} is no such thing."
             )
         if (stored := self.key(*parsed)) not in self.values:
@@ -79,7 +86,10 @@ class Recording:
         return recorded_as(name, mixers), layer
 
     def layers(self, name: str) -> tuple[int, ...]:
-        """Return the blocks that a value was recorded on; raise UnknownValue for a name the vocabulary does not have."""
+        """Return the blocks that a value was recorded on.
+
+        Raise UnknownValue for a name the vocabulary does not have.
+        """
         vocabulary.lookup(name)
         return tuple(layer for layer in range(self.num_layers) if (name, layer) in self)
 
@@ -103,7 +113,10 @@ class Recording:
         )
 
     def why(self, name: str, layer: int | None = None) -> str:
-        """Return the reason why a value is not in the recording; raise UnknownValue for a name there is not."""
+        """Return the reason why a value is not in the recording.
+
+        Raise UnknownValue for a name there is not.
+        """
         values = vocabulary.lookup(name)
         if (key := self.key(name, layer)) in self.values:
             return f"{name} was recorded."
@@ -139,12 +152,16 @@ class Recording:
         number = as_int(layer)
         if number is None or not -self.num_layers <= number < self.num_layers:
             raise NotRecorded(
-                f"There is no block {abbreviated_repr(layer)}: this recording has {numbered('block', self.num_layers)}."
+                f"There is no block {abbreviated_repr(layer)}: this recording has "
+                f"{numbered('block', self.num_layers)}."
             )
         return number % self.num_layers
 
     def addends(self, layer: int) -> tuple[str, ...]:
-        """Return the recorded names of what a block adds to the stream: its mixers' outputs, then its MLP's."""
+        """Return the recorded names of what a block adds to the stream.
+
+        They are its mixers' outputs, then its MLP's.
+        """
         layer = self._block(layer)
         mixers = self.mixers[layer]
         values = [
@@ -155,7 +172,10 @@ class Recording:
         return tuple(name for name in names if (name, layer) in self.values)
 
     def replay(self, layer: int) -> Replay:
-        """Return the arguments of a block's recurrent kernel, to run it again; raise NotRecorded where one is not there."""
+        """Return the arguments of a block's recurrent kernel, to run it again.
+
+        Raise NotRecorded where one is not there.
+        """
         layer = self._block(layer)
         host = self.recurrent(layer)
         if host is None:
@@ -173,7 +193,7 @@ class Recording:
         return Replay(host, arguments)
 
     def states(self, layer: int, head: int) -> Iterator[torch.Tensor]:
-        """Iterate over the state [batch key_dim value_dim] of one head (or channel) after each token.
+        """Iterate over one head's (or channel's) state [batch key_dim value_dim] after each token.
 
         The recurrence is run again, with memory for one state at a time.
         """
@@ -181,20 +201,25 @@ class Recording:
             yield state[:, 0]
 
     def state(self, layer: int, head: int, token: int) -> torch.Tensor:
-        """Return the state [batch key_dim value_dim] of one head (or channel) after one token, by running the recurrence again.
+        """Return one head's (or channel's) state [batch key_dim value_dim] after one token.
 
-        Raises NotRecorded where there is no such block, or no recurrence on it, and ValueError for a head or token there is not.
+        The recurrence is run again up to there.
+        Raises NotRecorded where there is no such block, or no recurrence on it, and
+        ValueError for a head or token there is not.
         """
         heads = [_require_int("head", head)]
         return self.replay(layer).state_at(_require_int("token", token), heads)[:, 0]
 
     def state_norms(self, layer: int) -> torch.Tensor:
-        """Return the Frobenius norm of every head's (or channel's) state after every token [batch seq heads]."""
+        """Return the Frobenius norms of the states after every token [batch seq heads].
+
+        Where the recurrence has a state for each channel, they are by channel.
+        """
         return self.replay(layer).norms()
 
 
 def as_int(number: Any) -> int | None:
-    """Return an integer of any kind (numpy's and torch's too) as Python's, None for what is not one."""
+    """Return an integer of any kind (numpy's, torch's) as Python's, None for what is not one."""
     try:
         return None if isinstance(number, bool) else operator.index(number)
     except TypeError:
@@ -209,7 +234,8 @@ def abbreviated_repr(thing: Any) -> str:
 def _require_int(what: str, number: Any) -> int:
     if (integer := as_int(number)) is None:
         raise ValueError(
-            f"A {what} is given by its number, counted from 0; {abbreviated_repr(number)} is not one."
+            f"A {what} is given by its number, counted from 0; "
+            f"{abbreviated_repr(number)} is not one."
         )
     return integer
 

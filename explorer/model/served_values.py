@@ -15,7 +15,11 @@ from explorer.model.errors import Unavailable
 
 @dataclass
 class _Copy:
-    """A value as the block has it; ``version`` is what PyTorch had counted of its in-place changes, None where the block assigned it."""
+    """A value as the block has it.
+
+    ``version`` is what PyTorch had counted of its in-place changes, None where the block
+    assigned it.
+    """
 
     name: str
     address: ValueAddress
@@ -42,7 +46,8 @@ class ServedValues:
         self.raw = raw
         self.native = address.native
         self.num_experts = num_experts
-        # By tensor, not by name: two names of one tensor share a copy, so an edit by either is the edit.
+        # By tensor, not by name: two names of one tensor share a copy, so an edit by either is
+        # the edit.
         self._copies: dict[Hashable, _Copy] = {}
         self._derived: list[tuple[str, torch.Tensor, int]] = []
 
@@ -70,8 +75,8 @@ class ServedValues:
         for expression, value, version in self._derived:
             if value._version != version:
                 raise Unavailable(
-                    f"{expression} is computed from other values: what is written into it reaches nothing. "
-                    "Clone it first, or write what it is computed from."
+                    f"{expression} is computed from other values: what is written into it reaches "
+                    "nothing. Clone it first, or write what it is computed from."
                 )
         container = self.raw
         for copied in self._copies.values():
@@ -88,8 +93,8 @@ class ServedValues:
             return get_element(self.raw, address.place)
         if name not in self.raw:
             raise Unavailable(
-                f"{name} is unavailable: a decoding step's kernel does not hold it as a tensor of its own; "
-                "trace the whole sequence at once."
+                f"{name} is unavailable: a decoding step's kernel does not hold it as a tensor of "
+                "its own; trace the whole sequence at once."
             )
         return unwrap(self.raw[name])
 

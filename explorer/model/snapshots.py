@@ -2,15 +2,15 @@
 
 A recorded tensor must stay as it was when the forward passed it. A copy always does that, but most
 tensors of a forward are never changed in place, and copying every one of them costs a third of the
-forward. PyTorch counts the in-place changes of a tensor, one counter for all views of a storage. The
-first forward that takes a snapshot at some address copies it and looks at the end whether the counter
-moved. If it did not, later forwards keep the tensor itself; if it did, they copy. The counter is read
-again at the end of each of those, so a tensor that changes after all is noticed: the forward then
-has to be run again, with a copy at that address.
+forward. PyTorch counts the in-place changes of a tensor, one counter for all views of a storage.
+The first forward that takes a snapshot at some address copies it and looks at the end whether the
+counter moved. If it did not, later forwards keep the tensor itself; if it did, they copy. The
+counter is read again at the end of each of those, so a tensor that changes after all is noticed:
+the forward then has to be run again, with a copy at that address.
 
-Also copied are tensors that are a part of a larger storage, so that a small value does not keep a large
-buffer in memory, and those that something else still holds when the forward has ended: a parameter, or
-what the caller passed in.
+Also copied are tensors that are a part of a larger storage, so that a small value does not keep a
+large buffer in memory, and those that something else still holds when the forward has ended: a
+parameter, or what the caller passed in.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class Snapshots:
         self._references: list[tuple[Address, torch.Tensor, int]] = []
 
     def take(self, address: Address, value: Any, always_copy: bool = False) -> Any:
-        """Return ``value`` as it is now, on the CPU; what is no tensor, or has no data, as it is."""
+        """Return ``value`` as it is now, on the CPU.
+
+        What is no tensor, or has no data, is returned as it is.
+        """
         if not isinstance(value, torch.Tensor) or value.device.type == "meta":
             return value
         tensor = value.detach()
@@ -70,14 +73,15 @@ def shared_keys(values: dict[Any, Any]) -> set[Any]:
 
     A tensor whose storage something else holds too is replaced by a copy.
     """
-    by_storage: dict[int, list[Any]] = {}
+    by_storage: dict[int, tuple[torch.UntypedStorage, list[Any]]] = {}
     for key, value in values.items():
         if isinstance(value, torch.Tensor) and value.device.type == "cpu":
-            by_storage.setdefault(value.untyped_storage()._cdata, []).append(key)
+            storage = value.untyped_storage()
+            by_storage.setdefault(storage._cdata, (storage, []))[1].append(key)
     shared = set()
-    for storage, keys in by_storage.items():
-        # One use for each of the tensors.
-        if torch._C._storage_Use_Count(storage) > len(keys):
+    for address, (_, keys) in by_storage.items():
+        # One use for each of the tensors, and one for the Python object of the storage.
+        if torch._C._storage_Use_Count(address) > len(keys) + 1:
             values.update((key, values[key].clone()) for key in keys)
         elif len(keys) > 1:
             shared |= set(keys)
@@ -93,7 +97,7 @@ def _fills_its_storage(tensor: torch.Tensor) -> bool:
 
 
 def _version_probe(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor that shares the version counter of ``tensor``, without holding its storage."""
+    """Return an empty tensor that shares ``tensor``'s version counter but not its storage."""
     probe = tensor.detach()
     probe.data = torch.empty(0, dtype=tensor.dtype)
     return probe

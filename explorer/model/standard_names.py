@@ -14,7 +14,10 @@ from explorer.model.host_values import HostValues
 
 
 def envoy_classes(module: torch.nn.Module, anatomy: Anatomy) -> dict[type | str, type]:
-    """Return the envoy class of each host: by its module's class, or by path where one class has several hosts' values."""
+    """Return the envoy class of each host.
+
+    The keys are the classes of their modules, or paths where one class has several hosts' values.
+    """
     path = anatomy.backbone.blocks
     blocks: Any = module.get_submodule(path)
     paths: dict[type, dict[str, list[str]]] = {}
@@ -59,7 +62,10 @@ def bind_host(block: Any, host: HostAnatomy, values: HostValues) -> None:
 
 
 def envoy_at(envoy: Any, path: str) -> Any:
-    """Return the envoy of a module below another, whatever name the engine or `add_alias` mounted it under."""
+    """Return the envoy of a module below another.
+
+    The engine, or `add_alias`, may have mounted it under another name than its own.
+    """
     for part in path.split(".") if path else ():
         if part.isdigit():
             envoy = envoy[int(part)]
@@ -72,7 +78,8 @@ def envoy_at(envoy: Any, path: str) -> Any:
 def add_alias(envoy: Any, alias: str, target: Envoy, path: str) -> None:
     """Give ``target``, at ``path``, its standard name on ``envoy``, on this block alone.
 
-    Another module that has this name is mounted as the engine mounts those whose own names it needs: ``E_lm_head``.
+    Another module that has this name is mounted as the engine mounts those whose own names it
+    needs: ``E_lm_head``.
     """
     if envoy.__dict__.get(alias) is target:
         return

@@ -21,10 +21,11 @@ CONDITIONS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One value of one host: where it is to be had, how it is read, and why not elsewhere.
+    """One value of one host: where it is available, how it is read, and why not elsewhere.
 
-    ``layers`` are the blocks that have it (empty on the model host); ``reasons``
-    gives why each block that has not, under None for the model host.
+    layers: the blocks that have it (empty on the model host); read_at: where in the forward;
+    condition: what it needs of the way the model is loaded; reasons: why each other block does not
+    have it, under None for the model host; available: whether any block, or the model, has it.
     """
 
     host: str
@@ -57,7 +58,10 @@ class Support:
         return len(self.rows)
 
     def __getitem__(self, name: str) -> Row:
-        """A row by value name, or by ``"host.value"`` where several hosts have it; an available one first."""
+        """Return a row by value name, or by ``"host.value"`` where several hosts have it.
+
+        An available one is preferred.
+        """
         values = vocabulary.lookup(name)
         rows = [row for row in self.rows if row.value in values]
         return next((row for row in rows if row.available), rows[0])
@@ -65,9 +69,9 @@ class Support:
     def __repr__(self) -> str:
         lines = []
         there = {row.host for row in self.rows if row.available}
-        for row in (
-            row for row in self.rows if row.host in there or row.host in ("model", "layers")
-        ):
+        for row in self.rows:
+            if row.host not in there and row.host not in ("model", "layers"):
+                continue
             where = f"{vocabulary.HOSTS[row.host].path}.{row.name}"
             if row.available:
                 scope = "" if row.host == "model" else f"  blocks {ranges(row.layers, dash='-')}"
@@ -84,14 +88,13 @@ class Support:
             ]
             if path not in ("model", "model.layers[i]"):
                 kinds = ", ".join(dict.fromkeys(row.host for row in rows))
-                lines.append(
-                    f"  no   {path + '.*':<52} {kinds}: {most_informative(reason for row in rows for reason in row.reasons.values())}"
-                )
+                reason = most_informative(r for row in rows for r in row.reasons.values())
+                lines.append(f"  no   {path + '.*':<52} {kinds}: {reason}")
         return "\n".join(lines)
 
 
 def support(anatomy: Anatomy, top: HostAnatomy, layer: int | None = None) -> Support:
-    """What is available, on every block or on one."""
+    """Return what is available, on every block or on one."""
     layers = range(anatomy.backbone.num_layers) if layer is None else (layer,)
     rows = []
     for value in vocabulary.VALUES:
@@ -124,7 +127,7 @@ def support(anatomy: Anatomy, top: HostAnatomy, layer: int | None = None) -> Sup
 
 
 def read_at(host: HostAnatomy, value: vocabulary.Value) -> str:
-    """The place a value is read at, in words."""
+    """Return where a value is read, in words."""
     if value.derived:
         return value.description
     description = [place.description for place in host.hook_points[value.name]]

@@ -1,4 +1,4 @@
-"""Taps: where a running forward passes the standard values to an observer, and takes changed ones back.
+"""Taps: where a running forward passes its values to an observer, and takes changed ones back.
 
 A tap is put on a module's boundary with a hook, or inside its forward by running a rewritten copy
 in place of its own. Taps exist while a `Taps.opened` block is open and belong to one model: a plain
@@ -88,7 +88,10 @@ class Taps:
 
     @property
     def _listener(self) -> Observer | None:
-        """The observer, where what passes a tap now belongs to its run: in its thread, with somebody waiting."""
+        """The observer, None where what passes a tap now is not of its run.
+
+        It is where it passes in the run's thread, with somebody waiting.
+        """
         observer = self._observer
         if observer is None or self._thread != threading.get_ident() or not observer.is_active():
             return None
@@ -100,8 +103,9 @@ class Taps:
     ) -> Iterator[Taps]:
         """Open the taps for ``observer``.
 
-        wanted: the locations to tap; None for all, as for a model without weights, whose kernels run
-        in torch only where they are tapped. native: tap also what the engine serves itself.
+        wanted: the locations to tap; None for all, as for a model without weights, whose
+        kernels run in torch only where they are tapped. native: tap also what the engine
+        serves itself.
         """
         if self._observer is not None:
             raise ModelBusy
@@ -130,7 +134,10 @@ class Taps:
             taps.captured.clear()
 
     def _open_tap(self, hook_group: HookGroup, calls: dict[str, CallTaps], undo: ExitStack) -> None:
-        """Put a tap on a module, or add it to ``calls``, by the path of the module whose forward makes the call."""
+        """Put a tap on a module's boundary, or on a call inside its forward.
+
+        The latter are collected in ``calls``, by the path of the module.
+        """
         place = next(iter(hook_group.members.values()))
         path = joined(hook_group.host.path, place.module)
         if place.operation:
@@ -173,7 +180,10 @@ class Taps:
         self._calls.clear()
 
     def _pass_boundary(self, hook_group: HookGroup, place: HookPoint, container: Any) -> Any:
-        """Pass a module's boundary: at each of its calls, or at the one call of a forward that the hook point is of."""
+        """Pass what is at a module's boundary, at its calls that the hook point is of.
+
+        That is one call of a forward, where the hook point names one, else all of them.
+        """
         if place.call_index is not None and self._listener is not None:
             turn = self._calls[hook_group.location]
             self._calls[hook_group.location] += 1
@@ -182,7 +192,10 @@ class Taps:
         return self.pass_through(hook_group, container)
 
     def pass_through(self, hook_group: HookGroup, container: Any) -> Any:
-        """Pass what is at a tap to the observer; return the container to go on with, or None for the same."""
+        """Pass what is at a tap to the observer.
+
+        Return the container to go on with, or None for the same.
+        """
         observer = self._listener
         if observer is None:
             return None
@@ -254,7 +267,7 @@ class Taps:
     def _put_back(
         self, taps: HostTaps, name: str, place: HookPoint, container: Any, value: Any
     ) -> Any:
-        """Return ``container`` with a changed value at its hook point, in the model's own arrangement."""
+        """Return ``container`` with a changed value, in the model's arrangement of it."""
         if value is None:
             return with_element(container, place, None)
         found, sizes = get_element(container, place), {**taps.host.sizes, **self.call_sizes}
@@ -267,7 +280,7 @@ class Taps:
         return with_element(container, place, native)
 
     def _offer_states(self, observer: Observer, taps: HostTaps) -> None:
-        """After the kernel: offer the state after each token, computed as far as somebody asks for it.
+        """After the kernel: offer the state after each token, computed as far as it is asked for.
 
         Where the recurrence cannot be run again, the name of what is lacking is offered instead.
         """
