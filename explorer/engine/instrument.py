@@ -12,7 +12,7 @@ import inspect
 import operator
 from collections.abc import Callable
 from functools import lru_cache
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any
 
 from explorer.engine.nnsight_api import (
@@ -122,10 +122,8 @@ def instrumented(fn: Callable, op: Callable[..., Any]) -> Callable:
     with; decorators stay around the copy, and a bound method stays bound.
     Raises SourceNotAvailable for what has no Python source.
     """
-    if not (inspect.isfunction(fn) or inspect.ismethod(fn)) and isinstance(
-        getattr(type(fn), "__call__", None),
-        FunctionType,  # noqa: B004  whether it is a function
-    ):
+    called = inspect.getattr_static(type(fn), "__call__", None)
+    if not (inspect.isfunction(fn) or inspect.ismethod(fn)) and inspect.isfunction(called):
         fn = fn.__call__
     receiver = fn.__self__ if inspect.ismethod(fn) else None
     inner, chain = _decorators(fn.__func__ if receiver is not None else fn)

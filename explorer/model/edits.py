@@ -1,4 +1,4 @@
-"""Edits: changes to values, made in the same forward that is recorded."""
+"""Edits: changes of values, made in the forward that is recorded."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import torch
 class Edit:
     """Change ``value`` of block ``layer`` (None for the model's own values) by ``change``.
 
-    ``change`` gets the tensor in the vocabulary's layout and returns the one to go on with;
-    ``check`` gets the sizes of the value's host before the run and raises when they rule the
-    edit out.
+    change: gets the tensor in the vocabulary's layout and returns the one to go on with, of the
+    same shape and dtype; check: gets the sizes of the value's host before the run and raises where
+    they rule the edit out; description: what the recording says of the edit.
     """
 
     value: str
     layer: int | None
-    change: Callable[[torch.Tensor], torch.Tensor]
+    change: Callable[..., torch.Tensor]
     description: str = ""
     check: Callable[[dict[str, int]], None] = lambda sizes: None
 
 
 @dataclass(frozen=True)
 class JointEdit(Edit):
-    """An edit whose ``change`` also gets the other values of the same moment, by name."""
+    """An edit whose ``change`` also gets, by name, the other values at the same location."""
 
 
 def ablate_expert(layer: int, expert: int) -> Edit:

@@ -104,7 +104,7 @@ class HostTaps:
             for points in self.host.hook_points.values()
             if points[0].call_site == hook_points[0].call_site and points[0].operation
         ]
-        return max(sharing, key=len, default=hook_points)
+        return max(sharing, key=len) if sharing else hook_points
 
     def add_constant(self, name: str, module: torch.nn.Module, leaf: str, sign: float) -> None:
         """Read a value off the parameter or buffer ``leaf`` of a module, times a sign."""

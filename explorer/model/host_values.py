@@ -212,11 +212,12 @@ class HostValues:
             raw = Mediator.value(location)
         except OutOfOrderError:
             self._never_reached(mediator, location, value, wanted)
-        mediator._last_value_read = (self, value.name)
+        # Kept where it ends with the block.
+        mediator._last_value_read = (self, value.name)  # pyright: ignore[reportAttributeAccessIssue]
         return raw
 
     def _never_reached(
-        self, mediator: Mediator, location: str, value: vocabulary.Value, wanted: int | None
+        self, mediator: Mediator, location: str, value: vocabulary.Value, wanted: int
     ) -> NoReturn:
         """Raise the error for a value that the forward ended without.
 

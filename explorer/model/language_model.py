@@ -76,7 +76,8 @@ class LanguageModel(HostEnvoy, TransformersModel):
         for alias, path in anatomy.names.items():
             add_alias(self, alias, envoy_at(self, path), path)
         config = module.config.get_text_config()
-        self.top = model_host(anatomy, config, module.get_input_embeddings().weight.shape[1])
+        embedding: Any = module.get_input_embeddings()
+        self.top = model_host(anatomy, config, embedding.weight.shape[1])
         self.taps = Taps(module, anatomy, self.path, self.top)
         for layer in range(anatomy.backbone.num_layers):
             for host in anatomy.block(layer).hosts.values():
@@ -110,7 +111,7 @@ class LanguageModel(HostEnvoy, TransformersModel):
     @property
     def hf(self) -> PreTrainedModel:
         """The transformers model."""
-        return self._module
+        return self._module  # pyright: ignore[reportReturnType]  what __init__ was given
 
     @property
     def family(self) -> str:
@@ -350,7 +351,8 @@ class LanguageModel(HostEnvoy, TransformersModel):
             if self.anatomy.head_is_last and self.anatomy.head_reads_norm:
                 normed = self.norm(hidden) if self.anatomy.norm is not None else hidden
                 # Some streams are in float32, whatever the weights are in.
-                return self.lm_head(normed.to(self.hf.get_output_embeddings().weight.dtype))
+                head: Any = self.hf.get_output_embeddings()
+                return self.lm_head(normed.to(head.weight.dtype))
             if self.interleaver.interleaving:
                 raise Unavailable(
                     "This model scales or caps its logits: save the stream, "

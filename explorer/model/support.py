@@ -101,7 +101,9 @@ def support(anatomy: Anatomy, top: HostAnatomy, layer: int | None = None) -> Sup
         if value.host == "model":
             there = value.name not in top.missing
             description = read_at(top, value) if there else ""
-            reasons = {} if there else {None: top.missing[value.name]}
+            reasons: dict[int | None, Unavailability] = (
+                {} if there else {None: top.missing[value.name]}
+            )
             rows.append(Row("model", value, (), description, None, reasons, there))
             continue
         having, reasons, description = [], {}, ""
