@@ -97,12 +97,13 @@ class HostTaps:
 
         For one that has a single point, those of the values that share it.
         """
-        if len(hook_points) > 1:
+        first, *others = hook_points
+        if others:
             return hook_points
         sharing = [
             points
             for points in self.host.hook_points.values()
-            if points[0].call_site == hook_points[0].call_site and points[0].operation
+            if points[0].call_site == first.call_site and points[0].operation
         ]
         return max(sharing, key=len) if sharing else hook_points
 
