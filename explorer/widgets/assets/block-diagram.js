@@ -431,7 +431,7 @@
       rows.push(list);
       if (value.condition) rows.push(make("p", "bd-condition", `⚠\uFE0E ${value.condition}`));
       if (this.#pinned && this.#pinned.name === value.name && this.#pinned.host === value.host) {
-        const free = make("button", "bd-unpin", "let go (Esc)");
+        const free = make("button", "bd-unpin", "Unpin (Esc)");
         free.type = "button";
         free.addEventListener("click", () => this.#letGo());
         rows.push(free);
