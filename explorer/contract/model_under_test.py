@@ -12,8 +12,8 @@ from explorer import vocabulary
 from explorer.contract.native import NativeModel
 
 if TYPE_CHECKING:
+    from explorer.discovery.anatomy import BlockAnatomy, HostAnatomy
     from explorer.discovery.details import HostDetails, RouterScoring
-    from explorer.discovery.discover import BlockAnatomy, HostAnatomy
     from explorer.model.language_model import LanguageModel
     from explorer.model.recording import Recording
 

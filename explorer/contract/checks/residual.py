@@ -38,13 +38,13 @@ def addends(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
 def _streams(subject: ModelUnderTest, layer: int) -> list[torch.Tensor]:
     """Return the stream before and after each of a block's steps, computed from its addends."""
     block = subject.block(layer)
-    streams, turn = [subject.get("layers", "layer_input", layer)], 0
+    streams, adds = [subject.get("layers", "layer_input", layer)], 0
     for step in block.steps:
         stream = streams[-1]
         if step.kind == "add":
-            turn += 1
+            adds += 1
             for sublayer in block.sublayers:
-                if sublayer.add_number == turn:
+                if sublayer.add_number == adds:
                     stream = stream + subject.get(sublayer.host, sublayer.output, layer)
         else:
             stream = apply_step(subject, layer, step, stream)
@@ -64,9 +64,9 @@ def mid_stream(subject: ModelUnderTest, host: str, compare: Comparisons) -> None
     for layer in subject.one_per_kind("layers", "layer_mid"):
         block = subject.block(layer)
         written = torch.flip(subject.get("layers", "layer_mid", layer), dims=[-1])
-        turn = sum(step.kind == "add" for step in block.steps[: block.mid_step])
+        adds = sum(step.kind == "add" for step in block.steps[: block.mid_step])
         remaining = sorted(
-            (sublayer for sublayer in block.sublayers if sublayer.add_number > turn),
+            (sublayer for sublayer in block.sublayers if sublayer.add_number > adds),
             key=lambda sublayer, block=block: block.order.index((sublayer.host, sublayer.output)),
         )
         with torch.no_grad(), subject.model.trace(subject.ids):
@@ -79,8 +79,8 @@ def mid_stream(subject: ModelUnderTest, host: str, compare: Comparisons) -> None
         stream = written
         for step in block.steps[block.mid_step :]:
             if step.kind == "add":
-                turn += 1
-                stream = stream + sum(added[s.host] for s in remaining if s.turn == turn)
+                adds += 1
+                stream = stream + sum(added[s.host] for s in remaining if s.add_number == adds)
             else:
                 stream = apply_step(subject, layer, step, stream)
         compare.close(layer, output, stream)
@@ -200,7 +200,7 @@ def _stream_after(subject: ModelUnderTest, layer: int, steps: int) -> torch.Tens
     """Return the stream after so many of the block's steps."""
     if steps == 0:
         return subject.get("layers", "layer_input", layer)
-    if steps == subject.block(layer).mid:
+    if steps == subject.block(layer).mid_step:
         return subject.get("layers", "layer_mid", layer)
     return _streams(subject, layer)[steps]
 
