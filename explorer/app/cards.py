@@ -108,13 +108,19 @@ CARDS: tuple[Card, ...] = (
         code.attention_one,
     ),
     Card(
-        "state_kept", "state", CellFigure, views_state.kept, ("block",), "column", code.state_kept
+        "state_kept",
+        "state",
+        CellFigure,
+        views_state.retained_share,
+        ("block",),
+        "column",
+        code.state_retained,
     ),
     Card(
         "state_written",
         "state",
         CellFigure,
-        views_state.written,
+        views_state.write_strength,
         ("block",),
         "column",
         code.state_written,
@@ -131,13 +137,19 @@ CARDS: tuple[Card, ...] = (
         code.state_norm,
     ),
     Card(
-        "state_all", "state", MosaicFigure, views_state.all_implied, ("block",), "", code.state_all
+        "state_all",
+        "state",
+        MosaicFigure,
+        views_state.implied_attention_of_all_heads,
+        ("block",),
+        "",
+        code.state_all,
     ),
     Card(
         "state_one",
         "state",
         CellFigure,
-        views_state.implied,
+        views_state.implied_attention,
         ("block", "head"),
         "both",
         code.state_one,
@@ -146,7 +158,7 @@ CARDS: tuple[Card, ...] = (
         "state_matrix",
         "state",
         CellFigure,
-        views_state.matrix,
+        views_state.state_matrix,
         ("block", "head", "token"),
         "",
         code.state_matrix,
@@ -182,7 +194,12 @@ CARDS: tuple[Card, ...] = (
         compares=True,
     ),
     Card(
-        "part", "tensor", CellFigure, views_tensor.part, ("block", "head", "token", "part"), "row"
+        "part",
+        "tensor",
+        CellFigure,
+        views_tensor.value_picture,
+        ("block", "head", "token", "part"),
+        "row",
     ),
 )
 

@@ -96,9 +96,9 @@ def router_summary(run: Run, selection: Selection) -> dict[str, Any] | None:
             {"expert": slot.expert, "weight": number(slot.weight)}
             for slot in views_router.slots_of(run, selection)
         ],
-        "unused": ranges(views_router.unused(run, selection.block)),
+        "unused": ranges(views_router.unused_experts(run, selection.block)),
         "count": count,
-        "unused_count": len(views_router.unused(run, selection.block)),
+        "unused_count": len(views_router.unused_experts(run, selection.block)),
     }
 
 
@@ -109,7 +109,7 @@ def attention_summary(run: Run, selection: Selection) -> dict[str, Any] | None:
     return {
         "strongest": [
             {"token": key, "number": number(value)}
-            for key, value in views_attention.strongest(run, selection)
+            for key, value in views_attention.most_read_keys(run, selection)
         ]
     }
 
@@ -197,21 +197,21 @@ def tensor_summary(run: Run, selection: Selection) -> dict[str, Any]:
     }
     if (selection.part, layer) not in run and run.can_be_recorded(selection.part, layer):
         return message | {"refusal": "Being recorded …"}
-    tensor = views_tensor.read(run, selection, selection.part)
+    tensor = views_tensor.value_to_show(run, selection, selection.part)
     if (selection.part, layer) in run:
-        message["code"] = code.part(run.origin, selection.part, layer, value.typed)
+        message["code"] = code.value_cell(run.origin, selection.part, layer, value.typed)
     if isinstance(tensor, Refusal):
         return message | {"refusal": tensor.reason}
     message.setdefault("code", code.state_matrix(run, selection) if value.name == "state" else None)
-    facts = views_tensor.facts(tensor, value)
+    summary = views_tensor.summarise(tensor, value)
     return message | {
         "facts": [
-            ["shape", " × ".join(map(str, facts.shape)) or "one number"],
-            ["axes", " ".join(facts.axes)],
-            ["dtype", facts.dtype],
-            ["minimum", number(facts.least)],
-            ["mean", number(facts.mean)],
-            ["maximum", number(facts.most)],
-            *([] if facts.finite else [["masked", "left out of the three"]]),
+            ["shape", " × ".join(map(str, summary.shape)) or "one number"],
+            ["axes", " ".join(summary.axes)],
+            ["dtype", summary.dtype],
+            ["minimum", number(summary.minimum)],
+            ["mean", number(summary.mean)],
+            ["maximum", number(summary.maximum)],
+            *([] if summary.finite else [["masked", "left out of the three"]]),
         ]
     }

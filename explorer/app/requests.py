@@ -20,7 +20,12 @@ from explorer.widgets.views import router as views_router
 from explorer.widgets.views import state as views_state
 from explorer.widgets.views import tensor as views_tensor
 from explorer.widgets.views.code import Intervention
-from explorer.widgets.views.selection import Selection, attends, mixer_words, recurrence_of
+from explorer.widgets.views.selection import (
+    Selection,
+    describe_mixers,
+    has_attention,
+    recurrence_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +190,7 @@ def values_shown(run: Run, selection: Selection, tab: str) -> list[tuple[str, in
         except UnknownValue:
             return []
         return [(selection.part, None if value.host == "model" else block)]
-    if tab == "attention" and attends(run, block):
+    if tab == "attention" and has_attention(run, block):
         return [
             (name, block)
             for name in (f"attention_{selection.pattern}", "attention_queries", "attention_keys")
@@ -210,7 +215,7 @@ def intervention_problem(run: Run | None, one: Intervention) -> str | None:
             return f"Block {one.layer} has no second mixer called {one.host}."
         count, what = run.heads[one.layer].get(one.host or first, 0), "head"
         if not count:
-            return f"Block {one.layer} has no head to zero: {mixer_words(run, one.layer)}."
+            return f"Block {one.layer} has no head to zero: {describe_mixers(run, one.layer)}."
     if not 0 <= one.index < count:
         return f"Block {one.layer} has {numbered(what, count)}, not {one.index}."
     return None

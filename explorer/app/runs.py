@@ -256,4 +256,4 @@ class Run:
 
     def needs_logits(self, token: int) -> bool:
         """Return whether the logits of a token were left out and are still to be computed."""
-        return "logits" not in self and (views_next.ROW, token) not in self
+        return "logits" not in self and (views_next.LOGITS_OF_TOKEN, token) not in self

@@ -227,7 +227,7 @@ class Store:
                 logits = model.project_on_vocab(hidden)
             else:
                 logits = model.hf.get_submodule(model.anatomy.backbone.head)(hidden)
-        self._keep_values(run, {(views_next.ROW, token): logits.cpu()})
+        self._keep_values(run, {(views_next.LOGITS_OF_TOKEN, token): logits.cpu()})
 
     def _keep_values(self, run: Run, values: dict[Key, Any]) -> None:
         for key, value in values.items():
@@ -254,7 +254,7 @@ def state_norms(recording: Any, job: Job) -> dict[int, np.ndarray]:
     for layer in range(recording.num_layers):
         if recurrence_of(recording, layer) and views_state.refusal(recording, layer) is None:
             job.check()
-            found[layer] = views_state.norms(recording, layer)
+            found[layer] = views_state.norms_per_token(recording, layer)
             job.progress(layer + 1, recording.num_layers)
     return found
 

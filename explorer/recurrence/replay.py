@@ -57,6 +57,15 @@ class Replay:
         run = vocabulary.resolve(self._kind.steps)
         return run(*self._arguments(), state=self.state_input, heads=heads)
 
+    def one_channel(self, channel: int) -> Replay:
+        """The recurrence of one channel alone, where the state is one of channels."""
+        given = dict(self.given)
+        for name, tensor in given.items():
+            axes = vocabulary.BY_HOST[self.host][name].axes
+            if tensor is not None and "channels" in axes:
+                given[name] = tensor.narrow(axes.index("channels"), channel, 1)
+        return Replay(self.host, given)
+
     def run(self, heads: Heads = None) -> tuple[torch.Tensor, torch.Tensor]:
         """What every token reads [batch seq heads …], and the last state."""
         outputs, last = [], None

@@ -54,7 +54,9 @@ _ROLE_OF_VALUE = {
 
 
 def role_of(host: str, name: str = "") -> str:
-    """The role of a value, by its host (``model.layers[i].mlp`` or ``mlp``) and its name; of a host without a name."""
+    """The role of a value, by its host (``model.layers[i].mlp`` or ``mlp``) and its name; of a host
+    without a name.
+    """
     last = host.rpartition(".")[2].removesuffix("[i]")
     return _ROLE_OF_VALUE.get(name) or (HOSTS[last].role if last in HOSTS else "stream")
 
@@ -93,7 +95,10 @@ def contrast(one: str, other: str) -> float:
 
 def over(colour: str, share: float, ground: str) -> str:
     """``colour`` laid over ``ground`` at the opacity ``share``, as one opaque colour."""
-    mixed = (share * a + (1 - share) * b for a, b in zip(_channels(colour), _channels(ground)))
+    mixed = (
+        share * a + (1 - share) * b
+        for a, b in zip(_channels(colour), _channels(ground), strict=True)
+    )
     return "#" + "".join(f"{round(255 * channel):02x}" for channel in mixed)
 
 

@@ -133,7 +133,7 @@ def test_the_cell_of_a_comparison_makes_its_curve(runs, capsys):
 def test_the_cell_of_a_part_reads_it(key, layer, runs):
     plain, _ = runs
     value = value_of(key, plain.mixers[layer or 0])
-    shown = run_cell(snippets.part(plain.origin, key, layer, value.typed))
+    shown = run_cell(snippets.value_cell(plain.origin, key, layer, value.typed))
     recorded = plain[key, layer]
     assert shown.shape == tuple(recorded.shape)
     np.testing.assert_allclose(shown, recorded.numpy(), rtol=1e-4, atol=1e-5)

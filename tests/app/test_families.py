@@ -163,7 +163,7 @@ def test_logits_that_were_left_out_are_those_of_the_model(store, run, monkeypatc
     other.logits(lean, 2, a_job())
     found = other.with_recorded_since(lean)
     assert not found.needs_logits(2)
-    assert found[views_next.ROW, 2].sub(run["logits"][0, 2]).abs().max() < 1e-5
+    assert found[views_next.LOGITS_OF_TOKEN, 2].sub(run["logits"][0, 2]).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(

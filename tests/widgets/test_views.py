@@ -22,7 +22,7 @@ from explorer.widgets.views.downsample import (
     SEQUENTIAL,
     Scale,
     Window,
-    exact_or_reduced,
+    cells_in_window,
     quantised,
     reduced,
     scale_of,
@@ -69,9 +69,9 @@ def test_empty_cells_count_only_where_a_block_has_nothing_else():
 
 def test_a_window_is_exact_and_lies_where_its_cells_are():
     values = np.random.default_rng(0).normal(size=(1000, 1000)).astype(np.float32)
-    whole, _, factors = exact_or_reduced(values, None, 640, MAXIMUM)
+    whole, _, factors = cells_in_window(values, None, 640, MAXIMUM)
     assert factors == (2, 2) and whole.shape == (500, 500)
-    part, box, factors = exact_or_reduced(values, Window(10.4, 20.6, 110.2, 90.0), 640, MAXIMUM)
+    part, box, factors = cells_in_window(values, Window(10.4, 20.6, 110.2, 90.0), 640, MAXIMUM)
     assert factors == (1, 1) and (box.left, box.top, box.right, box.bottom) == (10, 20, 111, 90)
     assert np.array_equal(part, values[20:90, 10:111])
 
@@ -99,7 +99,7 @@ def test_indexes_run_along_their_scale():
 
 
 @pytest.mark.parametrize(
-    "values, signed, expected",
+    ("values", "signed", "expected"),
     [
         ([[0.2, 0.7]], False, (0.0, 0.7)),
         ([[-1.0, 3.0]], True, (-3.0, 3.0)),
@@ -144,7 +144,7 @@ def test_router_views_agree_with_the_recording():
 
 def test_unused_experts_are_those_nobody_chose():
     rec = synthetic(2, HYBRID, experts=16, top_k=2)
-    unused = views_router.unused(rec, 0)
+    unused = views_router.unused_experts(rec, 0)
     assert set(unused) == set(range(16)) - set(rec["expert_indices", 0].flatten().tolist())
 
 
@@ -188,9 +188,9 @@ def test_attention_views_hide_what_the_mask_hides():
 
 def test_the_strongest_keys_come_first():
     rec = synthetic(9, HYBRID)
-    strongest = views_attention.strongest(rec, Selection(block=1, token=6), 3)
+    most_read_keys = views_attention.most_read_keys(rec, Selection(block=1, token=6), 3)
     row = rec["attention_probabilities", 1][0, 0, 6]
-    assert [key for key, _ in strongest] == row.topk(3).indices.tolist()
+    assert [key for key, _ in most_read_keys] == row.topk(3).indices.tolist()
 
 
 def test_rows_that_do_not_sum_to_one_are_said_to():
@@ -204,12 +204,13 @@ def test_a_recurrent_block_refuses_a_pattern_and_points_to_state():
     rec = synthetic(5, HYBRID)
     view = views_attention.one_head(rec, Selection(block=0))
     assert view == Refusal(
-        "This block has no softmax pattern: its mixer is a recurrent mixer: gated DeltaNet and its kin. "
+        "This block has no softmax pattern: "
+        "its mixer is a recurrent mixer: gated DeltaNet and its kin. "
         "Its implied attention is under State."
     )
 
 
-@pytest.mark.parametrize("heads, tokens", [(3, 5), (16, 40), (9, 300)])
+@pytest.mark.parametrize(("heads", "tokens"), [(3, 5), (16, 40), (9, 300)])
 def test_a_mosaic_places_every_head_where_its_tile_is(heads, tokens):
     rec = synthetic(tokens, ("self_attn",), heads=heads, kv_heads=1 if heads == 3 else heads)
     drawn = mosaic_picture(views_attention.all_heads(rec, Selection()))
@@ -232,13 +233,13 @@ def test_state_views_agree_with_the_replay(begun):
     if begun:  # a forward that went on from an earlier one
         rec.values["state_input", 0] = torch.ones(1, 4, 6, 5)
     state = rec.replay(0).states([2])[0, 7, 0].numpy()
-    assert views_state.matrix(rec, chosen).values == pytest.approx(state, abs=1e-6)
-    norms = views_state.norms(rec, 0)
+    assert views_state.state_matrix(rec, chosen).values == pytest.approx(state, abs=1e-6)
+    norms = views_state.norms_per_token(rec, 0)
     assert norms[7, 2] == pytest.approx(np.linalg.norm(state), rel=1e-5)
-    assert views_state.kept(rec, chosen).values == pytest.approx(
+    assert views_state.retained_share(rec, chosen).values == pytest.approx(
         rec["decays", 0][0].exp().T.numpy()
     )
-    implied = views_state.implied(rec, chosen)
+    implied = views_state.implied_attention(rec, chosen)
     kept = np.tril_indices(15)
     assert implied.signed and implied.values[kept] == pytest.approx(
         rec["state_attention", 0][0, 2].numpy()[kept]
@@ -252,7 +253,7 @@ def test_state_views_agree_with_the_replay(begun):
 
 def test_forgetting_is_not_hidden_by_the_reduction():
     rec = synthetic(1400, ("linear_attn",))
-    view = views_state.kept(rec, Selection())
+    view = views_state.retained_share(rec, Selection())
     drawn = picture(view)
     assert drawn.reduction.startswith("minimum of")
     assert drawn.indexes.min() == quantised(view.values.min(keepdims=True), drawn.scale)[0, 0]
@@ -262,9 +263,9 @@ def test_a_softmax_block_refuses_a_state_and_names_the_blocks_that_have_one():
     rec = synthetic(5, ("linear_attn", "self_attn", "linear_attn"))
     chosen = Selection(block=1)
     for view in (
-        views_state.kept(rec, chosen),
-        views_state.matrix(rec, chosen),
-        views_state.all_implied(rec, chosen),
+        views_state.retained_share(rec, chosen),
+        views_state.state_matrix(rec, chosen),
+        views_state.implied_attention_of_all_heads(rec, chosen),
     ):
         assert isinstance(view, Refusal) and "Blocks with a state: 0, 2." in view.reason
 
@@ -307,7 +308,7 @@ def test_next_token_tables_hold_both_runs():
 
 
 @pytest.mark.parametrize(
-    "name, block, shape",
+    ("name", "block", "shape"),
     [
         ("layer_input", 0, (6, 16)),
         ("attention_keys", 0, (6, 6)),
@@ -319,15 +320,15 @@ def test_next_token_tables_hold_both_runs():
     ],
 )
 def test_any_value_has_a_picture_of_two_of_its_axes(name, block, shape):
-    view = views_part.part(synthetic(6, HYBRID), Selection(block=block, part=name))
+    view = views_part.value_picture(synthetic(6, HYBRID), Selection(block=block, part=name))
     assert isinstance(view, Heatmap) and view.values.shape == shape
 
 
 def test_facts_of_a_tensor_leave_out_what_a_mask_set():
     value = views_part.value_of("attention_scores", ("self_attn",))
     scores = torch.tensor([[[[1.0, torch.finfo(torch.float32).min], [3.0, 2.0]]]])
-    facts = views_part.facts(scores, value)
-    assert (facts.least, facts.mean, facts.most) == (1.0, 2.0, 3.0) and not facts.finite
+    facts = views_part.summarise(scores, value)
+    assert (facts.minimum, facts.mean, facts.maximum) == (1.0, 2.0, 3.0) and not facts.finite
     assert facts.shape == (1, 1, 2, 2) and facts.axes == ("batch", "num_heads", "query", "key")
 
 
@@ -336,8 +337,8 @@ def test_every_view_draws_a_single_token():
     for view in (
         views_router.token_by_expert(rec, Selection()),
         views_attention.one_head(rec, Selection(block=1)),
-        views_state.kept(rec, Selection()),
-        views_state.matrix(rec, Selection()),
+        views_state.retained_share(rec, Selection()),
+        views_state.state_matrix(rec, Selection()),
         views_stream.addend_norms(rec),
     ):
         assert picture(view).indexes.size
@@ -348,7 +349,7 @@ def test_every_view_draws_a_single_token():
 
 
 @pytest.mark.parametrize(
-    "token, shown",
+    ("token", "shown"),
     [
         (" in", "·in"),
         ("\n", "⏎"),

@@ -5,64 +5,64 @@ from __future__ import annotations
 import numpy as np
 
 from explorer.vocabulary import BY_HOST
-from explorer.widgets.views.downsample import causal
-from explorer.widgets.views.picture import Heatmap, Mosaic, Refusal, Tile
+from explorer.widgets.views.downsample import hide_future
+from explorer.widgets.views.picture import Heatmap, Mosaic, Refusal, ScaleOptions, Tile
 from explorer.widgets.views.selection import (
     Recorded,
     Selection,
-    attends,
-    missing,
-    mixer_words,
-    plain,
+    as_array,
+    describe_mixers,
+    has_attention,
     recurrence_of,
     token_axis,
+    unavailable,
 )
 
-#: What the attention panel can show: the vocabulary's name and the words for it.
+#: What the attention panel can show, and its title.
 CHOICES = {"probabilities": "probabilities", "scores": "scores before the softmax"}
 
-#: Tokens from which a pattern's scale is cut off above.
+#: A pattern over more tokens than this has its scale clipped.
 _LONG = 48
 
 
-def value_name(chosen: Selection) -> str:
-    return f"attention_{chosen.pattern}"
+def pattern_name(selection: Selection) -> str:
+    return f"attention_{selection.pattern}"
 
 
-def refusal(rec: Recorded, chosen: Selection) -> Refusal | None:
-    """Why there is no pattern to show on the chosen block, None where there is one."""
-    if not attends(rec, chosen.block):
-        state = recurrence_of(rec, chosen.block)
+def refusal(rec: Recorded, selection: Selection) -> Refusal | None:
+    """Why there is no pattern to show on the selected block, None where there is one."""
+    if not has_attention(rec, selection.block):
+        state = recurrence_of(rec, selection.block)
         implied = " Its implied attention is under State." if state else ""
         return Refusal(
-            f"This block has no softmax pattern: {mixer_words(rec, chosen.block)}.{implied}"
+            f"This block has no softmax pattern: {describe_mixers(rec, selection.block)}.{implied}"
         )
-    name = value_name(chosen)
-    return None if (name, chosen.block) in rec else missing(rec, name, chosen.block)
+    name = pattern_name(selection)
+    return None if (name, selection.block) in rec else unavailable(rec, name, selection.block)
 
 
-def heads(rec: Recorded, chosen: Selection) -> int:
-    """How many heads the pattern of the chosen block has."""
-    return rec[value_name(chosen), chosen.block].shape[1]
+def num_heads(rec: Recorded, selection: Selection) -> int:
+    """The number of heads of the selected block's pattern."""
+    return rec[pattern_name(selection), selection.block].shape[1]
 
 
 def heads_per_group(rec: Recorded, layer: int) -> int:
     """How many query heads share one key/value head; 1 where each has its own."""
-    if ("attention_keys", layer) not in rec or not attends(rec, layer):
+    if ("attention_keys", layer) not in rec or not has_attention(rec, layer):
         return 1
     queries = rec["attention_queries", layer].shape[1] if ("attention_queries", layer) in rec else 0
     return max(1, queries // rec["attention_keys", layer].shape[1])
 
 
-def _pattern(rec: Recorded, chosen: Selection, head: int) -> np.ndarray:
+def _pattern(rec: Recorded, selection: Selection, head: int) -> np.ndarray:
     """The pattern of one head ``[query key]``, as recorded."""
-    return plain(rec[value_name(chosen), chosen.block][0, head])
+    return as_array(rec[pattern_name(selection), selection.block][0, head])
 
 
-def bounds(rec: Recorded, signed: bool) -> dict[str, object]:
-    """The scale of a pattern: 0 to 1 or symmetric; on long prompts it ends where nearly all cells do.
+def pattern_scale(rec: Recorded, signed: bool) -> ScaleOptions:
+    """The scale of a pattern: 0 to 1 or symmetric about zero; clipped on long prompts.
 
-    Over hundreds of tokens a row's weight is spread thin, and only the first rows reach one.
+    Over hundreds of tokens each row's weight is spread thin, and only the first rows reach one.
     """
     clip = 99.5 if len(rec.tokens) > _LONG else None
     return (
@@ -72,20 +72,20 @@ def bounds(rec: Recorded, signed: bool) -> dict[str, object]:
     )
 
 
-def all_heads(rec: Recorded, chosen: Selection) -> Mosaic | Refusal:
+def all_heads(rec: Recorded, selection: Selection) -> Mosaic | Refusal:
     """Every head of the block as a tile; heads that share keys and values stand in one row."""
-    if (reason := refusal(rec, chosen)) is not None:
+    if (reason := refusal(rec, selection)) is not None:
         return reason
-    group = heads_per_group(rec, chosen.block)
+    group = heads_per_group(rec, selection.block)
     tiles = tuple(
-        Tile(f"{head}", f"kv {head // group}" if group > 1 else "", _pattern(rec, chosen, head))
-        for head in range(heads(rec, chosen))
+        Tile(f"{head}", f"kv {head // group}" if group > 1 else "", _pattern(rec, selection, head))
+        for head in range(num_heads(rec, selection))
     )
     return Mosaic(
-        title=f"all {len(tiles)} heads, block {chosen.block}",
+        title=f"all {len(tiles)} heads, block {selection.block}",
         tiles=tiles,
         columns=mosaic_columns(len(tiles), group),
-        **bounds(rec, BY_HOST["self_attn"][value_name(chosen)].signed),
+        **pattern_scale(rec, BY_HOST["self_attn"][pattern_name(selection)].signed),
         note=(
             f"Grouped queries: the {group} heads of a group share one key and one value head."
             if group > 1
@@ -104,36 +104,41 @@ def mosaic_columns(count: int, group: int) -> int:
     return min(count, max(group, wanted // group * group))
 
 
-def one_head(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
-    """The pattern of the chosen head: query tokens down, key tokens across."""
-    if (reason := refusal(rec, chosen)) is not None:
+def one_head(rec: Recorded, selection: Selection) -> Heatmap | Refusal:
+    """The pattern of the selected head: query tokens down, key tokens across."""
+    if (reason := refusal(rec, selection)) is not None:
         return reason
-    head = min(chosen.head, heads(rec, chosen) - 1)
-    group = heads_per_group(rec, chosen.block)
+    head = min(selection.head, num_heads(rec, selection) - 1)
+    group = heads_per_group(rec, selection.block)
     shared = f", reads key/value head {head // group}" if group > 1 else ""
-    values = causal(_pattern(rec, chosen, head))
+    values = hide_future(_pattern(rec, selection, head))
     return Heatmap(
-        title=f"head {head} of block {chosen.block}{shared}",
+        title=f"head {head} of block {selection.block}{shared}",
         x=token_axis(rec, "token read (key)"),
         y=token_axis(rec, "token reading (query)"),
         values=values,
-        **bounds(rec, BY_HOST["self_attn"][value_name(chosen)].signed),
-        note=row_sum_note(rec, chosen, values),
+        **pattern_scale(rec, BY_HOST["self_attn"][pattern_name(selection)].signed),
+        note=_row_note(rec, selection, values),
     )
 
 
-def row_sum_note(rec: Recorded, chosen: Selection, values: np.ndarray) -> str:
+def _row_note(rec: Recorded, selection: Selection, values: np.ndarray) -> str:
     """What the rows of a pattern sum to, where that is not one."""
-    if chosen.pattern != "probabilities":
+    if selection.pattern != "probabilities":
         return "Cells above the diagonal are masked and drawn empty."
     sums = np.nansum(values, axis=1)
     if np.allclose(sums, 1.0, atol=1e-2):
         return "Each row sums to one."
-    return f"Rows sum to {sums.min():.2f} … {sums.max():.2f}: the rest went to a sink and is not shown as renormalised."
+    return (
+        f"Rows sum to {sums.min():.2f} … {sums.max():.2f}: the rest of the weight went to the "
+        "attention sinks; rows are not renormalised."
+    )
 
 
-def strongest(rec: Recorded, chosen: Selection, count: int = 5) -> list[tuple[int, float]]:
-    """The key positions the chosen token reads most, with the numbers, strongest first."""
-    row = causal(_pattern(rec, chosen, min(chosen.head, heads(rec, chosen) - 1)))[chosen.token]
+def most_read_keys(rec: Recorded, selection: Selection, count: int = 5) -> list[tuple[int, float]]:
+    """The key positions the selected token attends to most, with the numbers, strongest first."""
+    row = hide_future(_pattern(rec, selection, min(selection.head, num_heads(rec, selection) - 1)))[
+        selection.token
+    ]
     order = np.argsort(np.where(np.isfinite(row), -row, np.inf))[:count]
     return [(int(key), float(row[key])) for key in order if np.isfinite(row[key])]

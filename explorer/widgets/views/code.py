@@ -1,4 +1,4 @@
-"""The code behind each panel: a complete cell that runs as it is and ends with ``shown``.
+"""The code behind each panel: a complete cell that runs as it is and ends by setting ``shown``.
 
 ``shown`` holds the numbers the panel draws, so a test can run the cell and compare. Each function
 takes a run, which is a recording that says what it was made from (``run.origin``), and a selection.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from explorer import vocabulary
-from explorer.widgets.views.selection import Recorded, Selection, recurrence_of
+from explorer.widgets.views.selection import Recorded, Selection, recurrent_host
 from explorer.widgets.views.state import view_of
 
 _EDIT_CALLS = {"expert": "ablate_expert", "head": "zero_head"}
@@ -21,7 +22,7 @@ _EDIT_WORDS = {"expert": "ablate expert", "head": "zero head"}
 class Intervention:
     """One edit of the forward pass: an expert ablated or a head zeroed on one block.
 
-    ``host`` says of which mixer the head is, where it is not of the block's first.
+    ``host`` names the mixer the head belongs to, where it is not the block's first.
     """
 
     kind: str
@@ -32,11 +33,13 @@ class Intervention:
     @property
     def call(self) -> str:
         """The call of explorer.model.edits that makes this edit."""
-        return f"{_EDIT_CALLS[self.kind]}({self.layer}, {self.index}{f', {quoted(self.host)}' if self.host else ''})"
+        host = f", {quoted(self.host)}" if self.host else ""
+        return f"{_EDIT_CALLS[self.kind]}({self.layer}, {self.index}{host})"
 
     @property
     def words(self) -> str:
-        return f"{_EDIT_WORDS[self.kind]} {self.index} of block {self.layer}{f' ({self.host})' if self.host else ''}"
+        host = f" ({self.host})" if self.host else ""
+        return f"{_EDIT_WORDS[self.kind]} {self.index} of block {self.layer}{host}"
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,17 @@ class Origin:
     interventions: tuple[Intervention, ...] = ()
 
 
+class RecordedRun(Recorded, Protocol):
+    """A recording that states what it was made from."""
+
+    @property
+    def origin(self) -> Origin: ...
+
+
 def quoted(text: str) -> str:
-    """``text`` as a Python string: double quotes where they need no escape, what is not printable escaped."""
+    """``text`` as a Python string: double quotes where they need no escape, characters that are not
+    printable escaped.
+    """
     return repr(text) if '"' in text else '"' + repr("'" + text)[2:]
 
 
@@ -60,7 +72,7 @@ def cell(
     lines: Sequence[str],
     imports: str = "",
 ) -> str:
-    """A cell that records ``values`` and works out ``shown`` in ``lines``."""
+    """A cell that records ``values`` and computes ``shown`` in ``lines``."""
     names = sorted({_EDIT_CALLS[edit.kind] for edit in origin.interventions} | {"load"})
     arguments = [f"values={list(values)!r}".replace("'", '"')]
     if layers is not None:
@@ -81,10 +93,10 @@ def cell(
     )
 
 
-def router_grid(run: Recorded, chosen: Selection) -> str:
-    block = chosen.block
-    if chosen.router != "weights":
-        name = f"router_{chosen.router}"
+def router_grid(run: RecordedRun, selection: Selection) -> str:
+    block = selection.block
+    if selection.router != "weights":
+        name = f"router_{selection.router}"
         return cell(
             run.origin, [name], [block], [f'shown = rec["{name}", {block}][0]  # [token expert]']
         )
@@ -93,7 +105,8 @@ def router_grid(run: Recorded, chosen: Selection) -> str:
         ["router_logits", "expert_indices", "expert_weights"],
         [block],
         [
-            f'experts, weights = rec["expert_indices", {block}][0], rec["expert_weights", {block}][0]',
+            f'experts = rec["expert_indices", {block}][0]',
+            f'weights = rec["expert_weights", {block}][0]',
             f'shown = torch.full(rec["router_logits", {block}][0].shape, float("nan"))',
             "shown = shown.scatter(1, experts, weights.float())  # [token expert]",
         ],
@@ -101,14 +114,17 @@ def router_grid(run: Recorded, chosen: Selection) -> str:
     )
 
 
-def router_load(run: Recorded, chosen: Selection) -> str:
+def router_load(run: RecordedRun, selection: Selection) -> str:
     return cell(
         run.origin,
         ["router_logits", "expert_indices"],
         None,
         [
             "counts = [",
-            '    torch.bincount(rec["expert_indices", i].flatten(), minlength=rec["router_logits", i].shape[-1])',
+            "    torch.bincount(",
+            '        rec["expert_indices", i].flatten(),',
+            '        minlength=rec["router_logits", i].shape[-1],',
+            "    )",
             '    for i in rec.layers("expert_indices")',
             "]",
             "shown = torch.stack(counts) / len(rec.tokens)  # [block expert]",
@@ -117,40 +133,40 @@ def router_load(run: Recorded, chosen: Selection) -> str:
     )
 
 
-def router_margin(run: Recorded, chosen: Selection) -> str:
-    return _row(run.origin, "router_margin", chosen.block, "[token]")
+def router_margin(run: RecordedRun, selection: Selection) -> str:
+    return _row(run.origin, "router_margin", selection.block, "[token]")
 
 
-def attention_all(run: Recorded, chosen: Selection) -> str:
-    return _row(run.origin, f"attention_{chosen.pattern}", chosen.block, "[head query key]")
+def attention_all(run: RecordedRun, selection: Selection) -> str:
+    return _row(run.origin, f"attention_{selection.pattern}", selection.block, "[head query key]")
 
 
-def attention_one(run: Recorded, chosen: Selection) -> str:
+def attention_one(run: RecordedRun, selection: Selection) -> str:
     return _row(
         run.origin,
-        f"attention_{chosen.pattern}",
-        chosen.block,
+        f"attention_{selection.pattern}",
+        selection.block,
         "[query key]",
-        f"[0, {chosen.head}]",
+        f"[0, {selection.head}]",
     )
 
 
-def _recurrence(run: Recorded, chosen: Selection) -> tuple[str, Callable[[str], str]]:
+def _recurrence(run: RecordedRun, selection: Selection) -> tuple[str, Callable[[str], str]]:
     """The host of the chosen block's recurrence, and how a recording names its values."""
-    host = recurrence_of(run, chosen.block)
+    host = recurrent_host(run, selection.block)
     return host, lambda name: vocabulary.key_of(
-        vocabulary.BY_HOST[host][name], run.mixers[chosen.block]
+        vocabulary.BY_HOST[host][name], run.mixers[selection.block]
     )
 
 
-def state_kept(run: Recorded, chosen: Selection) -> str:
-    host, key = _recurrence(run, chosen)
+def state_retained(run: RecordedRun, selection: Selection) -> str:
+    host, key = _recurrence(run, selection)
     shown = view_of(host)
     if vocabulary.BY_HOST[host][shown.retained].fixed:  # the same at every token
         return _row(
             run.origin,
             key(shown.retained),
-            chosen.block,
+            selection.block,
             "[head token]",
             ".exp()[:, None].expand(-1, len(rec.tokens))",
         )
@@ -158,64 +174,68 @@ def state_kept(run: Recorded, chosen: Selection) -> str:
     return _row(
         run.origin,
         key(shown.retained),
-        chosen.block,
+        selection.block,
         "[head token]",
         f"[0]{mean}{'.exp()' if shown.logarithm else ''}.T",
     )
 
 
-def state_written(run: Recorded, chosen: Selection) -> str:
-    host, key = _recurrence(run, chosen)
-    return _row(run.origin, key(view_of(host).written), chosen.block, "[head token]", "[0].T")
-
-
-def state_all(run: Recorded, chosen: Selection) -> str:
-    _, key = _recurrence(run, chosen)
-    return _row(run.origin, key("state_attention"), chosen.block, "[head query key]")
-
-
-def state_one(run: Recorded, chosen: Selection) -> str:
-    _, key = _recurrence(run, chosen)
+def state_written(run: RecordedRun, selection: Selection) -> str:
+    host, key = _recurrence(run, selection)
     return _row(
-        run.origin, key("state_attention"), chosen.block, "[query key]", f"[0, {chosen.head}]"
+        run.origin, key(view_of(host).written or ""), selection.block, "[head token]", "[0].T"
     )
 
 
-def _replayed(run: Recorded, chosen: Selection) -> list[str]:
-    """What a recording must hold for a block's recurrence to be run again from a fresh start."""
-    host, key = _recurrence(run, chosen)
+def state_all(run: RecordedRun, selection: Selection) -> str:
+    _, key = _recurrence(run, selection)
+    return _row(run.origin, key("state_attention"), selection.block, "[head query key]")
+
+
+def state_one(run: RecordedRun, selection: Selection) -> str:
+    _, key = _recurrence(run, selection)
+    return _row(
+        run.origin, key("state_attention"), selection.block, "[query key]", f"[0, {selection.head}]"
+    )
+
+
+def _replayed(run: RecordedRun, selection: Selection) -> list[str]:
+    """The values a recording needs for a block's recurrence to be replayed from a fresh start."""
+    host, key = _recurrence(run, selection)
     return [key(name) for name in vocabulary.MIXERS[host].replayed if name != "state_input"]
 
 
-def state_matrix(run: Recorded, chosen: Selection) -> str:
-    host, _ = _recurrence(run, chosen)
+def state_matrix(run: RecordedRun, selection: Selection) -> str:
+    host, _ = _recurrence(run, selection)
     axes = vocabulary.BY_HOST[host]["state_output"].axes
-    one = f"rec.state({chosen.block}, {chosen.head}, {chosen.token})[0]  # [key_dim value_dim]"
-    every = f"rec.replay({chosen.block}).state_at({chosen.token})"
+    block, head, token = selection.block, selection.head, selection.token
+    one = f"rec.state({block}, {head}, {token})[0]  # [key_dim value_dim]"
+    every = f"rec.replay({selection.block}).state_at({selection.token})"
     channels = (
         f"{every}[0].T  # [key_dim channels]" if len(axes) > 2 else f"{every}  # [batch channels]"
     )
     return cell(
         run.origin,
-        _replayed(run, chosen),
-        [chosen.block],
+        _replayed(run, selection),
+        [selection.block],
         [f"shown = {one if 'heads' in axes else channels}"],
     )
 
 
-def state_norm(run: Recorded, chosen: Selection) -> str:
+def state_norm(run: RecordedRun, selection: Selection) -> str:
     return cell(
         run.origin,
-        _replayed(run, chosen),
-        [chosen.block],
+        _replayed(run, selection),
+        [selection.block],
         [
-            f"shown = torch.stack([state[0].norm() for state in rec.states({chosen.block}, {chosen.head})])  # [token]"
+            f"states = rec.states({selection.block}, {selection.head})",
+            "shown = torch.stack([state[0].norm() for state in states])  # [token]",
         ],
         "import torch",
     )
 
 
-def stream_addends(run: Recorded, chosen: Selection) -> str:
+def stream_addends(run: RecordedRun, selection: Selection) -> str:
     made = {name for layer in range(run.num_layers) for name in run.addends(layer)}
     named = ["attention_output", "mlp.mlp_output"] if "mlp_output" in made else ["attention_output"]
     return cell(
@@ -232,7 +252,7 @@ def stream_addends(run: Recorded, chosen: Selection) -> str:
     )
 
 
-def stream_norms(run: Recorded, chosen: Selection) -> str:
+def stream_norms(run: RecordedRun, selection: Selection) -> str:
     return cell(
         run.origin,
         ["layer_input", "layer_output"],
@@ -246,15 +266,15 @@ def stream_norms(run: Recorded, chosen: Selection) -> str:
     )
 
 
-def part(origin: Origin, key: str, layer: int | None, typed: str) -> str:
-    """The cell that reads one value, whole."""
+def value_cell(origin: Origin, key: str, layer: int | None, typed: str) -> str:
+    """The cell that reads one value in full."""
     where = f'"{key}"' if layer is None else f'"{key}", {layer}'
     return cell(
         origin, [key], None if layer is None else [layer], [f"shown = rec[{where}]  # {typed}"]
     )
 
 
-def compare(run: Recorded, chosen: Selection) -> str:
+def compare(run: RecordedRun, selection: Selection) -> str:
     """The cell behind before, after and difference: how far the edits move every position."""
     origin = run.origin
     functions = sorted({_EDIT_CALLS[edit.kind] for edit in origin.interventions} | {"load"})
@@ -266,11 +286,14 @@ def compare(run: Recorded, chosen: Selection) -> str:
             f"model = load({quoted(origin.source)})",
             f"prompt = {quoted(origin.prompt)}",
             'before = model.record(prompt, values=["logits"])["logits"][0].log_softmax(-1)',
-            f'after = model.record(prompt, values=["logits"], edits=[{calls}])["logits"][0].log_softmax(-1)',
+            f'edited = model.record(prompt, values=["logits"], edits=[{calls}])',
+            'after = edited["logits"][0].log_softmax(-1)',
             "shown = (before.exp() * (before - after)).sum(-1)  # [token]",
-            f"difference = after[{chosen.token}].exp() - before[{chosen.token}].exp()  # [vocab_size]",
-            f"for token in before[{chosen.token}].topk(5).indices.tolist():",
-            f"    print(repr(model.tokenizer.decode([token])), float(before[{chosen.token}, token].exp()), float(difference[token]))",
+            f"likely = before[{selection.token}].exp()  # [vocab_size]",
+            f"difference = after[{selection.token}].exp() - likely  # [vocab_size]",
+            "for token in likely.topk(5).indices.tolist():",
+            "    text = repr(model.tokenizer.decode([token]))",
+            "    print(text, float(likely[token]), float(difference[token]))",
             "",
         ]
     )

@@ -14,7 +14,7 @@ import numpy as np
 
 EMPTY = 0
 
-#: What one drawn cell can stand for of the cells it covers, by name.
+#: Which of the cells it covers a drawn cell shows, by name.
 MAXIMUM, MINIMUM, FURTHEST = "maximum", "minimum", "furthest from zero"
 SEQUENTIAL = (1, 127)
 DIVERGING = (128, 254)
@@ -32,7 +32,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Scale:
-    """What the ends of the colours mean. ``clipped``: numbers beyond the ends are drawn as the ends."""
+    """The numbers at the ends of the colours. ``clipped``: numbers beyond are drawn as the ends."""
 
     low: float
     high: float
@@ -54,8 +54,8 @@ def scale_of(
     """The scale of a matrix: its own ends, or the given ones; symmetric about zero when signed.
 
     Sequential scales of numbers that are never negative start at zero, so that
-    "dark" always means "near nothing". ``clip`` is a percentile of magnitudes to end
-    the scale at: a few huge numbers then do not leave all others in the dark.
+    dark always means near zero. ``clip`` is a percentile of magnitudes to end
+    the scale at: a few huge numbers then do not make all others dark.
     """
     finite = values[np.isfinite(values)]
     least, most = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
@@ -80,26 +80,26 @@ def quantised(values: np.ndarray, scale: Scale) -> np.ndarray:
     return np.where(known, np.rint(first + share * (last - first)), EMPTY).astype(np.uint8)
 
 
-def exact_or_reduced(
+def cells_in_window(
     values: np.ndarray, window: Window | None, cells: int, reduction: str
 ) -> tuple[np.ndarray, Window, tuple[int, int]]:
-    """The part of ``values`` in ``window`` with at most ``cells`` a side.
+    """The cells of ``values`` in ``window``, reduced to at most ``cells`` a side.
 
-    Returns the part, the window of whole cells it covers, and how many rows and
-    columns of the matrix one cell of the part stands for, (1, 1) where it is exact.
+    Returns the cells, the window of whole cells they cover, and how many rows and
+    columns of the matrix one of them stands for, (1, 1) where nothing was reduced.
     """
     rows, columns = values.shape
-    box = _whole(window, rows, columns)
+    box = _whole_cells(window, rows, columns)
     part = values[int(box.top) : int(box.bottom), int(box.left) : int(box.right)]
-    factors = tuple(max(1, -(-length // cells)) for length in part.shape)
+    factors = (max(1, -(-part.shape[0] // cells)), max(1, -(-part.shape[1] // cells)))
     return reduced(part, factors, reduction), box, factors
 
 
-def causal(values: np.ndarray) -> np.ndarray:
-    """A pattern ``[query key]`` as a copy with what its mask hides empty.
+def hide_future(values: np.ndarray) -> np.ndarray:
+    """A copy of a pattern ``[query key]`` with what the causal mask hides set to NaN.
 
     Kernels mask with minus infinity or with the lowest finite number, and leave zeros after
-    the softmax: whatever lies above the diagonal is hidden.
+    the softmax, so everything above the diagonal is hidden.
     """
     rows, columns = values.shape
     drawn = values.astype(np.float32, copy=True)
@@ -108,7 +108,7 @@ def causal(values: np.ndarray) -> np.ndarray:
     return drawn
 
 
-def _whole(window: Window | None, rows: int, columns: int) -> Window:
+def _whole_cells(window: Window | None, rows: int, columns: int) -> Window:
     """``window`` grown to whole cells and cut to the matrix; never empty."""
     if window is None:
         return Window(0, 0, columns, rows)
@@ -120,14 +120,18 @@ def _whole(window: Window | None, rows: int, columns: int) -> Window:
 
 
 def reduced(values: np.ndarray, factors: tuple[int, int], reduction: str) -> np.ndarray:
-    """Each block of ``factors`` cells as one: its maximum, its minimum, or the number furthest from zero.
+    """Each block of ``factors`` cells as one: its maximum, its minimum, or the number furthest from
+    zero.
 
     None hides a peak, as an average would. Empty cells (not finite) count only where a
     block has nothing else; the last block of a side may be smaller.
+
     """
     if factors == (1, 1):
         return values
-    starts = [np.arange(0, length, factor) for length, factor in zip(values.shape, factors)]
+    starts = [
+        np.arange(0, length, factor) for length, factor in zip(values.shape, factors, strict=True)
+    ]
     known = np.isfinite(values)
     upper = _fold(np.maximum, np.where(known, values, -np.inf), starts)
     if reduction == MAXIMUM:

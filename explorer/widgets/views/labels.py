@@ -1,4 +1,4 @@
-"""Text from users and checkpoints, made showable: never interpreted, never invisible.
+"""Text from users and checkpoints, made safe to show: never interpreted, never invisible.
 
 A token can hold anything: markup, a lone combining mark, a character that turns
 the reading direction of its neighbours, a line break, half a UTF-8 sequence. The
@@ -11,7 +11,7 @@ import functools
 import unicodedata
 from collections.abc import Sequence
 
-#: What stands for a space, a tab and the line breaks at places where blanks would vanish.
+#: Visible signs for a space, a tab and line breaks, which would vanish otherwise.
 SPACE = "·"
 _VISIBLE = {" ": SPACE, "\t": "⇥", "\n": "⏎", "\r": "␍", "\u00a0": "⍽"}
 
@@ -60,7 +60,7 @@ def axis_label(token: str, limit: int = 12) -> str:
 
 
 def axis_labels(tokens: Sequence[str]) -> tuple[str, ...]:
-    """`axis_label` of every token, with its position, so that equal tokens stay apart."""
+    """`axis_label` of every token, with its position, so that equal tokens differ."""
     return _axis_labels(tuple(tokens))
 
 
@@ -70,7 +70,7 @@ def _axis_labels(tokens: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number with ``digits`` significant ones, short: 0.0314, −12.5, 1.2e+07, 0."""
+    """A number to ``digits`` significant digits, short: 0.0314, −12.5, 1.2e+07, 0."""
     if value != value:
         return "nan"
     if value in (float("inf"), float("-inf")):

@@ -11,13 +11,14 @@ import torch
 from explorer.widgets.views.picture import Curve, Curves, Refusal
 from explorer.widgets.views.selection import Recorded, Selection, token_axis
 
-#: Where the logits ``[vocab_size]`` of one token are, by its position, when those of all tokens would not fit.
-ROW = "logits of token"
+#: Name of the logits ``[vocab_size]`` of one token, with its position in place of a layer: recorded
+#: where the logits of all tokens would not fit in memory.
+LOGITS_OF_TOKEN = "logits of token"
 
 
 @dataclass(frozen=True)
 class TokenRow:
-    """One vocabulary entry with its probability and logit, before and (where there is one) after."""
+    """One vocabulary entry with its probability and logit, before and, if edited, after."""
 
     token_id: int
     text: str
@@ -32,29 +33,33 @@ class TokenRow:
 
 
 def logits_at(rec: Recorded, position: int) -> torch.Tensor | None:
-    """``[vocab_size]`` logits of the token after ``position`` in float32, None while they are not there."""
+    """``[vocab_size]`` logits of the token after ``position`` in float32, None where they are not
+    recorded yet.
+    """
     if "logits" in rec:
         return rec["logits"][0, position].float()
-    return rec[ROW, position].float() if (ROW, position) in rec else None
+    return rec[LOGITS_OF_TOKEN, position].float() if (LOGITS_OF_TOKEN, position) in rec else None
 
 
 def top_tokens(
     before: Recorded,
     after: Recorded | None,
-    chosen: Selection,
+    selection: Selection,
     decode: Callable[[int], str],
     count: int = 10,
 ) -> tuple[TokenRow, ...]:
-    """The likeliest next tokens at the chosen position, those of either run, likeliest before first.
+    """The likeliest next tokens at the selected position, of either run, ordered by the first.
 
     ``decode`` turns a vocabulary entry into text. Tokens that are near the top in only
     one of the runs are in the table too: they are what the intervention moved.
-    Empty while the logits of the position are not there.
+    Empty while the logits of the position are not recorded yet.
     """
-    logits = [None if rec is None else logits_at(rec, chosen.token) for rec in (before, after)]
-    if logits[0] is None or (after is not None and logits[1] is None):
+    logits = logits_at(before, selection.token)
+    logits_after = None if after is None else logits_at(after, selection.token)
+    if logits is None or (after is not None and logits_after is None):
         return ()
-    first, second = (None if one is None else one.log_softmax(-1) for one in logits)
+    first = logits.log_softmax(-1)
+    second = None if logits_after is None else logits_after.log_softmax(-1)
     ids = first.topk(min(count, len(first))).indices.tolist()
     if second is not None:
         ids += [
@@ -67,9 +72,9 @@ def top_tokens(
             token,
             decode(token),
             float(first[token].exp()),
-            float(logits[0][token]),
+            float(logits[token]),
             None if second is None else float(second[token].exp()),
-            None if logits[1] is None else float(logits[1][token]),
+            None if logits_after is None else float(logits_after[token]),
         )
         for token in ids
     )
@@ -78,8 +83,7 @@ def top_tokens(
 def divergence(before: Recorded, after: Recorded) -> np.ndarray:
     """KL(before ‖ after) of the next-token distribution at every position, in nats: ``[seq]``.
 
-    Worked through a few positions at a time, so that a large vocabulary does not
-    hold both distributions of a long prompt at once.
+    Computed a few positions at a time: both distributions of a long prompt may not fit in memory.
     """
     first, second = before["logits"][0], after["logits"][0]
     parts = []
@@ -103,7 +107,7 @@ def divergence_by_position(before: Recorded, after: Recorded | None) -> Curves |
     if "logits" not in before or "logits" not in after:
         return Refusal(
             "The logits of all tokens would not fit beside the rest of so long a run: "
-            "the table above compares the chosen token."
+            "the table above compares the selected token."
         )
     values = divergence(before, after)
     return Curves(
@@ -111,20 +115,23 @@ def divergence_by_position(before: Recorded, after: Recorded | None) -> Curves |
         x=token_axis(before),
         unit="nats",
         lines=(Curve("KL", values, "stream"),),
-        note=f"Largest at token {int(values.argmax())}: {values.max():.3g} nats; mean {values.mean():.3g}.",
+        note=f"Largest at token {int(values.argmax())}: {values.max():.3g} nats; "
+        f"mean {values.mean():.3g}.",
     )
 
 
-def summary(before: Recorded, after: Recorded, chosen: Selection) -> dict[str, float | None]:
-    """The numbers of a comparison: KL at the chosen token, mean and largest KL, and where; None where unknown."""
+def summary(before: Recorded, after: Recorded, selection: Selection) -> dict[str, float | None]:
+    """The numbers of a comparison: KL at the selected token, mean KL, largest KL and its position;
+    None where unknown.
+    """
     if "logits" in before and "logits" in after:
         values = divergence(before, after)
         return {
-            "at_token": float(values[chosen.token]),
+            "at_token": float(values[selection.token]),
             "mean": float(values.mean()),
             "largest": float(values.max()),
             "where": int(values.argmax()),
         }
-    rows = [logits_at(rec, chosen.token) for rec in (before, after)]
-    at = None if any(row is None for row in rows) else float(_kl(*rows))
+    first, second = (logits_at(rec, selection.token) for rec in (before, after))
+    at = None if first is None or second is None else float(_kl(first, second))
     return {"at_token": at, "mean": None, "largest": None, "where": None}

@@ -1,4 +1,4 @@
-"""What a view hands on: plain descriptions of pictures, without a drawing library.
+"""What a view returns: plain descriptions of pictures, without a drawing library.
 
 A view is a pure function from (recording, selection) to one of the classes here:
 a `Heatmap`, a `Mosaic` of small heatmaps, `Curves` over the tokens, or a `Refusal`
@@ -10,6 +10,7 @@ cells that fit, with the reduction named and the scale in numbers.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 import numpy as np
 
@@ -19,8 +20,8 @@ from explorer.widgets.views.downsample import (
     MAXIMUM,
     Scale,
     Window,
-    causal,
-    exact_or_reduced,
+    cells_in_window,
+    hide_future,
     quantised,
     reduction_text,
     scale_of,
@@ -50,6 +51,15 @@ class Axis:
         return len(self.labels)
 
 
+class ScaleOptions(TypedDict, total=False):
+    """The options of `Heatmap` and `Mosaic` that decide their scale."""
+
+    signed: bool
+    low: float | None
+    high: float | None
+    clip: float | None
+
+
 @dataclass(frozen=True)
 class Refusal:
     """Nothing to draw, and the sentence that says why."""
@@ -64,8 +74,8 @@ class Heatmap:
     ``signed`` chooses the map that is centred on zero. ``low`` and ``high`` fix the scale
     where the quantity has bounds of its own (a probability); otherwise it is taken
     from the numbers, up to their percentile ``clip`` where that is given. ``marks`` are
-    cells ``(x, y)`` to outline. ``note`` is one sentence a reader needs to read the
-    picture rightly.
+    cells ``(x, y)`` to outline. ``note`` is one sentence a reader needs to
+    understand the picture.
     """
 
     title: str
@@ -81,8 +91,8 @@ class Heatmap:
     note: str = ""
 
     @property
-    def reduces_to(self) -> str:
-        """What a cell shows where it stands for several."""
+    def reduction_name(self) -> str:
+        """Which of its cells a reduced cell shows."""
         return self.reduction or (FURTHEST if self.signed else MAXIMUM)
 
 
@@ -135,13 +145,15 @@ class Curves:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Ends of the axis of numbers: what is drawn with a little air, zero included where nothing is negative."""
+        """Ends of the axis of numbers: the numbers with a margin, zero included where nothing is
+        negative.
+        """
         values = np.concatenate([line.values for line in self.lines])
         values = values[np.isfinite(values)]
         low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
         low = min(low, 0.0)
-        air = 0.05 * (high - low) or 0.5
-        return (low - air if low < 0 else low), high + air
+        margin = 0.05 * (high - low) or 0.5
+        return (low - margin if low < 0 else low), high + margin
 
 
 @dataclass(frozen=True)
@@ -167,7 +179,7 @@ def picture(heatmap: Heatmap, window: Window | None = None, cells: int = CELLS) 
     The scale is that of the whole matrix, so that zooming never changes a colour.
     """
     scale = scale_of(heatmap.values, heatmap.signed, heatmap.low, heatmap.high, heatmap.clip)
-    part, box, factors = exact_or_reduced(heatmap.values, window, cells, heatmap.reduces_to)
+    part, box, factors = cells_in_window(heatmap.values, window, cells, heatmap.reduction_name)
     return Picture(
         indexes=quantised(part, scale),
         left=box.left,
@@ -176,14 +188,16 @@ def picture(heatmap: Heatmap, window: Window | None = None, cells: int = CELLS) 
         wide=part.shape[1] * factors[1],
         high=part.shape[0] * factors[0],
         scale=scale,
-        reduction=reduction_text(factors, heatmap.reduces_to),
+        reduction=reduction_text(factors, heatmap.reduction_name),
     )
 
 
 def marks_in(
     heatmap: Heatmap, drawn: Picture, rows: int = MARKED_ROWS, columns: int = MARKED_COLUMNS
 ) -> np.ndarray:
-    """The outlines to draw over a picture: those in view, none where cells are too small to have one."""
+    """The outlines to draw over a picture: those in view, none where cells are too small to have
+    one.
+    """
     if drawn.high > rows or drawn.wide > columns:
         return heatmap.marks[:0]
     x, y = heatmap.marks[:, 0], heatmap.marks[:, 1]
@@ -206,7 +220,7 @@ class MosaicPicture:
     reduction: str
 
     def tile_at(self, x: float, y: float) -> int | None:
-        """The number of the tile at a place of the image, None between tiles."""
+        """The number of the tile at a point of the image, None between tiles."""
         for number, box in enumerate(self.boxes):
             if box.left <= x < box.right and box.top <= y < box.bottom:
                 return number
@@ -224,8 +238,8 @@ def mosaic_picture(mosaic: Mosaic, cells: int = TILE_CELLS) -> MosaicPicture:
     """
     extreme = FURTHEST if mosaic.signed else MAXIMUM
     small = [
-        exact_or_reduced(
-            causal(tile.values) if mosaic.patterns else tile.values, None, cells, extreme
+        cells_in_window(
+            hide_future(tile.values) if mosaic.patterns else tile.values, None, cells, extreme
         )
         for tile in mosaic.tiles
     ]

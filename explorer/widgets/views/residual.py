@@ -1,4 +1,4 @@
-"""The stream as pictures: how much each sublayer adds, block by block, and what it says so far."""
+"""The residual stream as pictures: its norm, and how much each sublayer adds to it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import torch
 
 from explorer import vocabulary
 from explorer.widgets.views.picture import Axis, Heatmap, Refusal
-from explorer.widgets.views.selection import Recorded, Selection, missing, token_axis
+from explorer.widgets.views.selection import Recorded, Selection, token_axis, unavailable
 
 
-def norm(tensor: torch.Tensor) -> np.ndarray:
+def token_norms(tensor: torch.Tensor) -> np.ndarray:
     """Euclidean norm of every token's vector: ``[seq]`` of ``[batch seq hidden_size]``."""
     return tensor[0].float().norm(dim=-1).numpy()
 
 
 def _log10(values: np.ndarray) -> np.ndarray:
-    """Norms differ by orders of magnitude (a first token may be a hundred times longer): their logarithm is drawn."""
+    """Norms differ by orders of magnitude (a first token may be a hundred times longer): their
+    logarithm is drawn.
+    """
     return np.log10(np.maximum(values, 1e-12))
 
 
@@ -26,12 +28,12 @@ def addend_norms(rec: Recorded) -> Heatmap | Refusal:
     for layer in range(rec.num_layers):
         if ("layer_input", layer) not in rec:
             continue
-        stream = np.maximum(norm(rec["layer_input", layer]), 1e-12)
+        stream = np.maximum(token_norms(rec["layer_input", layer]), 1e-12)
         for name in rec.addends(layer):
-            rows.append(_log10(norm(rec[name, layer]) / stream))
-            labels.append(f"{layer} {_made_by(rec, layer, name)}")
+            rows.append(_log10(token_norms(rec[name, layer]) / stream))
+            labels.append(f"{layer} {_sublayer_name(rec, layer, name)}")
     if not rows:
-        return missing(rec, "layer_input", 0)
+        return unavailable(rec, "layer_input", 0)
     return Heatmap(
         title="addends: log₁₀ of their norm over that of the stream entering the block",
         x=token_axis(rec),
@@ -42,8 +44,8 @@ def addend_norms(rec: Recorded) -> Heatmap | Refusal:
     )
 
 
-def _made_by(rec: Recorded, layer: int, name: str) -> str:
-    """What makes an addend, in a word or two."""
+def _sublayer_name(rec: Recorded, layer: int, name: str) -> str:
+    """The sublayer that makes an addend, in a word or two."""
     if name.endswith("mlp_output"):
         return "MLP"
     mixer = rec.mixers[layer][1 if "." in name else 0]
@@ -57,32 +59,32 @@ def _made_by(rec: Recorded, layer: int, name: str) -> str:
 
 
 def stream_norms(rec: Recorded) -> Heatmap | Refusal:
-    """Tokens across, blocks down: the norm of the stream entering each block, and leaving the last."""
+    """Tokens across, blocks down: the norm of the stream into each block, and out of the last."""
     layers = [layer for layer in range(rec.num_layers) if ("layer_input", layer) in rec]
     if not layers:
-        return missing(rec, "layer_input", 0)
-    rows = [_log10(norm(rec["layer_input", layer])) for layer in layers]
+        return unavailable(rec, "layer_input", 0)
+    rows = [_log10(token_norms(rec["layer_input", layer])) for layer in layers]
     labels = [f"into {layer}" for layer in layers]
     if ("layer_output", layers[-1]) in rec:
-        rows.append(_log10(norm(rec["layer_output", layers[-1]])))
+        rows.append(_log10(token_norms(rec["layer_output", layers[-1]])))
         labels.append(f"out of {layers[-1]}")
     return Heatmap(
         title="stream: log₁₀ of the norm of every token's vector",
         x=token_axis(rec),
-        y=Axis("place", tuple(labels)),
+        y=Axis("point of the stream", tuple(labels)),
         values=np.stack(rows),
     )
 
 
-def line_weights(rec: Recorded, chosen: Selection) -> dict[str, float]:
-    """For the diagram: the chosen block's addends at the chosen token, by value name.
+def line_weights(rec: Recorded, selection: Selection) -> dict[str, float]:
+    """For the diagram: the norms of the selected block's addends at the selected token, by value.
 
-    Each is a norm over the largest addend of any block at that token, so 0 to 1.
+    Each is divided by the largest of any block at that token, so 0 to 1.
     """
     norms = {
-        (name, layer): float(rec[name, layer][0, chosen.token].float().norm())
+        (name, layer): float(rec[name, layer][0, selection.token].float().norm())
         for layer in range(rec.num_layers)
         for name in rec.addends(layer)
     }
     largest = max(norms.values(), default=0.0) or 1.0
-    return {name: norms[name, chosen.block] / largest for name in rec.addends(chosen.block)}
+    return {name: norms[name, selection.block] / largest for name in rec.addends(selection.block)}

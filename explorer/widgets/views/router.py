@@ -1,4 +1,4 @@
-"""The router as pictures: who chose which expert, how firmly, and which expert nobody chose."""
+"""The router as pictures: which token chose which expert, by what margin, and unused experts."""
 
 from __future__ import annotations
 
@@ -10,65 +10,66 @@ from explorer.widgets.views.picture import MARKED_ROWS, Axis, Curve, Curves, Hea
 from explorer.widgets.views.selection import (
     Recorded,
     Selection,
-    array,
-    missing,
+    first_row,
     numbered_axis,
     token_axis,
+    unavailable,
 )
 
-#: What the token × expert picture can show, and the words for it.
+#: What the token × expert picture can show, and its title.
 CHOICES = {
     "scores": "scores the choice is made on",
     "logits": "raw router logits",
-    "weights": "weights of the chosen",
+    "weights": "weights of the chosen experts",
 }
 
 
 def refusal(rec: Recorded, layer: int) -> Refusal | None:
     """Why block ``layer`` has no router to show, None where it has one."""
     if ("expert_indices", layer) in rec:
-        return None if ("router_logits", layer) in rec else missing(rec, "router_logits", layer)
+        return None if ("router_logits", layer) in rec else unavailable(rec, "router_logits", layer)
     if all(("expert_indices", other) not in rec for other in range(rec.num_layers)):
         if not any(("mlp_output", other) in rec for other in range(rec.num_layers)):
             return Refusal("No block of this model has a router: it has no MLP.")
         return Refusal(
-            "No block of this model has a router: every MLP is dense, each token runs through all of it. "
-            "Its neurons can be read by clicking mlp_neurons in the diagram."
+            "No block of this model has a router: every MLP is dense, each token runs through all "
+            "of it. Its neurons can be read by clicking mlp_neurons in the diagram."
         )
-    return missing(rec, "expert_indices", layer)
+    return unavailable(rec, "expert_indices", layer)
 
 
-def token_by_expert(rec: Recorded, chosen: Selection) -> Heatmap | Refusal:
-    """Tokens down, experts across, the chosen slots outlined: ``[seq num_experts]`` of one block."""
-    if (reason := refusal(rec, chosen.block)) is not None:
+def token_by_expert(rec: Recorded, selection: Selection) -> Heatmap | Refusal:
+    """Tokens down, experts across, the chosen ones outlined: ``[seq num_experts]`` of one block."""
+    if (reason := refusal(rec, selection.block)) is not None:
         return reason
-    indices = array(rec, "expert_indices", chosen.block)
-    if chosen.router == "weights":
-        values, signed = _spread(rec, chosen.block, indices), False
+    indices = first_row(rec, "expert_indices", selection.block)
+    if selection.router == "weights":
+        values, signed = _weights_by_expert(rec, selection.block, indices), False
     else:
-        values = array(rec, f"router_{chosen.router}", chosen.block)
-        signed = chosen.router == "logits"
+        values = first_row(rec, f"router_{selection.router}", selection.block)
+        signed = selection.router == "logits"
     tokens, slots = indices.shape
+    note = f"Outlined: the {slots} experts each token was sent to"
+    if tokens > MARKED_ROWS:
+        note += (
+            f", once you zoom in to {MARKED_ROWS} tokens or fewer; "
+            "“weights of the chosen experts” shows all of them"
+        )
     marks = np.stack([indices.ravel(), np.repeat(np.arange(tokens), slots)], axis=1)
     return Heatmap(
-        title=f"{CHOICES[chosen.router]}, block {chosen.block}",
+        title=f"{CHOICES[selection.router]}, block {selection.block}",
         x=numbered_axis("expert", values.shape[1]),
         y=token_axis(rec),
         values=values,
         signed=signed,
         marks=marks.astype(np.int32),
-        note=f"Outlined: the {slots} experts each token was sent to"
-        + (
-            "."
-            if tokens <= MARKED_ROWS
-            else f", once you zoom in to {MARKED_ROWS} tokens or fewer; “weights of the chosen” shows all of them."
-        ),
+        note=f"{note}.",
     )
 
 
-def _spread(rec: Recorded, layer: int, indices: np.ndarray) -> np.ndarray:
-    """The multipliers of the chosen slots put at their experts, empty elsewhere: ``[seq num_experts]``."""
-    weights = array(rec, "expert_weights", layer)
+def _weights_by_expert(rec: Recorded, layer: int, indices: np.ndarray) -> np.ndarray:
+    """The weights of the chosen experts, NaN at all others: ``[seq num_experts]``."""
+    weights = first_row(rec, "expert_weights", layer)
     values = np.full((len(indices), num_experts(rec, layer)), np.nan, dtype=np.float32)
     np.put_along_axis(values, indices, weights, axis=1)
     return values
@@ -78,10 +79,10 @@ def num_experts(rec: Recorded, layer: int) -> int:
     return rec["router_logits", layer].shape[-1]
 
 
-def load(rec: Recorded, layer: int) -> np.ndarray:
+def tokens_per_expert(rec: Recorded, layer: int) -> np.ndarray:
     """How many tokens chose each expert of a block: ``[num_experts]``."""
     return np.bincount(
-        array(rec, "expert_indices", layer).ravel(), minlength=num_experts(rec, layer)
+        first_row(rec, "expert_indices", layer).ravel(), minlength=num_experts(rec, layer)
     )
 
 
@@ -93,7 +94,7 @@ def layer_by_expert(rec: Recorded) -> Heatmap | Refusal:
     widest = max(num_experts(rec, layer) for layer in layers)
     values = np.full((len(layers), widest), np.nan, dtype=np.float32)
     for row, layer in enumerate(layers):
-        counts = load(rec, layer)
+        counts = tokens_per_expert(rec, layer)
         values[row, : len(counts)] = counts / len(rec.tokens)
     slots = rec["expert_indices", layers[0]].shape[-1]
     return Heatmap(
@@ -106,19 +107,19 @@ def layer_by_expert(rec: Recorded) -> Heatmap | Refusal:
     )
 
 
-def margins(rec: Recorded, chosen: Selection) -> Curves | Refusal:
-    """Per token, how far the last chosen expert was ahead of the first rejected one."""
-    if (reason := refusal(rec, chosen.block)) is not None:
+def margins(rec: Recorded, selection: Selection) -> Curves | Refusal:
+    """Per token, the score of the last chosen expert minus that of the first rejected one."""
+    if (reason := refusal(rec, selection.block)) is not None:
         return reason
-    if ("router_margin", chosen.block) not in rec:
-        return missing(rec, "router_margin", chosen.block)
-    values = array(rec, "router_margin", chosen.block)
+    if ("router_margin", selection.block) not in rec:
+        return unavailable(rec, "router_margin", selection.block)
+    values = first_row(rec, "router_margin", selection.block)
     return Curves(
         title="margin: last chosen minus first rejected score",
         x=token_axis(rec),
         unit="score",
         lines=(Curve("router_margin", values, "router"),),
-        note="Near zero, a breath would have sent the token elsewhere.",
+        note="A margin near zero means a small change would alter the routing.",
     )
 
 
@@ -130,13 +131,15 @@ class Slot:
     weight: float
 
 
-def slots_of(rec: Recorded, chosen: Selection) -> tuple[Slot, ...]:
-    """The experts of the chosen token with their multipliers, in slot order."""
-    experts = array(rec, "expert_indices", chosen.block)[chosen.token]
-    weights = array(rec, "expert_weights", chosen.block)[chosen.token]
-    return tuple(Slot(int(expert), float(weight)) for expert, weight in zip(experts, weights))
+def slots_of(rec: Recorded, selection: Selection) -> tuple[Slot, ...]:
+    """The experts of the selected token with their weights, in slot order."""
+    experts = first_row(rec, "expert_indices", selection.block)[selection.token]
+    weights = first_row(rec, "expert_weights", selection.block)[selection.token]
+    return tuple(
+        Slot(int(expert), float(weight)) for expert, weight in zip(experts, weights, strict=True)
+    )
 
 
-def unused(rec: Recorded, layer: int) -> tuple[int, ...]:
+def unused_experts(rec: Recorded, layer: int) -> tuple[int, ...]:
     """Experts of a block that no token of the prompt chose."""
-    return tuple(int(expert) for expert in np.flatnonzero(load(rec, layer) == 0))
+    return tuple(int(expert) for expert in np.flatnonzero(tokens_per_expert(rec, layer) == 0))

@@ -13,36 +13,38 @@ from explorer.widgets.views import state as views_state
 from explorer.widgets.views.picture import Axis, Heatmap, Refusal
 from explorer.widgets.views.selection import (
     Recorded,
-    Replayed,
+    Replayable,
     Selection,
-    missing,
+    as_array,
     numbered_axis,
-    plain,
     token_axis,
+    unavailable,
 )
 
 
 @dataclass(frozen=True)
-class TensorFacts:
-    """What is true of a tensor at a glance."""
+class TensorSummary:
+    """Shape, layout, dtype and range of a tensor."""
 
     shape: tuple[int, ...]
     axes: tuple[str, ...]
     layout: str
     dtype: str
-    least: float
+    minimum: float
     mean: float
-    most: float
+    maximum: float
     finite: bool
 
 
 def value_of(key: str, mixers: Sequence[str]) -> Value:
-    """The vocabulary's entry for a value name on a block with these mixers, the first that has it."""
+    """The vocabulary's entry for a value name, on the first of a block's mixers that has it."""
     return lookup(key, mixers)[0]
 
 
-def facts(tensor: torch.Tensor, value: Value) -> TensorFacts:
-    """Shape, dtype, minimum, mean and maximum; what a mask set to the lowest number is left out of them."""
+def summarise(tensor: torch.Tensor, value: Value) -> TensorSummary:
+    """Shape, dtype, minimum, mean and maximum; numbers that a mask set to the lowest one are left
+    out.
+    """
     numbers = tensor.detach().float()
     known = numbers[torch.isfinite(numbers) & (numbers > -1e30)]
     ends = (
@@ -50,7 +52,7 @@ def facts(tensor: torch.Tensor, value: Value) -> TensorFacts:
         if known.numel()
         else (torch.tensor(float("nan")),) * 3
     )
-    return TensorFacts(
+    return TensorSummary(
         tuple(tensor.shape),
         value.axes,
         value.layout,
@@ -60,22 +62,24 @@ def facts(tensor: torch.Tensor, value: Value) -> TensorFacts:
     )
 
 
-def part(rec: Replayed, chosen: Selection, key: str | None = None) -> Heatmap | Refusal:
-    """A picture of the chosen value on the chosen block, as two axes of it.
+def value_picture(
+    rec: Replayable, selection: Selection, key: str | None = None
+) -> Heatmap | Refusal:
+    """A picture of the selected value on the selected block, along two of its axes.
 
-    A layout with three axes shows the chosen head, one with a state the chosen head
+    A layout with three axes shows the selected head, one with a state the selected head
     after the run; a vector per token shows tokens down and channels across. ``state``
-    is replayed: it is shown after the chosen token.
+    is replayed: it is shown after the selected token.
     """
-    key = key or chosen.part
-    value = value_of(key, rec.mixers[chosen.block])
+    key = key or selection.part
+    value = value_of(key, rec.mixers[selection.block])
     if value.name == "state":
-        return views_state.matrix(rec, chosen)
-    tensor = read(rec, chosen, key)
+        return views_state.state_matrix(rec, selection)
+    tensor = value_to_show(rec, selection, key)
     if isinstance(tensor, Refusal):
         return tensor
-    matrix, axes, of = _matrix(tensor, value, chosen)
-    values = plain(matrix).astype(np.float32)
+    matrix, axes, of = _matrix(tensor, value, selection)
+    values = as_array(matrix).astype(np.float32)
     values[values < -1e30] = np.nan
     signed = value.signed and bool(np.nanmin(values, initial=0.0) < 0)
     return Heatmap(
@@ -87,20 +91,25 @@ def part(rec: Replayed, chosen: Selection, key: str | None = None) -> Heatmap | 
     )
 
 
-def read(rec: Replayed, chosen: Selection, key: str) -> torch.Tensor | Refusal:
-    """A value of the chosen block in its layout, ``state`` that of one head (or all channels); or why it is no picture."""
-    value = value_of(key, rec.mixers[chosen.block])
+def value_to_show(rec: Replayable, selection: Selection, key: str) -> torch.Tensor | Refusal:
+    """A value of the selected block in its layout, or why there is none to show.
+
+    ``state`` is that of one head, or of all channels.
+    """
+    value = value_of(key, rec.mixers[selection.block])
     if value.name == "state":
-        if (reason := views_state.refusal(rec, chosen.block)) is not None:
+        if (reason := views_state.refusal(rec, selection.block)) is not None:
             return reason
-        replay = rec.replay(chosen.block)
+        replay = rec.replay(selection.block)
         return replay.state_at(
-            chosen.token,
-            [views_state.chosen_head(rec, chosen)] if views_state.by_head(replay.host) else None,
+            selection.token,
+            [views_state.selected_head(rec, selection)]
+            if views_state.by_head(replay.host)
+            else None,
         )
-    layer = None if value.host == "model" else chosen.block
+    layer = None if value.host == "model" else selection.block
     if (key, layer) not in rec:
-        return missing(rec, key, layer)
+        return unavailable(rec, key, layer)
     tensor = rec[key, layer]
     if tensor is None:
         return Refusal(f"{value.name} is None here: {value.meaning}.")
@@ -110,9 +119,9 @@ def read(rec: Replayed, chosen: Selection, key: str) -> torch.Tensor | Refusal:
 
 
 def _matrix(
-    tensor: torch.Tensor, value: Value, chosen: Selection
+    tensor: torch.Tensor, value: Value, selection: Selection
 ) -> tuple[torch.Tensor, tuple[str, str], str]:
-    """Two axes of ``tensor``, their names, and words for what was chosen along the others."""
+    """Two axes of ``tensor``, their names, and words for the index taken along the others."""
     axes, of = list(value.axes), []
     if len(axes) != tensor.dim():  # a layout with one axis more on some families
         axes = axes + [f"axis {n}" for n in range(len(axes), tensor.dim())]
@@ -120,7 +129,7 @@ def _matrix(
         tensor, axes = tensor[0], axes[1:]
     while tensor.dim() > 2:
         axis = _axis_to_fix(axes)
-        index = _index(axes[axis], tensor.shape[axis], chosen)
+        index = _index(axes[axis], tensor.shape[axis], selection)
         of.append(f"{_singular(axes[axis])} {index}")
         tensor = tensor.select(axis, index)
         axes.pop(axis)
@@ -130,17 +139,17 @@ def _matrix(
 
 
 def _axis_to_fix(axes: list[str]) -> int:
-    """Which axis to choose one index of: the heads first, then slots, then the tokens."""
+    """The axis to take one index of: the heads first, then slots, then the tokens."""
     for wanted in ("num_heads", "num_kv_heads", "heads", "top_k", "seq"):
         if wanted in axes:
             return axes.index(wanted)
     return 0
 
 
-def _index(axis: str, size: int, chosen: Selection) -> int:
+def _index(axis: str, size: int, selection: Selection) -> int:
     if axis in ("num_heads", "heads", "num_kv_heads"):
-        return min(chosen.head, size - 1)
-    return min(chosen.token, size - 1) if axis == "seq" else 0
+        return min(selection.head, size - 1)
+    return min(selection.token, size - 1) if axis == "seq" else 0
 
 
 def _singular(axis: str) -> str:
