@@ -86,7 +86,9 @@ def test_the_real_weights_are_found():
 
 
 def test_every_section_measures(tmp_path, capsys):
-    """One quick run of all of it; how fast this machine is decides nothing, what is sent and shipped does."""
+    """One quick run of all of it; how fast this machine is decides nothing, what is sent and
+    shipped does.
+    """
     assert main(["bench", "--quick", "--json", "--family", "qwen3_next"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["failed"] == {} and {f["section"] for f in told["figures"]} == set(SECTIONS)
@@ -101,7 +103,9 @@ def test_every_section_measures(tmp_path, capsys):
 
 
 def test_memory_is_told_of_each_family(tmp_path, monkeypatch):
-    """A family that cannot be collected is no part of it; what was kept is made anew, the proof aside."""
+    """A family that cannot be collected is no part of it; what was kept is made anew, the proof
+    aside.
+    """
     from builder.records import collect
 
     held = {"a": 30, "b": 50}

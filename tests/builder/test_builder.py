@@ -93,7 +93,9 @@ def test_notes_that_name_an_unknown_value_fail_the_build(site, tmp_path):
 
 @pytest.fixture
 def counted(tmp_path, monkeypatch):
-    """How often a contract, a record and notes were really run; nothing is kept from before, and mkdocs is left out."""
+    """How often a contract, a record and notes were really run; nothing is kept from before, and
+    mkdocs is left out.
+    """
     import explorer.contract
     import explorer.facts.record
     from builder.notes import run as execution
@@ -239,7 +241,7 @@ def test_a_proof_does_not_go_by_what_only_shows(monkeypatch):
         and sources("explorer/facts/record.py")[1] != as_it_is[1]
     )
     assert all(
-        one != other for one, other in zip(sources("explorer/discovery/residual.py"), as_it_is)
+        one != other for one, other in zip(sources("explorer/discovery/residual.py"), as_it_is, strict=False)
     )
 
 

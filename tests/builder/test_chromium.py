@@ -8,7 +8,7 @@ from builder.bench.chromium import is_foreign
 
 
 @pytest.mark.parametrize(
-    "address, foreign",
+    ("address", "foreign"),
     [
         ("http://127.0.0.1:5006/", False),
         ("ws://localhost:1/ws", False),

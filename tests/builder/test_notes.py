@@ -1,4 +1,6 @@
-"""Notes are executed, checked and rendered: what holds passes, what does not names file and line."""
+"""Notes are executed, checked and rendered: what holds passes, what does not names file and
+line.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,7 @@ def test_changed_notes_of_one_name_run_as_changed(run):
 
 
 @pytest.mark.parametrize(
-    "lines, expected",
+    ("lines", "expected"),
     [
         (("a = 1", "assert a == 2"), "3: the assertion does not hold: assert a == 2"),
         (("assert False, 'the reason'",), "2: the assertion does not hold: the reason"),
@@ -169,7 +171,7 @@ def test_shown_blocks_are_not_run(run):
 
 
 @pytest.mark.parametrize(
-    "text, expected",
+    ("text", "expected"),
     [
         ("x\n\n```python\npass\n", "3: this fenced block is never closed"),
         (code("pass", info="python later"), "1: a python block has no option 'later'"),
@@ -187,7 +189,7 @@ def test_a_missing_file_is_one_sentence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "prose, expected",
+    ("prose", "expected"),
     [
         (
             "Read\n{value:router_logit} there.",

@@ -1,4 +1,6 @@
-"""Pages from records: everything of the record is on the page, nothing is interpreted, nothing is invented."""
+"""Pages from records: everything of the record is on the page, nothing is interpreted, nothing
+is invented.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The typed section in a real browser: names and numbers, by pointer and by keyboard, by checkpoint, without a script."""
+"""The typed section in a real browser: names and numbers, by pointer and by keyboard, by
+checkpoint, without a script.
+"""
 
 from __future__ import annotations
 

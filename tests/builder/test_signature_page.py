@@ -1,4 +1,6 @@
-"""The typed section of a family's page and its costs: everything of the record, numbers apart from what checkpoints share."""
+"""The typed section of a family's page and its costs: everything of the record, numbers apart
+from what checkpoints share.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ def test_a_value_of_a_class_leads_to_its_row() -> None:
 
 
 def test_checkpoints_share_what_is_the_same_in_names() -> None:
-    """Of a second one only what it has of its own is there too: its numbers, and classes that are built otherwise."""
+    """Of a second one only what it has of its own is there too: its numbers, and classes that
+    are built otherwise.
+    """
     made = records("qwen3_5_moe_text")
     one, both = (
         section(render.family_page(made[:count]), "### Entries", "## Printout") for count in (1, 2)

@@ -1,4 +1,6 @@
-"""The built site in a real browser: slider, card, checkpoints, filters, search; keyboard, phone, dark, no script, from a file."""
+"""The built site in a real browser: slider, card, checkpoints, filters, search; keyboard, phone,
+dark, no script, from a file.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ MIXTURE = "families/qwen3_moe/index.html"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site of three families, built once: real records, notes as written, everything else as a build makes it."""
+    """The site of three families, built once: real records, notes as written, everything else as
+    a build makes it.
+    """
     source, out = tmp_path_factory.mktemp("site") / "site", tmp_path_factory.mktemp("public")
     shutil.copytree(ROOT / "site", source, ignore=shutil.ignore_patterns("index.md"))
     made, meta = [], {}
@@ -200,7 +204,7 @@ def test_another_checkpoint_without_a_reload(visit, address: str) -> None:
         and page.locator(".bd-count").inner_text() == "94"
     )
     assert stage(page)[0] == "47"
-    for selector, name in ((".printout pre", "print(model) on "), (".choice .chosen", "")):
+    for selector, _name in ((".printout pre", "print(model) on "), (".choice .chosen", "")):
         shown = page.locator(f"{selector}:visible")
         assert shown.count() == 1 and second in (
             shown.get_attribute("aria-label") or shown.inner_text()

@@ -1,4 +1,6 @@
-"""Facts records for tests that draw and render: real ones, of released checkpoints, made once a run."""
+"""Facts records for tests that draw and render: real ones, of released checkpoints, made once a
+run.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def _made(family: str, checkpoint: str) -> dict[str, Any]:
 
 
 def records(family: str, count: int = 2) -> list[dict[str, Any]]:
-    """Records of the first ``count`` checkpoints of ``family``, or of its default; copies, so that a test may change them."""
+    """Records of the first ``count`` checkpoints of ``family``, or of its default; copies, so
+    that a test may change them.
+    """
     from explorer.facts.record import checkpoints
 
     return [copy.deepcopy(_made(family, checkpoint)) for checkpoint in checkpoints(family)[:count]]
@@ -52,7 +56,9 @@ def records(family: str, count: int = 2) -> list[dict[str, Any]]:
 
 @cache
 def drawn(family: str) -> dict[str, Any]:
-    """What a diagram is drawn from, of a family's first checkpoint or its default: a record without the rest, made faster. Not to be changed."""
+    """What a diagram is drawn from, of a family's first checkpoint or its default: a record
+    without the rest, made faster. Not to be changed.
+    """
     from explorer import load
     from explorer.facts.record import anatomy, checkpoints
 
@@ -61,7 +67,9 @@ def drawn(family: str) -> dict[str, Any]:
 
 
 def with_long_type(family: str, name: str = "attention_norm_output") -> dict[str, Any]:
-    """A family's record in which one value's type has an axis too long for its place in the drawing."""
+    """A family's record in which one value's type has an axis too long for its place in the
+    drawing.
+    """
     (record,) = records(family, 1)
     for row in record["signature"]["values"]:
         if row["name"] == name:
