@@ -97,5 +97,5 @@ browser:
 
 clean:
 	rm -rf $(VENV) $(OUT) build *.egg-info .pytest_cache
-	rm -f site/index.md site/coverage.md site/families/*/index.md site/guides/*.md site/assets/palette.css site/assets/block-diagram.* site/assets/drawing-file.js
+	rm -f site/index.md site/coverage.md site/families/*/index.md site/guides/*.md site/assets/palette.css site/assets/block-diagram.* site/assets/diagram-card.js site/assets/drawing-file.js
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -23,7 +23,7 @@ from explorer.widgets.diagram import ASSETS
 SITE = Path("site")
 
 #: The shared assets that pages need.
-SHARED = ("drawing-file.js", "block-diagram.js", "block-diagram.css")
+SHARED = ("drawing-file.js", "diagram-card.js", "block-diagram.js", "block-diagram.css")
 
 #: The theme's selectors of its two colour schemes.
 SCHEMES = {"light": ":root, [data-md-color-scheme=default]", "dark": "[data-md-color-scheme=slate]"}

@@ -152,7 +152,7 @@ def test_on_a_narrow_page_a_click_leads_to_the_part_and_back(opened):
         and not in_view(pill)
     )
     assert in_view(seen.page.locator("[data-card=part] .plot"))
-    seen.settled(lambda: seen.page.click("[data-let-go]"))
+    seen.settled(lambda: seen.page.click("[data-unpin]"))
     assert in_view(pill) and pill.get_attribute("aria-pressed") == "false"
     seen.settled(pill.click)
     seen.page.focus("[data-part-copy]")

@@ -450,6 +450,7 @@ def test_pages_are_written_beside_what_is_authored(tmp_path: Path) -> None:
         "layouts.md",
         "palette.css",
         "drawing-file.js",
+        "diagram-card.js",
         "block-diagram.js",
         "block-diagram.css",
     }

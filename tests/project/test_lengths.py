@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from builder.pages import write
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(
     path
@@ -14,7 +16,7 @@ SOURCES = sorted(
     for path in (ROOT / top).rglob("*")
     if (
         path.suffix in (".py", ".js", ".css")
-        and path.name not in ("block-diagram.js", "block-diagram.css", "drawing-file.js")
+        and path.name not in write.SHARED
     )
     or (path.parent.name == "assets" and path.suffix in (".js", ".css") and "widgets" in path.parts)
 )

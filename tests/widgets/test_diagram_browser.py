@@ -21,7 +21,7 @@ def address(tmp_path_factory: pytest.TempPathFactory, serve) -> str:
     ).read_text(encoding="utf-8")
     scripts = "".join(
         f"<script>{(ASSETS / name).read_text(encoding='utf-8')}</script>"
-        for name in ("drawing-file.js", "block-diagram.js")
+        for name in ("drawing-file.js", "diagram-card.js", "block-diagram.js")
     )
     body = element([with_long_type("qwen3_next")])
     head = f"<!doctype html><meta charset=utf-8><title>diagram</title><style>{style}</style>"

@@ -2,53 +2,25 @@
 //
 // The element's HTML is written by Python and is complete for the first block; this
 // script moves the slider, exchanges the drawings and fills the card. It has no
-// imports and no exports: it runs as a classic script, from a file too, and as a module;
-// saving needs drawing-file.js beside it.
+// imports and no exports: it runs as a classic script, from a file too, and as a module.
+// diagram-card.js must be loaded before it; saving needs drawing-file.js beside it.
 //
 //   element.layer, element.layers, element.checkpoint     what is drawn
-//   element.select(name, host), element.pinned            the pinned part; select(null) lets go
+//   element.select(name, host), element.pinned            the pinned value; select(null) unpins it
 //   element.notation = "names" | "numbers" | "call"        how types are written
 //   element.call = {B: 1, S: 512}                         the batch size and length that "call" writes
 //   element.svg()                                         the drawing in view, as a file's text
 //   element.setMarks({addends: {mlp_output: 0.8}, experts: [3, 17]})   live marks; null clears them
 //   "block-change" {layer, shape, checkpoint}             the slider stands on another block
-//   "part-select" {name, host, layer, expression, pinned} a part was pinned or let go
+//   "part-select" {name, host, layer, expression, pinned} a value was pinned or unpinned
 (() => {
   "use strict";
   if (typeof customElements === "undefined" || customElements.get("block-diagram")) return;
 
   const HALF_TICK = 8; // half the width of the slider's thumb, see block-diagram.css
-  const HALF_LINE = 60; // a strip of the window, in pixels, in which hardly anything can be read
+  const HALF_LINE = 60; // of the window, in pixels: too low to read anything in
 
-  function make(tag, className, text) {
-    const node = document.createElement(tag);
-    if (className) node.className = className;
-    if (text !== undefined) node.textContent = text;
-    return node;
-  }
-
-  // Block numbers in words: 0-2, 4-6, … with at most `most` runs.
-  function ranges(layers, most = 6) {
-    const runs = [];
-    for (const layer of layers) {
-      const last = runs[runs.length - 1];
-      if (last && last[1] === layer - 1) last[1] = layer;
-      else runs.push([layer, layer]);
-    }
-    const words = runs.slice(0, most).map(([a, b]) => (a === b ? `${a}` : `${a}–${b}`));
-    return words.join(", ") + (runs.length > most ? ", …" : "");
-  }
-
-  // A type as text; by the rule of diagram_types.py, where it takes more letters than there is room for.
-  function written(axes, dtype, room = Infinity) {
-    const shown = axes.map(String);
-    for (;;) {
-      const text = `${dtype || ""}[${shown.join(", ")}]`;
-      const longest = shown.reduce((best, axis, at) => (axis.length > shown[best].length ? at : best), 0);
-      if (text.length <= room || !shown.length || shown[longest].length < 2) return text;
-      shown[longest] = "…";
-    }
-  }
+  const { make, formatType, valueCard, blockCard } = diagramCard;
 
   const outOfView = ({ top, bottom }) => bottom < HALF_LINE || top > innerHeight - HALF_LINE;
 
@@ -63,8 +35,8 @@
     #marks = null;
     #notation = "names";
     #call = { B: 1, S: 4096 };
-    #away = null;
-    #scrolled = false; // since the pointer last moved: what has come under it is not pointed at
+    #leaving = null; // aborts the listeners on the document
+    #scrolled = false; // since the pointer last moved: what has come under it is not meant
 
     connectedCallback() {
       if (!this.#data) {
@@ -79,14 +51,14 @@
         this.classList.add("bd-live");
       }
       // One listener per element on the document, dropped when the element goes.
-      this.#away = new AbortController();
-      document.addEventListener("checkpoint-change", (event) => { this.checkpoint = event.detail.id; }, { signal: this.#away.signal });
-      this.#ticks();
+      this.#leaving = new AbortController();
+      document.addEventListener("checkpoint-change", (event) => { this.checkpoint = event.detail.id; }, { signal: this.#leaving.signal });
+      this.#drawTicks();
       this.#redraw(true);
     }
 
     disconnectedCallback() {
-      if (this.#away) this.#away.abort();
+      if (this.#leaving) this.#leaving.abort();
     }
 
     get layers() { return this.#here ? this.#here.layers : 0; }
@@ -104,7 +76,7 @@
       if (number < 0 || number === this.#number) return;
       this.#number = number;
       this.#layer = Math.min(this.#layer, this.layers - 1);
-      this.#ticks();
+      this.#drawTicks();
       this.#redraw(true);
     }
 
@@ -118,7 +90,7 @@
     // addends: by name, 0 to 1 of the largest, drawn as line weight; experts: lit cells.
     setMarks(marks) {
       this.#marks = marks;
-      this.#mark();
+      this.#drawMarks();
     }
 
     get notation() { return this.#notation; }
@@ -198,41 +170,40 @@
       card.scrollIntoView({ block: "nearest" });
     }
 
-    // Back from the card to the part it was about.
-    #letGo() {
+    // Back from the card to the value it is about.
+    #unpin() {
       const { name, host } = this.#pinned;
       this.#pin(null);
       for (const at of this.querySelectorAll(`[data-value="${name}"][data-host="${host}"]`)) if (at.getClientRects().length) at.focus();
     }
 
     #pin(part) {
-      const left = this.#pinned;
-      if (!part && !left) return;
+      const before = this.#pinned;
+      if (!part && !before) return;
       this.#pinned = part;
       this.#show(part);
-      const told = part || left;
-      const value = this.#find(told.name, told.host);
-      this.#tell("part-select", {
-        ...told, layer: this.#layer, pinned: Boolean(part), expression: value ? this.#expression(value) : null,
-      });
+      const { name, host } = part || before;
+      const value = this.#find(name, host);
+      const expression = value ? this.#expression(value) : null;
+      this.#emit("part-select", { name, host, layer: this.#layer, pinned: Boolean(part), expression });
     }
 
-    #tell(type, detail) {
+    #emit(type, detail) {
       this.dispatchEvent(new CustomEvent(type, { bubbles: true, composed: true, detail }));
     }
 
     // A value of this checkpoint, with its type and the shapes that have it: this block's own, where it has one.
     #find(name, host) {
-      let elsewhere = null;
+      let onOthers = null;
       for (const [index, shapes, types] of this.#here.values) {
         const value = this.#data.values[index];
         if (value.name !== name || (host && value.host !== host)) continue;
         const own = shapes === null ? 0 : shapes.indexOf(this.#shape);
         const found = { ...value, shapes, type: this.#here.types[types[Math.max(own, 0)]] };
         if (own >= 0) return found;
-        elsewhere = elsewhere || found;
+        onOthers = onOthers || found;
       }
-      return elsewhere;
+      return onOthers;
     }
 
     #expression(value) {
@@ -240,7 +211,7 @@
     }
 
     // Everything that follows from layer and checkpoint, in one go.
-    #redraw(whole = false) {
+    #redraw(all = false) {
       const shape = this.#shape;
       const here = this.#here.shapes[shape];
       const key = `${this.#number}.${shape}`;
@@ -251,7 +222,7 @@
         const words = stage.querySelector(".bd-words");
         if (before && words) words.open = before.open;
       }
-      if (key !== this.#drawn || whole) this.#write();
+      if (key !== this.#drawn || all) this.#write();
       this.#drawn = key;
       stage.dataset.layer = this.#layer;
       stage.dataset.shape = shape;
@@ -266,14 +237,14 @@
       for (const tick of this.querySelectorAll(".bd-ticks > i")) tick.classList.toggle("here", Number(tick.dataset.layer) === this.#layer);
       for (const svg of stage.querySelectorAll("svg")) svg.setAttribute("aria-label", `Block ${this.#layer}: ${here.title}`);
       this.#show(this.#pinned);
-      this.#mark();
-      if (!whole || this.#number) this.#tell("block-change", { layer: this.#layer, shape, checkpoint: this.#here.id });
+      this.#drawMarks();
+      if (!all || this.#number) this.#emit("block-change", { layer: this.#layer, shape, checkpoint: this.#here.id });
     }
 
     #drawing(key) {
-      const kept = this.#drawings.get(key);
-      if (Array.isArray(kept)) return kept;
-      const nodes = [...kept.content.cloneNode(true).children];
+      const stored = this.#drawings.get(key);
+      if (Array.isArray(stored)) return stored;
+      const nodes = [...stored.content.cloneNode(true).children];
       this.#drawings.set(key, nodes);
       return nodes;
     }
@@ -294,11 +265,11 @@
     #write() {
       for (const span of this.#stage.querySelectorAll(".bd-t")) {
         const axes = this.#axes(this.#typeOf(span));
-        span.dataset.whole = written(axes, span.dataset.dtype);
-        span.textContent = written(axes, span.dataset.dtype, Number(span.dataset.room) || Infinity);
+        span.dataset.full = formatType(axes, span.dataset.dtype);
+        span.textContent = formatType(axes, span.dataset.dtype, Number(span.dataset.room) || Infinity);
       }
       for (const line of this.#stage.querySelectorAll(".bd-type")) {
-        const cut = [...line.querySelectorAll(".bd-t")].some((span) => span.textContent !== span.dataset.whole);
+        const cut = [...line.querySelectorAll(".bd-t")].some((span) => span.textContent !== span.dataset.full);
         line.classList.toggle("bd-cut", cut);
         for (const [name, value] of [["tabindex", "0"], ["role", "img"], ["aria-label", this.#full(line)]]) {
           if (cut) line.setAttribute(name, value);
@@ -309,13 +280,13 @@
     }
 
     #full(line) {
-      return [...line.childNodes].map((node) => (node.dataset ? node.dataset.whole || "" : node.textContent)).join("").trim();
+      return [...line.childNodes].map((node) => (node.dataset ? node.dataset.full || "" : node.textContent)).join("").trim();
     }
 
     #unfold(line, open) {
       for (const span of line.querySelectorAll(".bd-t")) {
         // The same node: a browser loses sight of a pointer whose text is exchanged under it.
-        span.firstChild.data = open ? span.dataset.whole : written(this.#axes(this.#typeOf(span)), span.dataset.dtype, Number(span.dataset.room) || Infinity);
+        span.firstChild.data = open ? span.dataset.full : formatType(this.#axes(this.#typeOf(span)), span.dataset.dtype, Number(span.dataset.room) || Infinity);
       }
       line.classList.toggle("bd-open", open);
       line.removeAttribute("transform");
@@ -334,11 +305,11 @@
       setTimeout(() => URL.revokeObjectURL(link.href), 1000);
     }
 
-    #ticks() {
+    #drawTicks() {
       const { layers, shapes } = this.#here;
       const slider = this.#slider;
       slider.max = layers - 1;
-      // One mark says the mixer; a second, where blocks differ in it, says the MLP.
+      // One sign for the mixer; a second for the MLP, where blocks differ in it.
       const lasts = new Set(shapes.map((shape) => shape.roles[shape.roles.length - 1]));
       const ticks = [];
       shapes.forEach((shape, index) => {
@@ -358,7 +329,7 @@
       track.replaceChildren(...ticks);
     }
 
-    #mark() {
+    #drawMarks() {
       const marks = this.#marks;
       for (const edge of this.#stage.querySelectorAll("[data-addend]")) {
         const share = marks && marks.addends ? marks.addends[edge.dataset.addend] : undefined;
@@ -389,54 +360,17 @@
       const card = this.querySelector(".bd-card");
       if (!card) return;
       const value = name ? this.#find(name, host) : null;
-      card.replaceChildren(...(value ? this.#card(value) : this.#hint()));
-    }
-
-    #hint() {
-      const shape = this.#here.shapes[this.#shape];
-      return [
-        make("h3", "", `Block ${this.#layer}`),
-        make("p", "bd-meaning", shape.title),
-        make("p", "bd-hint", `Blocks of this shape: ${ranges(shape.layers)}`),
-        make("p", "bd-hint", "Every outlined name is a tensor you can read. Point at one to see how; click it, or press Enter on it, to keep its card."),
-      ];
+      card.replaceChildren(...(value ? this.#card(value) : blockCard(this.#layer, this.#here.shapes[this.#shape])));
     }
 
     #card(value) {
-      const shapes = this.#here.shapes;
-      const has = value.shapes === null || value.shapes.includes(this.#shape);
-      const rows = [make("h3", "", value.name)];
-      if (!has) {
-        const others = value.shapes.map((index) => ranges(shapes[index].layers)).join("; ");
-        rows.push(make("p", "bd-absent", `Block ${this.#layer} has no ${value.host}.${value.name}. Blocks that have it: ${others || "none"}.`));
-        return rows;
-      }
-      const expression = make("code", "bd-expression");
-      for (const step of this.#expression(value).split(/(?=\.)/)) expression.append(make("wbr"), step);
-      rows.push(expression);
-      rows.push(make("p", "bd-meaning", value.meaning[0].toUpperCase() + value.meaning.slice(1) + "."));
-      const list = make("dl");
-      const entry = (term, text, code) => {
-        if (!text) return;
-        const detail = make("dd");
-        detail.append(code ? make("code", "", text) : text);
-        list.append(make("dt", "", term), detail);
-      };
-      entry("layout", `${value.layout} [${value.dims.join(" ")}]`, true);
-      const [names, numbers, dtype] = value.type;
-      entry("type", written(names, dtype), true);
-      entry("here", written(this.#notation === "call" ? this.#axes(value.type) : numbers), true);
-      entry("read at", value.read_at);
-      entry("edits", value.writable ? "assignment and in place" : "none: read-only");
-      rows.push(list);
-      if (value.condition) rows.push(make("p", "bd-condition", `⚠\uFE0E ${value.condition}`));
-      if (this.#pinned && this.#pinned.name === value.name && this.#pinned.host === value.host) {
-        const free = make("button", "bd-unpin", "Unpin (Esc)");
-        free.type = "button";
-        free.addEventListener("click", () => this.#letGo());
-        rows.push(free);
-      }
-      return rows;
+      const pinned = Boolean(this.#pinned) && this.#pinned.name === value.name && this.#pinned.host === value.host;
+      return valueCard({
+        value, layer: this.#layer, shape: this.#shape, shapes: this.#here.shapes,
+        expression: this.#expression(value),
+        numbers: this.#notation === "call" ? this.#axes(value.type) : value.type[1],
+        unpin: pinned ? () => this.#unpin() : null,
+      });
     }
   }
 

@@ -1,4 +1,4 @@
-// Puts the server's words into the page. Text is only ever set as text: a token of
+// Shows the server's messages on the page. Text is only ever set as text: a token of
 // markup is shown, never read as markup.
 
 export const $ = (name, root = document) => root.querySelector(`[data-${name}]`);
@@ -49,40 +49,40 @@ export function selectToken(place) {
 
 // -- cards -------------------------------------------------------------------
 
-const cards = new Map();  // name -> the words last said of it
+const cards = new Map();  // name -> the last message about it
 
-export function drawCard(name, words) {
+export function drawCard(name, message) {
   const card = document.querySelector(`[data-card="${name}"]`);
-  cards.set(name, words);
+  cards.set(name, message);
   card.hidden = false;
-  setText($("refusal", card), words.refusal);
-  const refused = Boolean(words.refusal);
+  setText($("refusal", card), message.refusal);
+  const refused = Boolean(message.refusal);
   card.querySelector(".plot").hidden = refused;
   $("legend", card).hidden = refused;
-  $("code-button", card).hidden = refused || !words.code;
+  $("code-button", card).hidden = refused || !message.code;
   $("expand", card).hidden = refused;
-  setText($("note", card), refused ? "" : words.note);
-  if (words.title) $("title", card).textContent = words.title;
+  setText($("note", card), refused ? "" : message.note);
+  if (message.title) $("title", card).textContent = message.title;
   if (refused) { $("code", card).hidden = true; return; }
-  $("code", card).firstChild.textContent = words.code ?? "";
-  setText($("reduction", card), words.reduction);
+  $("code", card).firstChild.textContent = message.code ?? "";
+  setText($("reduction", card), message.reduction);
   const scale = $("scale", card);
-  scale.hidden = !words.scale;
-  if (words.scale) {
-    scale.classList.toggle("signed", words.scale.signed);
-    $("low", scale).textContent = words.scale.texts[0];
-    $("high", scale).textContent = words.scale.texts[2];
-    scale.title = words.scale.signed ? "centred on zero" : `half way: ${words.scale.texts[1]}`;
+  scale.hidden = !message.scale;
+  if (message.scale) {
+    scale.classList.toggle("signed", message.scale.signed);
+    $("low", scale).textContent = message.scale.texts[0];
+    $("high", scale).textContent = message.scale.texts[2];
+    scale.title = message.scale.signed ? "centred on zero" : `half way: ${message.scale.texts[1]}`;
   }
-  if (words.mosaic) {
+  if (message.mosaic) {
     // A mosaic has the shape of its grid, and small ones are not blown up.
-    const [wide, high] = words.mosaic;
+    const [wide, high] = message.mosaic;
     Object.assign(card.querySelector(".plot").style, { height: "auto", aspectRatio: `${wide} / ${high}`, maxWidth: `${2 * wide}px` });
   }
 }
 
-// Where all cards of a panel are refused for one reason, it is said once.
-export function settle(panels) {
+// Where all cards of a panel are refused for one reason, it is shown once.
+export function mergeRefusals(panels) {
   for (const panel of panels) {
     const at = panel.querySelector(":scope > [data-panel-refusal]");
     if (!at) continue;
@@ -94,12 +94,12 @@ export function settle(panels) {
   }
 }
 
-// What the pointer is on, in words, beside the card's scale.
-export function readOut({ figure, inside, x, y, index }, tokens) {
+// What the pointer is on, as text beside the card's scale.
+export function showReadout({ figure, inside, x, y, index }, tokens) {
   const card = document.querySelector(`[data-card="${figure}"]`);
-  const words = cards.get(figure);
-  if (!card || !words) return;
-  const said = $("readout", card);
+  const message = cards.get(figure);
+  if (!card || !message) return;
+  const readout = $("readout", card);
   const column = Math.round(x), row = Math.round(y);
   const pointed = new Set();
   const name = (axis, place) => {
@@ -107,11 +107,11 @@ export function readOut({ figure, inside, x, y, index }, tokens) {
     if (axis.tokens) { pointed.add(place); return `${place} ${tokens[place] ?? ""}`; }
     return axis.labels ? axis.labels[place] : `${axis.title} ${place}`;
   };
-  if (!inside || !words.axes) said.textContent = "";
-  else if (words.axes.y) {
-    const value = cellValue(index, words.scale);
-    said.textContent = `${name(words.axes.y, row)} → ${name(words.axes.x, column)}: ${value}`;
-  } else said.textContent = name(words.axes.x, column) ?? "";
+  if (!inside || !message.axes) readout.textContent = "";
+  else if (message.axes.y) {
+    const value = cellValue(index, message.scale);
+    readout.textContent = `${name(message.axes.y, row)} → ${name(message.axes.x, column)}: ${value}`;
+  } else readout.textContent = name(message.axes.x, column) ?? "";
   const strip = $("strip");
   for (const one of strip.querySelectorAll(".pointed")) one.classList.remove("pointed");
   if (inside) for (const place of pointed) strip.children[place]?.classList.add("pointed");
@@ -137,8 +137,8 @@ function drawNext(table, compare, few) {
     : COLUMNS.filter(([key]) => changed || ["before_text", "logit"].includes(key));
   const short = { before_text: "before", after_text: "after", difference_text: "Δ pts" };
   const head = make("tr");
-  head.append(make("th", "", "token"), ...keys.map(([key, words]) =>
-    make("th", "", few ? (changed ? short[key] : "") : changed ? words : words.replace(" before", "").replace("before", "probability"))));
+  head.append(make("th", "", "token"), ...keys.map(([key, label]) =>
+    make("th", "", few ? (changed ? short[key] : "") : changed ? label : label.replace(" before", "").replace("before", "probability"))));
   const rows = compare.rows.slice(0, few ? 6 : undefined).map((row) => {
     const line = make("tr");
     line.append(make("td", "", row.token));
@@ -160,7 +160,7 @@ function drawNext(table, compare, few) {
 }
 
 function klWords(kl) {
-  if (kl.at_token === null) return "The logits of this token are being worked out …";
+  if (kl.at_token === null) return "The logits of this token are being computed …";
   const all = kl.mean === null ? "" : `; mean over the prompt ${kl.mean}, largest ${kl.largest} after token ${kl.where}`;
   return `KL(before ‖ after) here ${kl.at_token} nats${all}.`;
 }
@@ -179,13 +179,13 @@ export function drawCompare(compare, selection, tokens) {
 
 // -- lines of facts ------------------------------------------------------------
 
-export function drawRouter(words, selection, tokens) {
+export function drawRouter(message, selection, tokens) {
   const at = $("router-words");
   at.replaceChildren();
-  if (!words) return;
+  if (!message) return;
   const slots = make("p");
   slots.append(`token ${selection.token} `, make("code", "", tokens[selection.token] ?? ""), " went to ");
-  for (const { expert, weight } of words.slots) {
+  for (const { expert, weight } of message.slots) {
     slots.append(make("b", "", `expert ${expert}`), ` × ${weight} `);
     const off = make("button", "quiet", "ablate");
     off.type = "button";
@@ -193,42 +193,42 @@ export function drawRouter(words, selection, tokens) {
     off.setAttribute("aria-label", `ablate expert ${expert} of block ${selection.block}`);
     slots.append(off);
   }
-  const unused = words.unused_count
-    ? `${words.unused_count} of ${words.count} experts unused on this prompt: ${words.unused}`
-    : `all ${words.count} experts used on this prompt`;
+  const unused = message.unused_count
+    ? `${message.unused_count} of ${message.count} experts unused on this prompt: ${message.unused}`
+    : `all ${message.count} experts used on this prompt`;
   at.append(slots, make("p", "quiet-text", unused));
 }
 
-export function drawAttention(words, selection, tokens) {
+export function drawAttention(message, selection, tokens) {
   const at = $("attention-words");
   at.replaceChildren();
-  if (!words) return;
+  if (!message) return;
   const line = make("p");
   line.append(`token ${selection.token} `, make("code", "", tokens[selection.token] ?? ""), " reads most: ");
-  words.strongest.forEach(({ token, number }, place) => {
+  message.strongest.forEach(({ token, number }, place) => {
     line.append(place ? ", " : "", make("code", "", `${token} ${tokens[token] ?? ""}`), ` ${number}`);
   });
   at.append(line);
 }
 
-export function drawPart(words) {
+export function drawPart(message) {
   const section = $("part");
-  section.hidden = !words;
-  $("part-empty").hidden = Boolean(words);
-  if (!words) return;
-  $("part-name").textContent = words.expression ?? words.name;
-  setText($("part-meaning"), words.meaning ? `${words.meaning}. ${words.layout}` : "");
-  setText($("part-refusal"), words.refusal);
-  const facts = (words.facts ?? []).map(([term, text]) => {
+  section.hidden = !message;
+  $("part-empty").hidden = Boolean(message);
+  if (!message) return;
+  $("part-name").textContent = message.expression ?? message.name;
+  setText($("part-meaning"), message.meaning ? `${message.meaning}. ${message.layout}` : "");
+  setText($("part-refusal"), message.refusal);
+  const facts = (message.facts ?? []).map(([term, text]) => {
     const one = make("div");
     one.append(make("dt", "", term), make("dd", "", text));
     return one;
   });
   $("part-facts").replaceChildren(...facts);
-  $("part-code").firstChild.textContent = words.code ?? "";
-  $("part-code").hidden = $("part-copy").hidden = !words.code;
+  $("part-code").firstChild.textContent = message.code ?? "";
+  $("part-code").hidden = $("part-copy").hidden = !message.code;
   const card = document.querySelector('[data-card="part"]');
-  if (words.refusal) card.hidden = true;
+  if (message.refusal) card.hidden = true;
 }
 
 export function drawSwitches(list) {
@@ -247,8 +247,8 @@ export function drawSwitches(list) {
 }
 
 export function options(select, rows, chosen) {
-  select.replaceChildren(...rows.map(([value, words]) => {
-    const one = make("option", "", words);
+  select.replaceChildren(...rows.map(([value, label]) => {
+    const one = make("option", "", label);
     one.value = value;
     return one;
   }));

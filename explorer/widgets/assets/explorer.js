@@ -1,18 +1,18 @@
 // The explorer's page: sends small messages to the server, shows what comes back.
 //
-// One request is on its way at a time; while it is, only the newest wish is kept.
+// One request is on its way at a time; while it is, only the newest change is remembered.
 // When what was asked for is on the screen, <body> says so: data-drawn is the number
 // of the last request that is drawn.
 
 import {
   $, $$, drawAttention, drawCard, drawCompare, drawPart, drawRouter, drawStrip, drawSwitches,
-  make, options, readOut, selectToken, setText, settle,
+  make, mergeRefusals, options, selectToken, setText, showReadout,
 } from "./explorer-view.js";
 
 const PATH = "path…";
 const state = { run: null, tokens: [], selection: {}, tab: "router", interventions: [], shown: "before" };
 let model = null;
-let asked = 0, flight = null, wish = null;  // the request under way, and the newest wish behind it
+let lastSeq = 0, inFlight = null, waiting = null;  // the changes requested, and those to request next
 
 // -- talking to the server -----------------------------------------------------
 
@@ -21,19 +21,19 @@ function send(message) { model?.send_msg(message); }
 // Ask for another selection; the page answers for what it can on its own at once.
 function select(changes) {
   if (!state.run) return;
-  wish = { ...wish, ...changes };
+  waiting = { ...waiting, ...changes };
   state.selection = { ...state.selection, ...changes };
-  if (!flight) ask();
+  if (!inFlight) request();
 }
 
-function ask() {
-  asked += 1;
-  [flight, wish] = [wish, null];
-  send({ do: "select", ...flight, seq: asked });
+function request() {
+  lastSeq += 1;
+  [inFlight, waiting] = [waiting, null];
+  send({ do: "select", ...inFlight, seq: lastSeq });
 }
 
 function answered(seq) {
-  if (!flight && wish) ask();
+  if (!inFlight && waiting) request();
   painted(() => { document.body.dataset.drawn = seq ?? document.body.dataset.drawn ?? 0; });
 }
 
@@ -41,49 +41,49 @@ function answered(seq) {
 function painted(then) { requestAnimationFrame(() => requestAnimationFrame(then)); }
 
 const HANDLERS = {
-  hello(words) {
-    options($("model"), [...words.models.map((one) => [one.source, one.name]), [PATH, PATH]]);
-    setModel(words.source);
-    $("prompt").value = words.prompt ?? "";
+  hello(message) {
+    options($("model"), [...message.models.map((one) => [one.source, one.name]), [PATH, PATH]]);
+    setModel(message.source);
+    $("prompt").value = message.prompt ?? "";
   },
-  job(words) {
-    $("job").hidden = !words;
-    $("cancel").hidden = !words;
-    state.busy = Boolean(words);
-    if (!words) state.asked = null;
-    sayPicked();
-    if (!words) return;
-    $("job-title").textContent = words.title;
+  job(message) {
+    $("job").hidden = !message;
+    $("cancel").hidden = !message;
+    state.busy = Boolean(message);
+    if (!message) state.asked = null;
+    showPicked();
+    if (!message) return;
+    $("job-title").textContent = message.title;
     const bar = $("progress");
-    if (words.share === null) bar.removeAttribute("value"); else bar.value = words.share;
+    if (message.share === null) bar.removeAttribute("value"); else bar.value = message.share;
   },
   notice(text) { setText($("notice"), text); },
-  run(words) {
-    state.run = words;
-    state.tokens = words.tokens;
-    setModel(words.source);
-    $("prompt").value = words.prompt;
-    $("label").textContent = words.label;
+  run(message) {
+    state.run = message;
+    state.tokens = message.tokens;
+    setModel(message.source);
+    $("prompt").value = message.prompt;
+    $("label").textContent = message.label;
     const chip = $("weights");
-    setText(chip, `weights: ${words.weights}`);
-    chip.classList.toggle("random", words.weights.startsWith("random"));
-    drawStrip(words.tokens);
+    setText(chip, `weights: ${message.weights}`);
+    chip.classList.toggle("random", message.weights.startsWith("random"));
+    drawStrip(message.tokens);
     $("empty").hidden = true;
     // Without a router there is no expert to ablate.
     const [expert] = $("kind").options;
-    expert.disabled = words.experts.every((count) => !count);
+    expert.disabled = message.experts.every((count) => !count);
     if (expert.disabled) $("kind").value = "head";
-    options($("layer"), words.mixers.map((mixers, layer) => [layer, layer]));
+    options($("layer"), message.mixers.map((mixers, layer) => [layer, layer]));
     fillIndex();
     drawStatus();
     sizeDiagram();
   },
-  diagram(words) {
+  diagram(message) {
     const at = $("diagram");
-    if (!words.html) { at.replaceChildren(make("p", "empty", words.reason)); return; }
-    if (at.dataset.key === words.key) return;
-    at.dataset.key = words.key;
-    at.innerHTML = words.html;  // written and escaped by the server's diagram, from facts
+    if (!message.html) { at.replaceChildren(make("p", "empty", message.reason)); return; }
+    if (at.dataset.key === message.key) return;
+    at.dataset.key = message.key;
+    at.innerHTML = message.html;  // written and escaped by the server's diagram, from facts
     sizeDiagram();
   },
   interventions(list) { state.interventions = list; drawSwitches(list); },
@@ -92,49 +92,49 @@ const HANDLERS = {
     for (const one of $$("show")) one.setAttribute("aria-pressed", String(one.dataset.show === which));
   },
   tab(tab) { state.tab = tab; showTab(); },
-  selection(words) {
-    const moved = words.block !== state.block;
-    // What was wished meanwhile stays where it was put; the answer to it is on its way.
-    state.selection = { ...words, ...flight, ...wish };
-    state.block = words.block;
+  selection(message) {
+    const moved = message.block !== state.block;
+    // What was changed meanwhile stays; the answer to it is on its way.
+    state.selection = { ...message, ...inFlight, ...waiting };
+    state.block = message.block;
     selectToken(state.selection.token);
     syncDiagram();
     mark();
     for (const one of $$("head")) {
-      const count = mostHeads(words.block);
+      const count = mostHeads(message.block);
       if (one.options.length !== count) options(one, [...Array(count).keys()].map((head) => [head, head]));
-      one.value = words.head;
+      one.value = message.head;
     }
-    for (const one of $$("choice")) one.value = words[one.dataset.choice];
-    if (moved) { $("layer").value = words.block; fillIndex(); }
-    remember();
+    for (const one of $$("choice")) one.value = message[one.dataset.choice];
+    if (moved) { $("layer").value = message.block; fillIndex(); }
+    saveToAddress();
   },
-  cards(words) { for (const [name, one] of Object.entries(words)) drawCard(name, one); settle($$("panel")); },
-  compare(words) {
-    $("shown").hidden = !words.kl;
-    drawCompare(words, state.selection, state.tokens);
+  cards(message) { for (const [name, one] of Object.entries(message)) drawCard(name, one); mergeRefusals($$("panel")); },
+  compare(message) {
+    $("shown").hidden = !message.kl;
+    drawCompare(message, state.selection, state.tokens);
   },
-  router(words) { drawRouter(words, state.selection, state.tokens); },
-  attention(words) { drawAttention(words, state.selection, state.tokens); },
-  part(words) { drawPart(words); },
-  marks(words) { state.marks = words; mark(); },
-  // The last place was taken while this page was on its way.
+  router(message) { drawRouter(message, state.selection, state.tokens); },
+  attention(message) { drawAttention(message, state.selection, state.tokens); },
+  part(message) { drawPart(message); },
+  marks(message) { state.marks = message; mark(); },
+  // The last free page was taken while this one was loading.
   full(text) {
-    const said = make("p", "notice", text), main = make("main");
-    said.setAttribute("role", "alert");
-    said.dataset.full = "";
-    main.append(said);
+    const notice = make("p", "notice", text), main = make("main");
+    notice.setAttribute("role", "alert");
+    notice.dataset.full = "";
+    main.append(notice);
     document.querySelector(".page")?.replaceWith(main);
   },
   marked(seq) { painted(() => { document.body.dataset.marked = seq; }); },
-  status(words) { state.status = words; drawStatus(); },
+  status(message) { state.status = message; drawStatus(); },
 };
-// What follows the selection is drawn after it.
+// Messages are handled in this order: what follows the selection is drawn after it.
 const ORDER = ["full", "hello", "job", "notice", "run", "diagram", "interventions", "shown", "tab", "selection", "cards", "compare", "router", "attention", "part", "marks", "marked", "status"];
 
 function receive(event) {
   const message = event.data ?? event;
-  if ("selection" in message && message.seq === asked) flight = null;
+  if ("selection" in message && message.seq === lastSeq) inFlight = null;
   for (const key of ORDER) if (key in message) HANDLERS[key](message[key]);
   if ("selection" in message && !message.selection.part) drawPart(null);
   if ("selection" in message) answered(message.seq);
@@ -148,11 +148,11 @@ function setModel(source) {
   pick.value = known ? source : PATH;
   if (!known) $("path").value = source;
   $("path-label").hidden = known;
-  sayPicked();
+  showPicked();
 }
 
-// A model that was picked is not the one on show until it is loaded: say so.
-function sayPicked() {
+// A picked model is not shown until it is loaded: tell the reader.
+function showPicked() {
   const waits = Boolean(state.run) && source() !== (state.asked ?? state.run.source);
   setText($("picked"), waits ? (source() ? "Picked, not loaded yet: press Load and run." : "Give a path or an id, then press Load and run.") : "");
   $("run").textContent = state.busy ? "Run instead" : waits ? "Load and run" : "Run";
@@ -177,7 +177,7 @@ function reveal(node, block) {
   if (bottom < innerHeight / 4 || top > innerHeight / 2) node.scrollIntoView({ block });
 }
 
-// Let the diagram stand where the selection is; what it then tells is no news (see listen).
+// Move the diagram to the selection; the events it then sends change nothing (see listen).
 function syncDiagram() {
   const drawn = diagram(), { block, part } = state.selection;
   if (!drawn) return;
@@ -229,7 +229,7 @@ function drawStatus() {
 }
 
 // The whole view in the address, so that a link shows the same. A long prompt goes behind the #, which no server sees or limits.
-function remember() {
+function saveToAddress() {
   const { block, token, head, part } = state.selection, { source: from, prompt } = state.run;
   const view = { model: from, prompt, block, token, head, tab: state.tab, ...(part ? { part } : {}) };
   const long = prompt.length > 1500;
@@ -237,7 +237,7 @@ function remember() {
   history.replaceState(null, "", `?${new URLSearchParams(view)}${long ? `#${new URLSearchParams({ prompt })}` : ""}`);
 }
 
-function wished() {
+function viewInAddress() {
   return { ...Object.fromEntries(new URLSearchParams(location.search)), ...Object.fromEntries(new URLSearchParams(location.hash.slice(1))) };
 }
 
@@ -252,11 +252,11 @@ function theme(to) {
 }
 
 function listen() {
-  document.addEventListener("bestiary-point", (event) => readOut(event.detail, state.tokens));
+  document.addEventListener("bestiary-point", (event) => showReadout(event.detail, state.tokens));
   $("run-form").addEventListener("submit", (event) => {
     event.preventDefault();
     state.asked = source();
-    sayPicked();
+    showPicked();
     send({ do: "run", model: state.asked, prompt: $("prompt").value });
   });
   $("prompt").addEventListener("keydown", (event) => {
@@ -264,9 +264,9 @@ function listen() {
   });
   $("model").addEventListener("change", () => {
     $("path-label").hidden = $("model").value !== PATH;
-    sayPicked();
+    showPicked();
   });
-  $("path").addEventListener("input", sayPicked);
+  $("path").addEventListener("input", showPicked);
   $("cancel").addEventListener("click", () => send({ do: "cancel" }));
   $("theme-button").addEventListener("click", () => {
     const to = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
@@ -316,7 +316,7 @@ function clicked(event) {
   if (at.dataset.ablate !== undefined) addIntervention("expert", state.selection.block, Number(at.dataset.ablate));
   else if (at.dataset.drop !== undefined) intervene(state.interventions.filter((row, place) => place !== Number(at.dataset.drop)));
   else if (at.dataset.codeButton !== undefined) showCode(at);
-  else if (at.dataset.letGo !== undefined) diagram()?.select(null);
+  else if (at.dataset.unpin !== undefined) diagram()?.select(null);
   else if (at.dataset.partCopy !== undefined) copy($("part-code").textContent, at);
   else if (at.dataset.expand !== undefined) expand(at.closest(".card"));
 }
@@ -391,7 +391,7 @@ function start(bridge) {
   model = bridge;
   model.on("msg:custom", receive);
   listen();
-  send({ do: "hello", theme: document.documentElement.dataset.theme, wish: wished() });
+  send({ do: "hello", theme: document.documentElement.dataset.theme, wish: viewInAddress() });
   theme(document.documentElement.dataset.theme);
 }
 
