@@ -240,9 +240,8 @@ def test_a_proof_does_not_go_by_what_only_shows(monkeypatch):
         sources("explorer/facts/record.py")[0] == as_it_is[0]
         and sources("explorer/facts/record.py")[1] != as_it_is[1]
     )
-    assert all(
-        one != other for one, other in zip(sources("explorer/discovery/residual.py"), as_it_is, strict=False)
-    )
+    changed = sources("explorer/discovery/residual.py")
+    assert all(one != other for one, other in zip(changed, as_it_is, strict=True))
 
 
 def test_the_least_recently_used_results_make_room(tmp_path, monkeypatch):

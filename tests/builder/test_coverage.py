@@ -98,7 +98,10 @@ def picked() -> list[str]:
 # -- processes in bounds ----------------------------------------------------------
 
 
-def outcomes(*tasks: str, jobs: int = 1, limits: Limits = Limits(60, 4 << 30)) -> dict:
+MINUTE = Limits(60, 4 << 30)
+
+
+def outcomes(*tasks: str, jobs: int = 1, limits: Limits = MINUTE) -> dict:
     return dict(run_each(do, tasks, jobs, limits))
 
 
@@ -247,7 +250,8 @@ def test_the_share_of_axes_is_rounded_down_and_told_for_all():
     assert coverage_text.resolved(
         OUTCOMES | {"six": PROVEN | {"types": {"axes": 10, "resolved": 9}}}
     ) == (
-        "4 of 6 model types have a signature, in which 99.9 % of all axes resolved: every one in 0, at least 98 % in 3."
+        "4 of 6 model types have a signature, in which 99.9 % of all axes resolved: "
+        "every one in 0, at least 98 % in 3."
     )
     assert coverage_text.resolved({"five": STOPPED}) == "No model type has a signature."
     printed = coverage_text.table(OUTCOMES, 130)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -100,5 +101,5 @@ def test_both_are_served_until_interrupted(site, busy_port):
     assert process.returncode == 0, "".join(said) + rest
     assert "Traceback" not in rest
     for address in (site_address, explorer_address):
-        with pytest.raises(OSError):
+        with pytest.raises(urllib.error.URLError):
             urllib.request.urlopen(address, timeout=5)

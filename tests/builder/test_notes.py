@@ -227,16 +227,20 @@ def test_code_that_is_not_run_is_held_to_its_value_names_too(refused, run):
 def test_names_that_something_has_pass(run):
     run(
         "---\nwords: enable_thinking\n---\n"
-        "`router_logits`, `mlp.router_logits`, `self_attn.attention_queries[..., 64:]`, `q_proj.output`, `rms_norm_eps`, "
-        "`layers[i].input`, `num_key_value_heads`, `torch.testing.assert_close`, `enable_thinking=False`, `my_tensor`, "
-        "``h = x + self_attn(input_layernorm(x))``, `head_dim`, `rotate_half`, `repeat_kv`, {value:linear_attn.betas}\n\n"
-        + code("my_tensor = 1")
+        "`router_logits`, `mlp.router_logits`, `self_attn.attention_queries[..., 64:]`, "
+        "`q_proj.output`, `rms_norm_eps`, "
+        "`layers[i].input`, `num_key_value_heads`, `torch.testing.assert_close`, "
+        "`enable_thinking=False`, `my_tensor`, "
+        "``h = x + self_attn(input_layernorm(x))``, `head_dim`, `rotate_half`, `repeat_kv`, "
+        "{value:linear_attn.betas}\n\n" + code("my_tensor = 1")
     )
 
 
 def test_rendered_notes_are_escaped_and_keep_their_order(run):
     blocks = run(
-        "## The <b>head</b>\n\nA <script>alert(1)</script> and {value:mlp.router_logits}, `logits`, [x](javascript:alert(1)), [y](#z).\n\n"
+        "## The <b>head</b>\n\nA <script>alert(1)</script> and {value:mlp.router_logits}, "
+        "`logits`, "
+        "[x](javascript:alert(1)), [y](#z).\n\n"
         + code("print('<i>&')")
         + "\n| a | b |\n|---|---|\n| 1 | `h` |\n\n## The <b>head</b>\n\n"
         + code("a < b", info="text")

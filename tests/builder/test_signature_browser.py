@@ -68,8 +68,10 @@ def test_every_type_shows_the_record_s_numbers_of_the_chosen_checkpoint(
     numbers(page)
     for record in (first, second):
         page.locator("checkpoint-select select").select_option(record["checkpoint"])
-        shown = page.evaluate("""() => [...document.querySelectorAll('.signature li')].filter((row) => !row.closest('[hidden]') && row.querySelector('a'))
-            .map((row) => [row.querySelector('b').textContent, row.querySelector('code').textContent])""")
+        shown = page.evaluate("""() =>
+            [...document.querySelectorAll('.signature li')]
+            .filter((row) => !row.closest('[hidden]') && row.querySelector('a'))
+            .map((row) => ['b', 'code'].map((tag) => row.querySelector(tag).textContent))""")
         wanted = [
             [row["name"], in_text(row["type"], True)]
             for one in record["signature"]["blocks"]
@@ -184,7 +186,8 @@ def test_the_section_works_in_html_that_arrives_later(visit, address: str) -> No
     page = seen.page
     page.evaluate("""async () => { const text = await (await fetch(location.href)).text();
         const there = new DOMParser().parseFromString(text, 'text/html');
-        document.querySelector('article').replaceWith(document.adoptNode(there.querySelector('article'))); }""")
+        const article = document.adoptNode(there.querySelector('article'));
+        document.querySelector('article').replaceWith(article); }""")
     numbers(page)
     assert (
         page.locator("#axis-tooltip").count() == 1

@@ -46,7 +46,8 @@ def test_the_section_carries_the_signature(family: str) -> None:
 
     for row in found["generics"]:
         assert shown(
-            f"{row['name']} {row['number']} {'= ' + row['formula'] if 'formula' in row else ''} {row['source']}"
+            f"{row['name']} {row['number']}"
+            f"{'= ' + row['formula'] if 'formula' in row else ''} {row['source']}"
         )
     for axis, number in found["axes"].items():
         assert shown(f"{axis} {number}")
@@ -56,7 +57,8 @@ def test_the_section_carries_the_signature(family: str) -> None:
     for entry in found["entries"]:
         given = ", ".join(f"{part['name']}: {in_text(part['type'])}" for part in entry["arguments"])
         assert shown(
-            f"{entry['name']} ({given}) → {entry['results'][0]['name']}: {in_text(entry['results'][0]['type'])}"
+            f"{entry['name']} ({given}) → "
+            f"{entry['results'][0]['name']}: {in_text(entry['results'][0]['type'])}"
         )
     assert shown("writes the cache: ") and shown("uses no cache")
     for row in found["cache"]:
@@ -72,7 +74,8 @@ def test_the_section_carries_the_signature(family: str) -> None:
         for sub in one["submodules"]:
             bound = f"<{', '.join(sub['arguments'])}>" if sub["arguments"] else ""
             assert shown(
-                f"{sub['name']} {str(sub['count']) + ' × ' if 'count' in sub else ''}{sub['class']}{bound}",
+                f"{sub['name']} {str(sub['count']) + ' × ' if 'count' in sub else ''}"
+                f"{sub['class']}{bound}",
                 parts,
             )
         typed_parts = [*one["parameters"], *one["buffers"], *one["values"]]

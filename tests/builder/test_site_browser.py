@@ -112,9 +112,13 @@ def test_the_slider_redraws_the_block_by_keyboard(visit, address: str) -> None:
 
 def test_the_redraw_is_done_when_the_input_event_is_over(visit, address: str) -> None:
     page = visit(address + HYBRID).page
-    drawn = page.evaluate("""() => { const slider = document.querySelector('block-diagram input[type=range]'); slider.value = 7;
+    drawn = page.evaluate("""() => {
+        const slider = document.querySelector('block-diagram input[type=range]');
+        slider.value = 7;
         slider.dispatchEvent(new Event('input', {bubbles: true}));
-        return [document.querySelector('.bd-stage').dataset.layer, Boolean(document.querySelector('.bd-stage [data-value=attention_scores]'))]; }""")
+        const stage = document.querySelector('.bd-stage');
+        const scores = stage.querySelector('[data-value=attention_scores]');
+        return [stage.dataset.layer, Boolean(scores)]; }""")
     assert drawn == ["7", True]
 
 
@@ -132,7 +136,8 @@ def test_pointing_shows_and_enter_pins_and_escape_lets_go(visit, address: str) -
     seen = visit(address + HYBRID)
     page, card = seen.page, seen.page.locator(".bd-card")
     page.evaluate(
-        "window.told = []; document.addEventListener('part-select', (event) => told.push(event.detail))"
+        "window.selected = [];"
+        "document.addEventListener('part-select', (event) => selected.push(event.detail))"
     )
     part(page, "router_logits", "mlp").hover()
     assert "model.layers[0].mlp.router_logits" in card.inner_text()
@@ -155,7 +160,7 @@ def test_pointing_shows_and_enter_pins_and_escape_lets_go(visit, address: str) -
         assert word.lower() in card.inner_text().lower()
     page.keyboard.press("Escape")
     assert part(page, "decays", "linear_attn").get_attribute("aria-pressed") == "false"
-    assert page.evaluate("told.map((one) => [one.name, one.host, one.layer, one.pinned])") == [
+    assert page.evaluate("selected.map((one) => [one.name, one.host, one.layer, one.pinned])") == [
         ["decays", "linear_attn", 0, True],
         ["decays", "linear_attn", 0, False],
     ]
@@ -236,7 +241,8 @@ def test_the_element_comes_alive_in_html_that_arrives_later(visit, address: str)
     page = seen.page
     page.evaluate("""async () => { const text = await (await fetch(location.href)).text();
         const there = new DOMParser().parseFromString(text, 'text/html');
-        document.querySelector('article').replaceWith(document.adoptNode(there.querySelector('article'))); }""")
+        const article = document.adoptNode(there.querySelector('article'));
+        document.querySelector('article').replaceWith(article); }""")
     page.locator("block-diagram input[type=range]").focus()
     page.keyboard.press("ArrowRight")
     assert stage(page) == ("1", "0") and page.locator(".bd-ticks > i").count() == 48
@@ -249,10 +255,14 @@ def test_live_marks_light_cells_and_weigh_edges(visit, address: str) -> None:
     page.evaluate(
         f"{element}.setMarks({{addends: {{attention_output: 0, mlp_output: 1}}, experts: [3, 17]}})"
     )
-    lit = "(document.querySelector('.bd-stage .bd-wide .bd-lit').getAttribute('d').match(/M/g) ?? []).length"
+    lit_path = "document.querySelector('.bd-stage .bd-wide .bd-lit').getAttribute('d')"
+    lit = f"({lit_path}.match(/M/g) ?? []).length"
     numbers = "document.querySelector('.bd-stage .bd-wide .bd-cells').dataset.lit"
     assert page.evaluate(lit) == 2 and page.evaluate(numbers) == "3 17"
-    weights = "[...document.querySelectorAll('.bd-stage .bd-wide [data-addend]')].map((edge) => parseFloat(getComputedStyle(edge).strokeWidth))"
+    weights = (
+        "[...document.querySelectorAll('.bd-stage .bd-wide [data-addend]')]"
+        ".map((edge) => parseFloat(getComputedStyle(edge).strokeWidth))"
+    )
     thin, thick = page.evaluate(weights)
     assert thick > 4 * thin
     page.evaluate(f"{element}.layer = 1")
@@ -260,7 +270,7 @@ def test_live_marks_light_cells_and_weigh_edges(visit, address: str) -> None:
     # Cells that are lit by the script lie where the drawing has them.
     page.evaluate(f"{element}.layer = 0")
     page.evaluate(f"{element}.setMarks(null)")
-    points = "document.querySelector('.bd-stage .bd-wide .bd-lit').getAttribute('d').match(/M[^h]*/g).map((at) => at.slice(1).split(' ').map(Number))"
+    points = f"{lit_path}.match(/M[^h]*/g).map((at) => at.slice(1).split(' ').map(Number))"
     drawn = page.evaluate(points)
     page.evaluate(
         f"{element}.setMarks({{addends: {{}}, experts: {numbers}.split(' ').map(Number)}})"
