@@ -1,7 +1,7 @@
 """The formula behind every size of a cache: which figures of a configuration its axes are.
 
-The sizes themselves are those of the tensors a run of the model kept (`explorer.accounting.cache_probe`);
-here each axis gets a name, and a source only if that source comes to the same number.
+The sizes are those of the tensors that a run of the model kept (`explorer.accounting.cache_probe`).
+Here each axis gets a name, and a source where that source evaluates to the same number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from explorer.accounting.cache_probe import CachedTensor, CacheOwner, CacheProbe
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-#: What an axis may be called and come from, the likeliest first.
+#: Names of an axis with their sources, the likeliest first.
 _KV_HEADS = (("KvHeads", "num_key_value_heads"), ("KvHeads", "num_attention_heads"))
 _HEAD_DIM = (("HeadDim", "head_dim"), ("HeadDim", "hidden_size ÷ num_attention_heads"))
 _LATENT = (("Latent", "kv_lora_rank + qk_rope_head_dim"),)
@@ -54,7 +54,8 @@ _CHANNELS = (
 _CONVOLVED = (
     (
         "Conv",
-        "2 × linear_num_key_heads × linear_key_head_dim + linear_num_value_heads × linear_value_head_dim",
+        "2 × linear_num_key_heads × linear_key_head_dim"
+        " + linear_num_value_heads × linear_value_head_dim",
     ),
     ("Conv", "3 × linear_num_heads × linear_head_dim"),
     ("Conv", "mamba_num_heads × mamba_head_dim + 2 × n_groups × ssm_state_size"),
@@ -71,7 +72,7 @@ _WIDTH = (
     ("Width", "conv1d_width - 1"),
 )
 
-#: Axes of a recurrent state by how many it has besides the batch: names for the shape, and candidates.
+#: Axes of a recurrent state, by their number without the batch: names for the shape, candidates.
 _STATES = {
     3: (["heads", "key_dim", "value_dim"], (_HEADS, _STATE_ROWS, _STATE_COLUMNS)),
     2: (["channels", "state_dim"], (_CHANNELS, _STATE_COLUMNS)),
@@ -83,7 +84,7 @@ _Candidates = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class _Factor:
-    """One factor of a size: its name in the formula, its number, and where the number comes from."""
+    """One factor of a size: its name in the formula, its number, and the source of the number."""
 
     symbol: str
     number: int
@@ -93,19 +94,20 @@ class _Factor:
 def cache_rows(
     config: PreTrainedConfig, run: CacheProbe, dtype: torch.dtype
 ) -> list[dict[str, Any]]:
-    """The rows of `accounting.cache_sizes` for what a run kept, a row for each kind of block.
+    """Return the rows of `accounting.cache_sizes` for what a run kept, for each kind of block.
 
-    What the run kept in its own dtype is ``dtype`` in a model of that dtype. Raises
-    ValueError for a tensor no formula is known for.
+    dtype: the dtype that stands for the run's own.
+
+    Raises ValueError for a tensor without a known formula.
     """
-    alike: dict[tuple, list[CacheOwner]] = {}
+    equal: dict[tuple, list[CacheOwner]] = {}
     for owner in run.owners:
-        alike.setdefault((owner.window, owner.tensors), []).append(owner)
-    return [row for group in alike.values() for row in _Rows(config, run, group, dtype).rows()]
+        equal.setdefault((owner.window, owner.tensors), []).append(owner)
+    return [row for group in equal.values() for row in _Rows(config, run, group, dtype).rows()]
 
 
 class _Rows:
-    """The rows of blocks that keep the same."""
+    """Makes the rows of blocks that keep the same."""
 
     def __init__(
         self, config: PreTrainedConfig, run: CacheProbe, group: list[CacheOwner], dtype: torch.dtype
@@ -117,11 +119,12 @@ class _Rows:
             self.tensors.setdefault(one.kind, []).append(one)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A state first, then what a convolution needs, then keys and values."""
+        """Yield the rows: states, then inputs of a convolution, then keys and values."""
         unknown = self.tensors.keys() - {"recurrent", "convolution", "keys", "values"}
         if unknown:
             raise ValueError(
-                f"what {self.config.model_type} keeps as {', '.join(sorted(unknown))} has no formula here"
+                f"what {self.config.model_type} keeps as {', '.join(sorted(unknown))} "
+                "has no formula here"
             )
         for one in self.tensors.get("recurrent", ()):
             yield self._state(one)
@@ -132,15 +135,15 @@ class _Rows:
         ):
             yield self._keys_and_values(keys, values)
 
-    def _state(self, held: CachedTensor) -> dict[str, Any]:
-        if len(held.shape) - 1 not in _STATES:
+    def _state(self, tensor: CachedTensor) -> dict[str, Any]:
+        if len(tensor.shape) - 1 not in _STATES:
             raise ValueError(
-                f"a state of {len(held.shape)} axes ({self.config.model_type}) has no formula here"
+                f"a state of {len(tensor.shape)} axes ({self.config.model_type}) has no formula here"
             )
-        names, candidates = _STATES[len(held.shape) - 1]
+        names, candidates = _STATES[len(tensor.shape) - 1]
         factors = [
             self._axis(number, known)
-            for number, known in zip(held.shape[1:], candidates, strict=True)
+            for number, known in zip(tensor.shape[1:], candidates, strict=True)
         ]
         names = [
             "head_dim" if factor.symbol == "HeadDim" else name
@@ -150,26 +153,28 @@ class _Rows:
             "state_dim" if factor.symbol == "StateDim" else name
             for name, factor in zip(names, factors, strict=True)
         ]
-        if held.dtype == self.run.dtype == torch.float32 != self.dtype:
+        if tensor.dtype == self.run.dtype == torch.float32 != self.dtype:
             raise ValueError(
-                f"whether the state of {self.config.model_type} follows the model's dtype does not show in float32"
+                f"whether the state of {self.config.model_type} has the model's dtype "
+                "does not show in float32"
             )
-        fixed = held.dtype == torch.float32 != self.run.dtype
+        fixed = tensor.dtype == torch.float32 != self.run.dtype
         return self._row(
             "recurrent state",
             "RecurrentLayers",
             factors,
-            held,
+            tensor,
             ["batch", *names],
             note="float32 whatever the model's dtype" if fixed else None,
         )
 
-    def _convolution(self, held: CachedTensor) -> dict[str, Any]:
-        if len(held.shape) != 3:
+    def _convolution(self, tensor: CachedTensor) -> dict[str, Any]:
+        if len(tensor.shape) != 3:
             raise ValueError(
-                f"inputs of a convolution of {len(held.shape)} axes ({self.config.model_type}) have no formula here"
+                f"inputs of a convolution of {len(tensor.shape)} axes ({self.config.model_type}) "
+                "have no formula here"
             )
-        channels, width = self._axis(held.shape[1], _CONVOLVED), self._axis(held.shape[2], _WIDTH)
+        channels, width = self._axis(tensor.shape[1], _CONVOLVED), self._axis(tensor.shape[2], _WIDTH)
         whole = " - " not in width.source
         note = (
             "transformers keeps Width columns; the next token needs the last Width - 1"
@@ -181,7 +186,7 @@ class _Rows:
             "convolution inputs",
             count,
             [channels, width],
-            held,
+            tensor,
             ["batch", "channels", "width"],
             note=note,
         )
@@ -192,7 +197,8 @@ class _Rows:
         # The token being read brings its own keys and values, so one fewer than the window is kept.
         if tokens != (self.run.tokens if window is None else min(self.run.tokens, window - 1)):
             raise ValueError(
-                f"{self.config.model_type} keeps keys of {tokens} places for {self.run.tokens} tokens"
+                f"{self.config.model_type} keeps keys of {tokens} positions "
+                f"for {self.run.tokens} tokens"
             )
         shape = ["batch", "kv_heads", "tokens", "head_dim"]
         name, note = "keys and values", None
@@ -224,14 +230,14 @@ class _Rows:
         return row
 
     def _axis(self, number: int, candidates: _Candidates) -> _Factor:
-        """An axis under the first name whose source comes to its length."""
+        """Return an axis under the first name whose source evaluates to its length."""
         for symbol, source in candidates:
             if figure(self.config, source) == number:
                 return _Factor(symbol, number, source)
         return _Factor(candidates[0][0], number, "read off the cache")
 
     def _blocks(self) -> str:
-        """What the configuration calls these blocks."""
+        """Return what the configuration calls these blocks."""
         kinds = getattr(self.config, "layer_types", None)
         if kinds is None:
             attends = "sliding_attention" if self.owner.window else "full_attention"
@@ -244,13 +250,13 @@ class _Rows:
         name: str,
         count: str,
         factors: list[_Factor],
-        held: CachedTensor,
+        tensor: CachedTensor,
         shape: list[str],
         grows: bool = False,
         note: str | None = None,
     ) -> dict[str, Any]:
-        """One row; formula, numbers and bytes come from the same factors."""
-        dtype = self.dtype if held.dtype == self.run.dtype else held.dtype
+        """Return one row; formula, numbers and bytes come from the same factors."""
+        dtype = self.dtype if tensor.dtype == self.run.dtype else tensor.dtype
         written = str(dtype).removeprefix("torch.")
         factors = [
             _Factor(count, len(self.layers), self._blocks()),
@@ -278,7 +284,7 @@ class _Rows:
 
 
 def figure(config: PreTrainedConfig, source: str) -> int | None:
-    """What a source such as "hidden_size ÷ num_attention_heads" comes to on a configuration.
+    """Evaluate a source such as "hidden_size ÷ num_attention_heads" on a configuration.
 
     None where the configuration lacks one of the figures named. Read from left to right,
     × and ÷ before + and -.
@@ -296,7 +302,7 @@ def figure(config: PreTrainedConfig, source: str) -> int | None:
 
 
 def _figure(config: PreTrainedConfig, name: str) -> Any:
-    """One figure of a configuration; None where it has none, or one for each block."""
+    """Return one figure of a configuration; None where it has none, or one for each block."""
     try:
         return getattr(config, name, None)
     except RuntimeError:  # transformers' word for a figure that differs between blocks

@@ -29,8 +29,8 @@ _KINDS = {
 class CachedTensor:
     """One tensor that is kept for the next call.
 
-    kind: "keys", "values", "convolution" or "recurrent", or the cache's own name for what is none of
-    them. shape: begins with the batch; keys and values are [batch kv_heads tokens width].
+    kind: "keys", "values", "convolution" or "recurrent"; else the attribute's own name.
+    shape: begins with the batch; keys and values are [batch kv_heads tokens width].
     """
 
     kind: str
@@ -77,18 +77,21 @@ class CacheProbe:
 
 
 def probe_cache(model: nn.Module) -> CacheProbe:
-    """What ``model`` keeps after a short prompt, read off its recorded run; raises what its forward raises."""
+    """Return what ``model`` keeps after its recorded prompt; raises what its forward raises."""
     return cache_of(recorded_run(model))
 
 
 def measure_cache(model: nn.Module, tokens: int, batch: int = 1) -> CacheProbe:
-    """What ``model`` keeps after a prompt [batch tokens] that all of its blocks ran; raises what its forward raises."""
+    """Run all blocks on a prompt [batch tokens] and return what ``model`` keeps.
+
+    Raises what its forward raises.
+    """
     run = record_run(model, None, (batch, tokens), every_block=True, operations=False, step=False)
     return cache_of(run)
 
 
 def cache_of(run: RecordedRun) -> CacheProbe:
-    """What the prompt of a recorded run kept, that of blocks that did not run taken from equal blocks that did."""
+    """Return what the prompt of a recorded run kept; other blocks keep what equal ones that ran did."""
     found = [*_in_cache(run), *_in_modules(run)]
     slots = _slots(run)
     for group in run.kinds:
@@ -109,7 +112,7 @@ def cache_of(run: RecordedRun) -> CacheProbe:
 
 
 def _in_cache(run: RecordedRun) -> Iterator[CacheOwner]:
-    """What each module has written to transformers' cache."""
+    """Yield what each module has written to transformers' cache."""
     kept: dict[tuple[int, str], list[CachedTensor]] = {}
     for layer, name, tensor, writer in run.prompt.cache:
         if layer is not None:
@@ -122,7 +125,7 @@ def _in_cache(run: RecordedRun) -> Iterator[CacheOwner]:
 
 
 def _in_modules(run: RecordedRun) -> Iterator[CacheOwner]:
-    """What modules keep themselves."""
+    """Yield what modules keep themselves."""
     kept: dict[str, list[torch.Tensor]] = {}
     for (path, _), tensor in run.prompt.held.items():
         if tensor.shape[0] == run.prompt.batch:
@@ -148,14 +151,17 @@ def _in_modules(run: RecordedRun) -> Iterator[CacheOwner]:
 
 
 def _slots(run: RecordedRun) -> dict[str, int]:
-    """By module path, how many integers for each token a module was called with."""
+    """Return by module path how many integers for each token a module was called with."""
     batch, seq = run.prompt.batch, run.prompt.seq
     slots: dict[str, int] = {}
     for path, call in run.prompt.module_calls():
         for _, given in call.arguments():
-            if isinstance(given, torch.Tensor) and given.dtype in (torch.int32, torch.int64):
-                if given.shape[:-1] in ((batch, seq), (batch * seq,)):
-                    slots[path] = given.shape[-1]
+            if (
+                isinstance(given, torch.Tensor)
+                and given.dtype in (torch.int32, torch.int64)
+                and given.shape[:-1] in ((batch, seq), (batch * seq,))
+            ):
+                slots[path] = given.shape[-1]
     return slots
 
 
@@ -166,14 +172,14 @@ def _within(path: str, block: str) -> bool:
 def _moved(
     owner: CacheOwner, first: str, block: str, by: int, windows: tuple[int | None, ...]
 ) -> CacheOwner:
-    """What the block at ``block`` keeps, from what an equal one ``by`` blocks before it, at ``first``, keeps."""
+    """Return an owner in the block at ``first`` as that in an equal block ``by`` blocks later."""
     layer = owner.layer + by
     window = windows[layer] if owner.attends and layer < len(windows) else None
     return replace(owner, path=block + owner.path.removeprefix(first), layer=layer, window=window)
 
 
 def _outermost(found: Iterable[CacheOwner]) -> list[CacheOwner]:
-    """Owners in the order of the blocks, one inside another joined to the outer one."""
+    """Return owners in the order of the blocks, joined to the one whose module contains theirs."""
     outer: dict[str, CacheOwner] = {}
     for owner in sorted(found, key=lambda one: one.path.count(".")):
         steps = owner.path.split(".")

@@ -1,4 +1,4 @@
-"""What a model holds and what a call keeps: parameters by part, cache and state sizes.
+"""The sizes of a model: parameters by part, cache and states.
 
 Everything here works on the meta device, where a model of any released size builds in
 a fraction of a second: shapes are real, numbers are not allocated.
@@ -92,10 +92,10 @@ def parameters(model: Any) -> dict[str, Any]:
 
 
 def run(model: PreTrainedModel) -> CacheProbe:
-    """What a model keeps after a short prompt, see `explorer.accounting.cache_probe`.
+    """Return what a model keeps after a short prompt, see `explorer.accounting.cache_probe`.
 
-    It is read off the record that is kept with the model; else of one built like it on the meta
-    device in bfloat16. Where that one does not run, a model with numbers runs itself.
+    It is read off the record kept on the model, or else off that of a model built like it on the
+    meta device in bfloat16. Where that does not run, a model with numbers runs itself.
     Raises what its forward raises.
     """
     if model not in _PROBES:
@@ -121,7 +121,7 @@ def _probe(model: PreTrainedModel) -> CacheProbe:
 
 
 def cache_sizes(model: Any, dtype: torch.dtype | None = None) -> list[dict[str, Any]]:
-    """What a call keeps between tokens, per sequence, by kind of block.
+    """Return what a call keeps between tokens, per sequence, by kind of block.
 
     ``model`` is a configuration or a model. Each row is ``{name, formula, numbers,
     generics: [{name, number, source}], layers, shape, dtype, per_token_bytes,
@@ -154,7 +154,7 @@ def cache_sizes(model: Any, dtype: torch.dtype | None = None) -> list[dict[str, 
 
 
 def cache_bytes(model: Any, tokens: int, batch: int = 1, dtype: torch.dtype | None = None) -> int:
-    """Bytes all rows of `cache_sizes` come to after ``tokens`` tokens of ``batch`` sequences."""
+    """Return the bytes of all rows of `cache_sizes` after a prompt [batch tokens]."""
     total = 0
     for row in cache_sizes(model, dtype):
         if row["fixed_bytes"] is not None:
@@ -166,6 +166,6 @@ def cache_bytes(model: Any, tokens: int, batch: int = 1, dtype: torch.dtype | No
 
 
 def measured_cache_bytes(model: PreTrainedModel, tokens: int, batch: int = 1) -> int:
-    """Bytes of the tensors that are really kept after a prompt of ``tokens`` tokens of ``batch`` sequences."""
+    """Run a model on a prompt [batch tokens] and return the bytes of the tensors it keeps."""
     owners = measure_cache(model, tokens, batch).owners
     return sum(tensor.bytes for owner in owners for tensor in owner.tensors)

@@ -1,4 +1,4 @@
-"""Which part of a model a parameter belongs to, from how the model is built and what it did when it ran."""
+"""Which part of a model a parameter belongs to, by how the model is built and what it ran."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import nn
 
 from explorer.accounting.cache_probe import CacheProbe
 
-#: The parts parameters are counted by, in the order shown. A mixer lets tokens see earlier
-#: ones by a state instead of keys: state-space, linear attention, gated recurrence, convolution.
+#: The parts that parameters are counted by, in the order shown. A mixer reads earlier tokens from a
+#: state instead of keys: state-space, linear attention, gated recurrence, convolution.
 PARTS = (
     "embedding",
     "head",
@@ -26,10 +26,10 @@ PARTS = (
 
 
 class Parts:
-    """Tells parts apart. ``run`` is one run of the model, None where it could not be run.
+    """Assigns parameters to parts.
 
-    Without a run nothing says which modules are token mixers; what would be one of them
-    or an MLP is then "other".
+    ``run`` is what one run of the model kept, None where it does not run. Without a run the token
+    mixers are unknown, and what would be one of them or an MLP is "other".
     """
 
     def __init__(self, model: nn.Module, run: CacheProbe | None) -> None:
@@ -46,7 +46,7 @@ class Parts:
         self.tied = any(one is self.embedding for one in self.head)
 
     def part(self, path: str, parameter: nn.Parameter) -> str:
-        """The part the parameter at ``path`` belongs to."""
+        """Return the part that the parameter at ``path`` belongs to."""
         owner = path.rpartition(".")[0]
         if parameter is not self.embedding and any(parameter is one for one in self.head):
             return "head"
@@ -56,19 +56,19 @@ class Parts:
         if any(one in self.experts for one in above):
             return "routed experts"
         mixer = next((one for one in above if one in self.mixers), None)
-        if mixer is not None:  # its own norms and vectors are a part of it
+        if mixer is not None:  # its own norms and vectors count with it
             return self.mixers[mixer]
         for host, (router, block) in self.mixtures.items():
             if router is not None and router in above:
                 return "router"
-            if host in above and not block:  # without a router nothing says what else is there
+            if host in above and not block:  # without a router the rest is unknown
                 return "shared expert" if router is not None else "other"
         if self._only_vectors(owner):
             return "norms"
         block = self._block(path)
         if block is None or owner == block or self.run is None or not self.mixers:
             return "other"
-        # An output projection may stand beside the module that attends, within the same sublayer.
+        # An output projection may be beside the module that attends, within the same sublayer.
         beside = next(
             (one for one in self.mixers if one.startswith(above[above.index(block) + 1] + ".")),
             None,
@@ -76,7 +76,7 @@ class Parts:
         return "dense mlp" if beside is None else self.mixers[beside]
 
     def classes(self, part: str) -> list[str]:
-        """The classes of the token mixers of a part, "attention" or "mixer", in the order of the blocks."""
+        """Return the classes of a part's token mixers, "attention" or "mixer", in block order."""
         # A module shared between blocks goes by its first path alone.
         found = (
             self.modules[path]
@@ -86,7 +86,7 @@ class Parts:
         return list(dict.fromkeys(type(module).__name__ for module in found))
 
     def routing(self, path: str) -> tuple[int, int | None]:
-        """How many experts there are where an expert's parameter stands, and how many of them a token chooses."""
+        """Return the number of experts around the parameter at ``path``, and the top-k if known."""
         experts = next(one for one in _paths_above(path) if one in self.experts)
         chosen = self.run.slots.get(experts) if self.run else None
         if chosen is None:
@@ -101,18 +101,18 @@ class Parts:
 
     @property
     def experts_missing(self) -> bool:
-        """Whether no experts were told apart though tokens were sent to some, or, without a run, may be."""
+        """Whether no experts were found although tokens go to some, or may, without a run."""
         return not self.experts and (self.run is None or bool(self.run.slots))
 
     @cached_property
     def _expected(self) -> int | None:
-        """How many experts the configuration says there are, by the name transformers has for it in every family."""
+        """The number of experts in the configuration, by transformers' name for every family."""
         number = getattr(self.config, "num_local_experts", None)
         return number if isinstance(number, int) else None
 
     @cached_property
     def experts(self) -> dict[str, int]:
-        """Modules that hold the routed experts, with their number."""
+        """The number of experts, by the path of the module that holds them."""
         stacks = {
             path: count
             for path in self.modules
@@ -122,7 +122,7 @@ class Parts:
 
     @cached_property
     def mixtures(self) -> dict[str, tuple[str | None, bool]]:
-        """By the module that holds router and experts: its router, and whether it is a whole block."""
+        """By path of the module with router and experts: the router, and whether it is a block."""
         found = {}
         for path, count in self.experts.items():
             host = path.rpartition(".")[0]
@@ -130,14 +130,14 @@ class Parts:
         return found
 
     def _stacked(self, path: str) -> int | None:
-        """The number of matrices in a module whose own parameters are stacks of them."""
+        """Return how many matrices a module's own parameters stack; None if they are no stacks."""
         own = [one for one in self.modules[path]._parameters.values() if one is not None]
         stacks = [one for one in own if one.dim() == 3 and min(one.shape[1:]) > 1]
         counts = {one.shape[0] for one in own if one.dim() > 1}
         return counts.pop() if stacks and len(counts) == 1 else None
 
     def _listed(self, path: str) -> int | None:
-        """The length of a list of modules that are built alike."""
+        """Return the length of a list of modules that are built alike; None for anything else."""
         module = self.modules[path]
         if not isinstance(module, nn.ModuleList) or len(module) < 2:
             return None
@@ -148,9 +148,10 @@ class Parts:
         return len(module) if len(built) == 1 and built != {()} else None
 
     def _are_experts(self, path: str, count: int) -> bool:
-        """Whether a stack is one of experts: tokens are sent there, a router beside it gives that many numbers, or it should be.
+        """Return whether a stack of ``count`` matrices or modules is one of experts.
 
-        Token mixers have stacks of their own, one matrix for each head, so there it takes more.
+        Tokens are sent there, or a router beside it has that many outputs, or the configuration has
+        that many experts. A token mixer has a matrix for each head, so there it takes both.
         """
         if self.run is not None and path in self.run.slots:
             return True
@@ -158,7 +159,7 @@ class Parts:
         return expected and routed if self._mixes(path) else expected or routed
 
     def _router(self, experts: str, count: int) -> str | None:
-        """The module beside the experts that gives one number for each: of the nearest, the smallest."""
+        """Return the router: of the nearest modules with an output per expert, the smallest."""
         host = experts.rpartition(".")[0]
         found = []
         for path, module in self.modules[host].named_modules():
@@ -179,7 +180,7 @@ class Parts:
         return min(found)[2] if found else None
 
     def _mixes(self, path: str) -> bool:
-        """Whether a module is, is inside or contains a token mixer."""
+        """Return whether a module is, is inside or contains a token mixer."""
         return any(
             one == path or one.startswith(f"{path}.") or path.startswith(f"{one}.")
             for one in self.mixers
@@ -191,7 +192,7 @@ class Parts:
         return not any(True for _ in module.children()) and all(one.dim() == 1 for one in own)
 
     def _block(self, path: str) -> str | None:
-        """The block a path is in: the element of the outermost list of modules."""
+        """Return the block that a path is in: the element of the outermost list of modules."""
         above = list(_paths_above(path))
         return next(
             (
@@ -204,6 +205,6 @@ class Parts:
 
 
 def _paths_above(path: str) -> list[str]:
-    """The modules around what is at ``path``, outermost first, the model itself left out."""
+    """Return the modules around what is at ``path``, outermost first, without the model itself."""
     steps = path.split(".")
     return [".".join(steps[:i]) for i in range(1, len(steps))]

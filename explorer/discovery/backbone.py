@@ -1,4 +1,7 @@
-"""The backbone of a decoder: embedding, block list and head; which of its blocks are equal, and running it with others."""
+"""The backbone of a decoder: embedding, block list and head.
+
+Here too: which blocks are equal, and running a model with other blocks in its list.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +37,11 @@ def find_backbone(
 ) -> Backbone:
     """Find the backbone of ``root``, a transformers causal language model.
 
-    The block list is the module list with the most parameters whose entries hold further modules. Of
+    The block list is the module list with the most parameters whose entries have submodules. Of
     several side by side, as of an image encoder and a decoder, it is the largest whose blocks a
-    forward over token ids runs exactly once, which ``ran`` tells of some paths.
+    forward over token ids runs exactly once.
+
+    ran: returns those of some modules' paths that such a forward runs exactly once.
 
     Raises NotADecoder when there is no such list, or no embedding or head.
     """
@@ -67,20 +72,20 @@ def find_backbone(
     return Backbone(outer[0], embedding, head, len(root.get_submodule(outer[0])))
 
 
-#: Kinds of blocks that settings may tell apart at most. Where there are more, a setting is a number
-#: of each block's own, and the blocks are told apart by how they are built alone.
+#: The most kinds of blocks that settings may make. Where there are more, some setting differs from
+#: block to block, and blocks are compared by how they are built alone.
 _MOST_KINDS = 16
 
 
 def built_like(block: torch.nn.Module) -> tuple:
-    """How a block is built: the paths and classes of its modules, the shapes of its parameters and buffers."""
+    """Return the paths and classes of a block's modules, and the shapes of its tensors."""
     modules = tuple((name, type(module).__qualname__) for name, module in block.named_modules())
     held = (*block.named_parameters(), *block.named_buffers())
     return modules, tuple((name, tuple(tensor.shape)) for name, tensor in held)
 
 
 def settings(block: torch.nn.Module) -> dict[tuple[str, str], object]:
-    """The numbers, words and switches on a block's modules, by module and attribute."""
+    """Return the numbers, strings and flags on a block's modules, by module path and attribute."""
     plain = (bool, int, float, str, type(None))
     return {
         (path, name): value
@@ -94,10 +99,11 @@ def settings(block: torch.nn.Module) -> dict[tuple[str, str], object]:
 def equal_blocks(
     blocks: Iterable[torch.nn.Module], by_settings: bool = True
 ) -> list[tuple[int, ...]]:
-    """Indices of equal blocks, grouped, in order of first appearance.
+    """Return the indices of equal blocks, grouped, in order of first appearance.
 
-    Blocks are equal that are built alike (see `built_like`) and whose settings are equal, but for
-    those that count the blocks: a number that is in every block the block's index plus a constant.
+    Blocks are equal if they are built alike (see `built_like`) and have equal settings (see
+    `settings`), apart from layer indices: numbers that are the block's index plus a constant in
+    every block.
     """
     blocks = list(blocks)
     built = [built_like(block) for block in blocks]
@@ -115,7 +121,7 @@ def equal_blocks(
 
 
 def _counting(own: Sequence[dict[tuple[str, str], object]]) -> set[tuple[str, str]]:
-    """The settings that are a block's index plus a constant in every block that has them."""
+    """Return the settings that are in every block its index plus a constant."""
     offsets: dict[tuple[str, str], list[int | None]] = {}
     for index, each in enumerate(own):
         for key, value in each.items():
@@ -136,7 +142,7 @@ def _grouped(descriptions: Sequence[tuple]) -> list[tuple[int, ...]]:
 
 
 class PassthroughBlock(torch.nn.Module):
-    """Takes the place of a block and returns what ``result`` makes of the arguments; otherwise the block to whoever looks."""
+    """Replaces a block and returns ``result(args, kwargs)``; its attributes are the block's."""
 
     def __init__(
         self, block: torch.nn.Module, result: Callable[[tuple, dict[str, object]], object]
@@ -152,7 +158,11 @@ class PassthroughBlock(torch.nn.Module):
 
 
 def stream_alone(stream: object, returns: int | None) -> object:
-    """What a block returns that returns ``returns`` things (None: the stream itself), the stream and None for all others."""
+    """Return a block's output that holds the residual stream alone.
+
+    returns: the length of the tuple that the block returns, filled up with None; None where the
+        block returns the stream itself.
+    """
     return stream if returns is None else (stream, *[None] * (returns - 1))
 
 
@@ -160,7 +170,7 @@ def stream_alone(stream: object, returns: int | None) -> object:
 def swapped_blocks(
     root: torch.nn.Module, path: str, blocks: Iterable[torch.nn.Module]
 ) -> Iterator[None]:
-    """``root`` with other blocks in its list at ``path`` for the duration."""
+    """Put other blocks into the list at ``path`` of ``root`` for the duration."""
     owner, _, name = path.rpartition(".")
     holder, own = root.get_submodule(owner), root.get_submodule(path)
     setattr(holder, name, torch.nn.ModuleList(blocks))
@@ -173,9 +183,11 @@ def swapped_blocks(
 def after_blocks(
     root: torch.nn.Module, path: str, returns: int | None, hidden: torch.Tensor, **options: object
 ) -> torch.Tensor:
-    """The logits [… vocab_size] of a residual stream [… hidden_size], by the model's own forward with no block at ``path`` run.
+    """Return the logits [… vocab_size] of a residual stream [… hidden_size].
 
-    returns: how many things a block returns, None where it is the stream alone. options: the forward's own.
+    The model's own forward computes them, its blocks at ``path`` replaced.
+
+    returns: as for `stream_alone`. options: keyword arguments of the forward.
     """
     stream = hidden.reshape(1, -1, hidden.shape[-1])
     left = stream_alone(stream, returns)

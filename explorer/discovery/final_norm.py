@@ -1,4 +1,4 @@
-"""What comes after the blocks: the final norm on the residual stream's way, and the head."""
+"""What runs after the blocks: the final norm of the residual stream, and the head."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from explorer.discovery.trace_graph import TraceGraph, tensors
 class AfterTheBlocks:
     """What ran after the last block of one forward.
 
-    counts: how often each module outside the blocks ran. norms: path and number of the call (from 0)
-    of each norm that the stream leaving the last block went through, in order; a norm is a module
-    without children that has no matrix, and behind a matrix there is no stream. outputs: what those
-    norms returned, by path. stream: what the last block returned. head_input, head: what the head was
-    called with, and returned.
+    counts: how often each module outside the blocks ran.
+    norms: path and call number (from 0) of each norm that the stream leaving the last block passes,
+        in order. A norm is a module without children and without a matrix; after a matrix there is
+        no residual stream any more.
+    outputs: what those norms returned, by path.
+    stream: what the last block returned.
+    head_input, head: what the head was called with, and what it returned.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -31,12 +33,12 @@ class AfterTheBlocks:
     head: Any = None
 
     def norm(self) -> tuple[str | None, int | None]:
-        """The last norm before the head, and which of its calls that is where it makes several; None where there is none."""
+        """Return the path of the last norm before the head, and its call number if it has several."""
         path, call = self.norms[-1] if self.norms else (None, None)
         return path, call if path is not None and self.counts[path] > 1 else None
 
     def head_reads(self, norm: str | None) -> bool:
-        """Whether the head was called with what a norm (without one, the last block) returned, itself or a view of it."""
+        """Return whether the head reads what a norm (or, without one, the last block) returned."""
         made = self.outputs.get(norm) if norm is not None else None if self.norms else self.stream
         read = self.head_input
         if not isinstance(made, torch.Tensor) or read is None:
@@ -45,7 +47,7 @@ class AfterTheBlocks:
 
 
 def after_the_blocks(run: TraceGraph, base: Backbone) -> AfterTheBlocks:
-    """What a recorded forward, with every call of a module, ran after its blocks."""
+    """Return what a recorded forward ran after its blocks; ``run`` holds every call of a module."""
     found = AfterTheBlocks()
     last, passing = f"{base.blocks}.{base.num_layers - 1}", False
     for call in sorted(run.calls, key=lambda call: call.ended):

@@ -31,7 +31,7 @@ from explorer.meta_device import mask_arguments, probe_lengths, without_padding_
 #: Where a model's record is kept: on the model itself, so that it is there as long as the model is.
 _ATTRIBUTE = "_bestiary_recorded_run"
 
-#: The names under which forwards return what a further call goes on from, and take it.
+#: The names that forwards return a cache under, and take it.
 _CARRIED = ("cache", "past_key_values", "cache_params", "state")
 
 #: Of each kind of block the first so many run: the second shows what the first changes, such as
@@ -40,10 +40,11 @@ _RUN_OF_EACH_KIND = 2
 
 
 def recorded_run(model: torch.nn.Module, masked: bool | None = None) -> RecordedRun:
-    """The record of a transformers model, made on the first call and kept with the model.
+    """Return the record of a transformers model, made on the first call and kept on the model.
 
-    The model must not be in the middle of a trace; it is left as it was found.
-    masked: whether to give it an attention mask; None for giving it one only where it needs that.
+    The model must not be in the middle of a trace. It is left as it was found.
+
+    masked: whether to pass an attention mask; None to pass one only where the forward needs it.
 
     Raises whatever the model's forward raises.
     """
@@ -54,12 +55,12 @@ def recorded_run(model: torch.nn.Module, masked: bool | None = None) -> Recorded
 
 
 def kept_run(model: torch.nn.Module) -> RecordedRun | None:
-    """The record that is kept with a model, None where there is none."""
+    """Return the record that is kept on a model, None where there is none."""
     return model.__dict__.get(_ATTRIBUTE)
 
 
 def remember(model: torch.nn.Module, run: RecordedRun) -> RecordedRun:
-    """Keep ``run`` as the record of ``model``, which is built like the model that ran."""
+    """Keep ``run`` as the record of ``model``, which must be built like the model that ran."""
     model.__dict__[_ATTRIBUTE] = run
     return run
 
@@ -73,26 +74,27 @@ def record_run(
     operations: bool = True,
     step: bool = True,
 ) -> RecordedRun:
-    """Run a model and record it, see `RecordedRun`.
+    """Run a model and return its record.
 
-    masked: as for `recorded_run`. lengths: batch and tokens of the prompt, chosen so that no size of
-    the model equals one of them where not given. every_block: whether all blocks run.
-    distinct: whether every block is a kind of its own. operations: whether operations are recorded.
-    step: whether a decoding step follows the prompt.
+    masked: as for `recorded_run`.
+    lengths: batch and tokens of the prompt; None for two that no size of the model equals.
+    every_block: whether all blocks run. distinct: whether every block is a kind of its own.
+    operations: whether operations are recorded. step: whether a decoding step follows the prompt.
     """
     try:
         return _Run(model, bool(masked), lengths, every_block, distinct, operations, step).record()
     except (NotImplementedError, RuntimeError):
         if masked is not None or next(model.parameters()).device.type != "meta":
             raise
-        # Some look for packed sequences among the positions where no mask is given, and shapes alone have none to look at.
+        # Without a mask some forwards look at the positions for packed sequences, and on the meta
+        # device there are no positions to look at.
         with suppress(NotImplementedError, RuntimeError):
             return _Run(model, True, lengths, every_block, distinct, operations, step).record()
         raise
 
 
 class _Run:
-    """The making of one `RecordedRun`."""
+    """Makes one `RecordedRun`."""
 
     def __init__(
         self,
@@ -129,7 +131,7 @@ class _Run:
                     run = self._forwards(ids)
                     if all(run.visits(layer) == 1 for layer in range(len(self.blocks))):
                         return run
-                except Exception:  # a block may need what a block that was left out has made
+                except Exception:  # a block may need what a replaced one would have made
                     pass
                 self.ran = tuple(range(len(self.blocks)))
             return self._forwards(ids)
@@ -153,7 +155,7 @@ class _Run:
             return run
 
     def _with_given_cache(self, ids: torch.Tensor) -> tuple[RecordedForward, dict[str, Any]] | None:
-        """The prompt run with a cache, as `_forward`; None where the forward takes none or leaves it empty."""
+        """Run the prompt with a given cache; return None where the forward takes or fills none."""
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self.model.config)
@@ -172,7 +174,7 @@ class _Run:
     def _forward(
         self, ids: torch.Tensor, **options: Any
     ) -> tuple[RecordedForward, dict[str, Any] | None]:
-        """One forward, and what a further call is given of what it returned."""
+        """Run and record one forward; return the cache it returned too, as a keyword argument."""
         blocks = f"{self.backbone.blocks}." if self.backbone is not None else ""
         firsts = [f"{blocks}{group[0]}" for group in self.kinds]
         seconds = [f"{blocks}{group[1]}" for group in self.kinds if len(group) > 1]
@@ -207,7 +209,7 @@ class _Run:
 
 
 def _backbone(model: torch.nn.Module, masked: bool) -> Backbone | None:
-    """The backbone of a model, None where it has none."""
+    """Return the backbone of a model, None where it has none."""
     try:
         return find_backbone(model, lambda root, paths: _ran(root, paths, masked))
     except NotADecoder:
@@ -215,7 +217,7 @@ def _backbone(model: torch.nn.Module, masked: bool) -> Backbone | None:
 
 
 def _ran(root: torch.nn.Module, paths: Sequence[str], masked: bool) -> list[str]:
-    """Which of the blocks at ``paths``, of several block lists, a forward over token ids runs exactly once."""
+    """Return those of the blocks at ``paths`` that a forward over token ids runs exactly once."""
     ids = torch.zeros(1, 3, dtype=torch.long, device=next(root.parameters()).device)
     counts = dict.fromkeys(paths, 0)
 
@@ -233,7 +235,7 @@ def _ran(root: torch.nn.Module, paths: Sequence[str], masked: bool) -> list[str]
 def _few_blocks(
     model: torch.nn.Module, path: str, kinds: Sequence[tuple[int, ...]], ran: Sequence[int]
 ) -> Iterator[None]:
-    """``model`` with blocks that did not run in ``ran`` handing on what the last equal block before them returned."""
+    """Let the blocks in ``ran`` run; others return what the last equal block before returned."""
     blocks = list(model.get_submodule(path))
     returned: dict[int, Any] = {}
     with ExitStack() as undo:
@@ -258,7 +260,7 @@ def _few_blocks(
 
 @contextmanager
 def _attributes_restored(model: torch.nn.Module) -> Iterator[dict[torch.nn.Module, dict[str, Any]]]:
-    """The attributes of every module, put back afterwards: some models keep their state there."""
+    """Restore the attributes of every module afterwards: some models keep their state there."""
     before = {module: dict(vars(module)) for module in model.modules()}
     try:
         yield before
@@ -277,7 +279,7 @@ class _Writers:
     ``wrote`` is, by index in the cache and name of what was written, the path of the module.
     """
 
-    #: The methods that write, with the position of the argument that says to which index, and what they write.
+    #: By name of a method that writes: the position of the layer index, and what is written.
     METHODS: Mapping[str, tuple[int, tuple[str, ...]]] = {
         "update": (2, ("keys", "values")),
         "update_conv_state": (1, ("conv_states",)),
@@ -298,7 +300,7 @@ class _Writers:
                 vars(cache).pop(name, None)
 
     def look(self, path: str, call: Call) -> None:
-        """Watch the caches among a call's arguments."""
+        """Watch the caches among the arguments of a call."""
         from transformers import Cache
 
         for _, value in call.arguments():
@@ -309,7 +311,7 @@ class _Writers:
                         vars(value)[name] = self._watched(getattr(value, name), position, written)
 
     def _watched(self, method: Any, position: int, written: Sequence[str]) -> Any:
-        """A method of a cache that writes, with a note of who called it; to whoever looks it is that method."""
+        """Return a copy of a cache's method that notes the running module first."""
 
         @functools.wraps(method)
         def write(cache: Any, *args: Any, **kwargs: Any) -> Any:
@@ -323,14 +325,14 @@ class _Writers:
 
 
 def _carried(out: Any) -> dict[str, Any] | None:
-    """What a further call is given of what a forward returned; None where that is nothing to go on from."""
+    """Return the cache in an output as a keyword argument of the next call; None without one."""
     if not isinstance(out, Mapping):
         return None
     return next(({name: out[name]} for name in _CARRIED if out.get(name) is not None), None)
 
 
 def _cached(cache: Any, wrote: Mapping[tuple[int, str], str]) -> Iterator[CachedTensor]:
-    """The tensors in a cache; a bare number among them is bookkeeping."""
+    """Yield the tensors in a cache, without those that are single numbers."""
     layers = getattr(cache, "layers", None)
     for index, layer in enumerate([cache] if layers is None else layers):
         for attribute, value in vars(layer).items() if hasattr(layer, "__dict__") else ():
@@ -340,7 +342,7 @@ def _cached(cache: Any, wrote: Mapping[tuple[int, str], str]) -> Iterator[Cached
                 if layers is None:
                     yield CachedTensor(None, name, tensor, "")
                     continue
-                # What is written some other way goes with the block's keys or state.
+                # What is not written by these methods belongs to whoever writes the keys or state.
                 others = (path for (at, _), path in wrote.items() if at == index)
                 writer = wrote.get((index, attribute)) or next(others, "")
                 yield CachedTensor(index, name, tensor, writer)

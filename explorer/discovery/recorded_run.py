@@ -1,9 +1,10 @@
-"""One run of a built model, recorded: a prompt and a decoding step, of which everything else is read.
+"""One recorded run of a model: a prompt and a decoding step, from which everything else is read.
 
-Building a checkpoint on the meta device and running it once tells nearly all there is to know of it
-without weights. So it is run once: `record_run.recorded_run` gives a model's `RecordedRun`, making it on
-the first call. Discovery, traits, the counts of parameters and caches, and the check of inferred types
-read that record; whoever needs something more of the run adds it here instead of running the model again.
+Building a checkpoint on the meta device and running it once shows nearly everything that can be
+known of it without weights. So it runs once: `record_run.recorded_run` returns a model's
+`RecordedRun` and makes it on the first call. Discovery, traits, the counts of parameters and
+caches, and the check of inferred types read that record. What else is needed of a run is added
+here; nobody runs the model again for it.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from explorer.discovery.trace_graph import Call, TraceGraph
 
 
 class CachedTensor(NamedTuple):
-    """One tensor that is kept for the next call.
+    """One tensor of the cache.
 
-    layer: index in the cache, None where the cache has no list of layers. name: its attribute there,
-    with the key or index behind a dot where the attribute holds several. writer: path of the module
-    that was running when it was written, "" where it was not seen.
+    layer: index in the cache, None where the cache has no list of layers.
+    name: its attribute there; a dot and a key or index follow where that holds several tensors.
+    writer: path of the module that was running when it was written, "" where that is not known.
     """
 
     layer: int | None
@@ -38,17 +39,17 @@ class CachedTensor(NamedTuple):
 class RecordedForward:
     """One forward of a recorded run: the prompt, or the decoding step after it.
 
-    batch, seq: the lengths of the token ids it was called with.
+    batch, seq: the shape of the token ids.
     output: what the model returned.
-    blocks: operations and calls inside the first block of each kind, the calls down to the functions and
-        assignments of the modeling code; of the second block of each kind the calls alone.
-    whole: every operation that ran and every call of a module, the model's own (path "") among them.
-        Blocks that did not run have a call with what they were given and what they handed on.
+    blocks: operations and calls inside the first block of each kind, calls of functions and
+        assignments in the modeling code included; of the second block of each kind, calls only.
+    whole: every operation that ran and every call of a module; the model's own has the path "".
+        A block that did not run has a call too, with its arguments and what was returned for it.
     writers: by index in the cache and attribute, the path of the module that wrote there.
     cache: the tensors in the cache after this forward.
     windows: by index in the cache, the sliding window of the layer there, None where it has none.
-    held: by module path and attribute, the tensors that modules themselves keep for the next call:
-        those a module did not have before, of two axes or more.
+    held: by module path and attribute, the tensors of two axes or more that modules keep for the
+        next call themselves, which they did not have before the run.
     """
 
     batch: int
@@ -62,26 +63,27 @@ class RecordedForward:
     held: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
 
     def module_calls(self) -> Iterator[tuple[str, Call]]:
-        """The path and the call of every module that ran, in the order the calls began."""
+        """Yield the path and the call of every module that ran, in the order the calls began."""
         return ((call.module, call) for call in self.whole.calls)
 
     def call(self, path: str) -> Call | None:
-        """The first call of the module at ``path``, None where it did not run."""
+        """Return the first call of the module at ``path``, None where it did not run."""
         return next((call for call in self.whole.calls if call.module == path), None)
 
 
 @dataclass
 class RecordedRun:
-    """A model run once on a prompt and, where it hands on something to go on from, one decoding step.
+    """A model's run on a prompt and, where the model returns a cache, on one decoding step.
 
-    model: the model that ran. On the meta device its tensors have shapes and dtypes alone.
+    model: the model that ran. On the meta device its tensors only have shapes and dtypes.
     backbone: its embedding, block list and head; None where it has no single block list.
-    kinds: indices of equal blocks, in order of first appearance (`backbone.equal_blocks`).
-    ran: the blocks that ran, the first two of each kind. Each of the others handed on what the last
-        equal block before it returned; where the forward does not go through that way, all ran.
-    masked: whether it had to be given an attention mask.
-    prompt, step: the two forwards; step is None where nothing was handed on, or where it failed with
-        ``step_error``.
+    kinds: indices of equal blocks, in order of first appearance (see `backbone.equal_blocks`).
+    ran: the blocks that ran: the first two of each kind. Any other block was replaced by one that
+        returns what the last equal block before it returned. All blocks ran where the forward fails
+        that way or calls a block more than once.
+    masked: whether the model was given an attention mask.
+    prompt, step: the two forwards. ``step`` is None where the model returned no cache, or where the
+        step failed with ``step_error``.
     """
 
     model: torch.nn.Module
@@ -116,23 +118,26 @@ class RecordedRun:
         return found
 
     def block_path(self, layer: int) -> str:
-        """The path of a block from the root of the model."""
+        """Return the path of a block from the root of the model."""
         assert self.backbone is not None
         return f"{self.backbone.blocks}.{layer}"
 
     def equal_ran(self, layer: int) -> int:
-        """The last block up to ``layer`` that ran and is equal to it: itself where it ran."""
+        """Return the last block up to ``layer`` that ran and is equal to it."""
         group = next(group for group in self.kinds if layer in group)
         return max(one for one in group if one in self.ran and one <= layer)
 
     def visits(self, layer: int) -> int:
-        """How often the prompt's forward called block ``layer``."""
+        """Return how often the prompt's forward called block ``layer``."""
         path = self.block_path(layer)
         return sum(call.module == path for call in self.prompt.whole.calls)
 
 
 def named_tensors(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in a nest of mappings and sequences ``depth`` deep, each with a name: keys and indices behind dots."""
+    """Yield the tensors in nested mappings and sequences, with names made of keys and indices.
+
+    depth: how deep the nesting is followed.
+    """
     if isinstance(value, torch.Tensor):
         yield name, value
     elif depth and isinstance(value, Mapping | tuple | list):
@@ -143,11 +148,11 @@ def named_tensors(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, 
 
 @lru_cache(maxsize=4096)
 def _signature(kind: type) -> inspect.Signature:
-    return inspect.signature(kind.forward)  # pyright: ignore[reportAttributeAccessIssue]  of a module class
+    return inspect.signature(getattr(kind, "forward"))  # noqa: B009  only modules have one
 
 
 def named_arguments(call: Call) -> dict[str, Any]:
-    """What a module was called with, by the names its forward gives its parameters."""
+    """Return the arguments of a module's call by the parameter names of its forward."""
     try:
         given = dict(_signature(type(call.fn)).bind(call.fn, *call.args, **call.kwargs).arguments)
     except TypeError:

@@ -76,9 +76,9 @@ class Call:
     parent: Call | None = None
     began: int = 0
     ended: int = 0
-    #: Of a module's call: the module in whose forward it was made, and the labels that lead to it there.
+    #: Of a module's call: the module whose forward made it, and the labels that lead to it there.
     made_in: tuple[str, tuple[str, ...]] | None = None
-    #: The module's call this is a stretch of, where it is no call that was made but a part without a module.
+    #: Where this is no call but a part of a module's forward: the call of that module.
     part_of: Call | None = None
 
     @property
@@ -129,7 +129,7 @@ class TraceGraph:
             self.makers.setdefault(id(tensor), []).append(index)
 
     def maker(self, key: int, before: int | None = None) -> int | None:
-        """The last operation that made (or changed in place) tensor ``key``, before an operation."""
+        """Return the last operation before another that made or wrote into tensor ``key``."""
         made = [i for i in self.makers.get(key, ()) if before is None or i < before]
         return made[-1] if made else None
 
@@ -158,7 +158,7 @@ class TraceGraph:
 
     @cached_property
     def owners(self) -> list[Call | None]:
-        """For each operation the innermost module's call it ran in; asked for once the run is over."""
+        """For each operation, the innermost module's call it ran in; valid after the run."""
         found: list[Call | None] = [None] * len(self.ops)
         for call in self.calls:  # outer calls come first
             if not call.labels:

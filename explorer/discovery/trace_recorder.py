@@ -1,4 +1,4 @@
-"""Recording forwards of a model: its operations by the dispatcher, its calls by rewritten forwards."""
+"""Recording forwards of a model: operations at the dispatcher, calls in rewritten forwards."""
 
 from __future__ import annotations
 
@@ -140,7 +140,8 @@ class Recorder:
     The model must not be wrapped by the engine and is left as it was found. Where a package's
     kernel would run, the torch function does.
 
-    operations: whether operations are recorded, or calls alone. entered: called before each call of a module, with the path of the module and the call.
+    operations: whether operations are recorded, or calls only.
+    entered: called before each call of a module, with the path of the module and the call.
     """
 
     def __init__(
@@ -230,7 +231,7 @@ class Recorder:
         reads: Sequence[torch.Tensor],
         makes: Sequence[torch.Tensor],
     ) -> None:
-        """Note the last operation as a maker of whatever shares storage with a tensor it wrote into."""
+        """Note the last operation as a maker of all that shares storage with what it wrote into."""
         for tensor in (*reads, *makes):
             views = self._views.setdefault(tensor.untyped_storage()._cdata, {})
             views[id(tensor)] = None

@@ -124,7 +124,7 @@ def test_a_window_bounds_the_cache():
     [
         ("rwkv", "writes nothing to transformers' cache"),
         ("deepseek_v32", "keeps as indexer_keys has no formula here"),
-        ("cpmant", "keeps keys of 35 places for 3 tokens"),
+        ("cpmant", "keeps keys of .* positions for .* tokens"),
         ("dbrx", "running it failed with"),
     ],
 )
