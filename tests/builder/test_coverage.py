@@ -4,15 +4,8 @@ committed ones still true.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import multiprocessing
-import os
-import signal
-import subprocess
-import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,16 +16,8 @@ from builder.__main__ import main
 from builder.commands import check
 from builder.pages import mkdocs, write
 from builder.records import coverage, coverage_text
-from builder.records.process_limits import (
-    Limits,
-    NoResult,
-    OutOfTime,
-    processor_time_limit,
-    run_each,
-)
 from explorer.specimens import small
 from explorer.vocabulary.availability import needs_setting, not_in_block, not_present, not_traced
-from tests.support.tasks import do
 
 #: How many families stand for all of them in a run of the tests.
 PICKED = 5
@@ -93,99 +78,6 @@ def picked() -> list[str]:
         return hashlib.sha256(f"{name} {version('transformers')}".encode()).hexdigest()
 
     return sorted(small.types(), key=rank)[:PICKED]
-
-
-# -- processes in bounds ----------------------------------------------------------
-
-
-MINUTE = Limits(60, 4 << 30)
-
-
-def outcomes(*tasks: str, jobs: int = 1, limits: Limits = MINUTE) -> dict:
-    return dict(run_each(do, tasks, jobs, limits))
-
-
-def test_each_task_gives_its_result_and_prints_nothing(capfd):
-    assert outcomes("a", "shout", "b", jobs=2) == {
-        "a": "a done",
-        "shout": "shout done",
-        "b": "b done",
-    }
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_process_that_hangs_is_ended_and_the_others_go_on():
-    found = outcomes("hang", "answer", limits=Limits(seconds=3))
-    assert found == {"hang": NoResult("it took more than 3 seconds"), "answer": "answer done"}
-
-
-@pytest.mark.parametrize(
-    ("task", "reason"),
-    [
-        ("exit", "it ended with exit code 3 and no result"),
-        ("crash", "it died of SIGSEGV"),
-        ("raise", "it raised ValueError: no good at all"),
-    ],
-)
-def test_a_process_that_dies_is_said_to_have_died_of_what(task, reason):
-    assert outcomes(task, "answer") == {task: NoResult(reason), "answer": "answer done"}
-
-
-def test_a_process_that_eats_memory_is_ended():
-    assert outcomes("eat", limits=Limits(60, 2 << 30)) == {
-        "eat": NoResult("it needed more than 2 GiB of memory")
-    }
-
-
-def test_no_process_is_left_when_nobody_looks_any_more():
-    running = run_each(do, ["a", "hang", "hang"], 2)
-    assert next(running) == ("a", "a done")
-    began = [child.pid for child in multiprocessing.active_children()]
-    running.close()
-    assert began and not [pid for pid in began if alive(pid)]
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def test_ctrl_c_ends_the_sweep_with_one_word_and_no_process_left():
-    command = [sys.executable, "-m", "builder", "check", "--all"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as sweep:
-        shown = ""
-        while "1/161" not in shown:  # the first family is through, and the second at work
-            shown += (read := sweep.stderr.read(1))
-            assert read, shown
-        sweep.send_signal(signal.SIGINT)
-        out, err = sweep.communicate(timeout=60)
-    assert sweep.returncode == 130 and out == ""
-    assert err.rstrip().endswith("Stopped.") and "Traceback" not in err
-    for _ in range(100):
-        try:
-            os.killpg(sweep.pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.1)
-    pytest.fail("a process of the sweep is still there")
-
-
-def test_what_takes_too_long_is_stopped_though_it_goes_on_after_any_error():
-    def stubborn():
-        while True:
-            with contextlib.suppress(Exception):
-                sum(range(10_000))
-
-    with pytest.raises(OutOfTime, match="more than 0.2 seconds"), processor_time_limit(0.2):
-        stubborn()
-    with processor_time_limit(60):
-        pass
-    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
 
 
 # -- outcomes ---------------------------------------------------------------------
