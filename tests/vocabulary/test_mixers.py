@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from explorer.contract.checks import INVARIANTS
-from explorer.traits.catalogue import TRAITS
+from explorer.traits.catalogue import BY_NAME
 from explorer.vocabulary import BY_HOST, HOSTS, LAYOUTS, MIXERS, RecordWhen, register, resolve
 from explorer.widgets.palette import ROLES, role_of
 
@@ -33,7 +33,7 @@ def test_what_a_record_names_is_there(kind):
     assert "attention_output" in values
     assert values["attention_output"].recorded is RecordWhen.NEEDED
     assert {*kind.replayed} <= set(values)
-    assert kind.trait is None or kind.trait in TRAITS
+    assert kind.trait is None or kind.trait in BY_NAME
     assert "conv_input" not in values or {*kind.conv_feeds} <= set(values)
 
 
