@@ -110,7 +110,7 @@ def load(model: nn.Module, path: Path) -> None:
 def _read(path: Path) -> dict[str, torch.Tensor]:
     if not path.is_file():
         raise SpecimenError(
-            f"The weights file {path.name} is missing; train it with python -m explorer.specimens.training.train {path.stem}."
+            f"The weights file {path.name} is missing; train it with python -m explorer.specimens.training {path.stem}."
         )
     try:
         return load_file(str(path))

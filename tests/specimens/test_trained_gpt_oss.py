@@ -218,6 +218,6 @@ def test_measuring_without_weights_is_one_sentence_and_status_2(monkeypatch, cap
     monkeypatch.setattr(corpus, "read_verses", lambda: ["Ge1:1 In the beginning."] * 20)
     assert train.main([FAMILY, "--measure-only", "--out", str(tmp_path)]) == 2
     assert (
-        "gpt_oss.safetensors is missing; train it with python -m explorer.specimens.training.train gpt_oss"
+        "gpt_oss.safetensors is missing; train it with python -m explorer.specimens.training gpt_oss"
         in capsys.readouterr().err
     )

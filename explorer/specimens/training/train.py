@@ -1,4 +1,4 @@
-"""Trains a family's specimen and measures it: ``python -m explorer.specimens.training.train FAMILY``.
+"""Trains a family's specimen and measures it: ``python -m explorer.specimens.training FAMILY``.
 
 How long is in the family's recipe, under ``training``; where it starts follows from what its blocks have, see start.py.
 The same versions, kind of processor and number of threads give the same
@@ -199,7 +199,7 @@ def at_least_one(text: str) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m explorer.specimens.training.train", description=__doc__.splitlines()[0]
+        prog="python -m explorer.specimens.training", description=__doc__.splitlines()[0]
     )
     parser.add_argument(
         "family",
@@ -258,7 +258,3 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
