@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from builder.bench import loading
 from builder.bench.figures import Figure, Settings, milliseconds
 from builder.bench.timing import Ratio, against
 from builder.bench.weights import gguf_path, write_random
@@ -38,6 +39,8 @@ def measure(settings: Settings) -> Iterator[Figure]:
         )
         detail = f"{path.name}: {_times(ratio)}"
         yield Figure("load a GGUF file / from_pretrained", ratio.value, "x", None, detail)
+        yield from loading.gguf(path, repeats)
+    yield from loading.fresh_process(repeats)
 
 
 def _times(ratio: Ratio) -> str:
