@@ -116,7 +116,7 @@ def test_a_report_is_plain_data(reports):
 def test_a_model_without_weights_is_held_to_names_and_layouts():
     report = check(load("HuggingFaceTB/SmolLM2-135M-Instruct", weights=False))
     assert not report.failures, report.failures
-    assert {"names", "sizes", "values read", "refused in words", "printout"} == names(report)
+    assert {"names", "sizes", "values read", "refusals give a reason", "printout"} == names(report)
 
 
 def test_what_an_implementation_takes_away_is_not_asked_for():
@@ -125,7 +125,7 @@ def test_what_an_implementation_takes_away_is_not_asked_for():
     assert not {"pattern rows", "scores to probabilities", "probabilities mix values"} & names(
         report
     )
-    assert {"heads to premix", "writes land", "refused in words"} <= names(report)
+    assert {"heads to premix", "writes reach the model", "refusals give a reason"} <= names(report)
 
 
 def test_a_prompt_of_ones_own_and_progress():
@@ -224,9 +224,14 @@ def test_a_tap_whose_writes_do_not_land():
     assert failing(check(model)) >= {
         *(
             (name, "self_attn")
-            for name in ("writes land", "edits are position-exact", "zero a head", "gradients flow")
+            for name in (
+                "writes reach the model",
+                "edits are position-exact",
+                "zero a head",
+                "gradients flow",
+            )
         ),
-        ("the stream between is the stream", "layers[i]"),
+        ("layer_mid is the stream", "layers[i]"),
     }
 
 
@@ -237,7 +242,7 @@ def test_a_router_that_weighs_otherwise_than_it_scores():
         lambda module, args, output: (output[0], output[1] * 1.01, output[2])
     )
     report = check(model)
-    assert failing(report) == {("weights as scored", "mlp")}
+    assert failing(report) == {("weights from scores", "mlp")}
     assert "block 2" in report.failures[0].detail and report.failures[0].worst == pytest.approx(
         0.01, rel=0.1
     )
@@ -257,8 +262,8 @@ def test_decays_and_write_strengths_mistaken_for_each_other(monkeypatch):
 
     discover = loading.discover
     monkeypatch.setattr(loading, "discover", swapped)
-    both = ("replay", "states", "implied attention", "decays forget")
-    once = ("replays follow edits", "states are causal", "one step at a time")
+    both = ("replay", "states", "implied attention", "decays")
+    once = ("replays follow edits", "states are causal", "decoding equals one forward")
     assert failing(check(load("specimen:qwen3_5_moe_text"))) == {
         *((name + mark, "linear_attn") for name in both for mark in BOTH),
         *((name, "linear_attn") for name in once),
@@ -269,7 +274,7 @@ def test_a_read_that_waits_for_the_next_step(monkeypatch):
     monkeypatch.setattr(HostValues, "_has_passed", lambda self, mediator, location: False)
     model = load("specimen:llama")
     assert failing(check(model)) == {
-        ("out of order", host) for host in ("model", "layers[i]", "self_attn", "mlp")
+        ("late reads are refused", host) for host in ("model", "layers[i]", "self_attn", "mlp")
     }
     assert order.WRONG_STEP in order.late_reads(ModelUnderTest(model)).values()
 
@@ -345,7 +350,7 @@ def test_a_printout_that_shows_a_value_under_the_wrong_host(monkeypatch):
 def test_nothing_to_compare_is_not_listed():
     subject = ModelUnderTest(load("specimen:llama"))
     applying = {each.name: each.applies(subject, each.hosts[0]) for each in INVARIANTS}
-    assert applying["the stream is handed on"] and not applying["a mixture's parts"]
+    assert applying["stream passes between blocks"] and not applying["a mixture's parts"]
 
 
 # -- its parts ------------------------------------------------------------------------

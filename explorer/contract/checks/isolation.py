@@ -13,7 +13,7 @@ from explorer.contract.registry import invariant
 
 
 @invariant(
-    "two models apart",
+    "two models are independent",
     "Two models in one process do not affect each other: one records its states and is edited "
     "while the other runs, and each gives what it gives by itself.",
     "model",
@@ -69,7 +69,7 @@ def _without_first_input(subject: ModelUnderTest) -> torch.Tensor:
 
 
 @invariant(
-    "invokes apart",
+    "invokes are independent",
     "Two texts traced together each read their own rows of every value, and an edit made for one "
     "leaves the other unchanged.",
     "model",
@@ -111,7 +111,7 @@ def invokes(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
 
 
 @invariant(
-    "left as it was",
+    "model left unchanged",
     "After all other checks the transformers model, called by itself, gives logits identical to "
     "those before, and no hook or gradient is left on it.",
     "model",

@@ -55,7 +55,7 @@ def margin(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
 
 
 @invariant(
-    "weights as scored",
+    "weights from scores",
     "router_scores are the family's function of router_logits, plus a selection bias per expert "
     "where there is one, masked outside the best groups; expert_weights are that function's values "
     "for the chosen experts, renormalised where the family does so, times its routed scaling "
@@ -188,7 +188,7 @@ def shared_gate(subject: ModelUnderTest, host: str, compare: Comparisons) -> Non
 
 
 @invariant(
-    "experts by hand",
+    "experts run separately",
     "Each slot of expert_outputs is its expert, run by itself with its own weights, times the "
     "slot's weight (run on the token times that weight where the family weights the experts' "
     "input); routed_output is their sum, and the same holds after slots are rerouted.",

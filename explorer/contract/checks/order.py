@@ -19,7 +19,7 @@ WRONG_STEP = "a tensor of another step"
 
 
 @invariant(
-    "out of order",
+    "late reads are refused",
     "Reading a value that the forward has passed raises an error that names the value, in a plain "
     "trace and at every step of tracer.iter.",
     *vocabulary.HOSTS,
@@ -85,7 +85,7 @@ def _late_read(subject: ModelUnderTest, key: ValueKey) -> Exception | str:
 
 
 @invariant(
-    "one step at a time",
+    "decoding equals one forward",
     "Prefilling and then continuing, token by token or with several tokens at once, reads what one "
     "forward over the whole text reads: every value, state and logits.",
     *vocabulary.HOSTS,

@@ -104,7 +104,7 @@ def _layers_of(subject: ModelUnderTest, name: str) -> list[Any]:
 
 
 @invariant(
-    "refused in words",
+    "refusals give a reason",
     "A value listed as unavailable raises Unavailable with a sentence that gives the reason, in a "
     "trace and in record, on every kind of block.",
     "model",

@@ -177,7 +177,7 @@ def implied_attention(subject: ModelUnderTest, host: str, compare: Comparisons) 
 
 
 @invariant(
-    "decays forget",
+    "decays",
     "decays are logarithms, at most zero, and float32 where there is one per head; a fresh prompt "
     "has no state_input.",
     *(host for host in RECURRENT if "decays" in BY_HOST[host]),
@@ -196,7 +196,7 @@ def decays(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
 
 
 @invariant(
-    "a gate keeps or forgets",
+    "recurrent gate",
     "recurrent_gate lies between zero and one, and is zero at the first token of a text, before "
     "which there is nothing to keep.",
     *(host for host in RECURRENT if MIXERS[host].reset_gate == "recurrent_gate"),
@@ -220,7 +220,7 @@ _CONVOLVING = tuple(host for host, kind in MIXERS.items() if kind.conv_feeds)
 
 
 @invariant(
-    "convolution's reach",
+    "convolution width",
     "A change of conv_input at one token changes what the convolution feeds at that token and the "
     "next ones, as many as the convolution is wide, and nowhere else.",
     *_CONVOLVING,

@@ -53,7 +53,7 @@ def _streams(subject: ModelUnderTest, layer: int) -> list[torch.Tensor]:
 
 
 @invariant(
-    "the stream between is the stream",
+    "layer_mid is the stream",
     "What is written to layer_mid is what the block continues with: layer_output is the result of "
     "its remaining steps.",
     "layers",
@@ -87,7 +87,7 @@ def mid_stream(subject: ModelUnderTest, host: str, compare: Comparisons) -> None
 
 
 @invariant(
-    "the stream is handed on",
+    "stream passes between blocks",
     "The stream leaving a block is the stream entering the next.",
     "layers",
     bfloat16=0.0,

@@ -143,7 +143,7 @@ def _write(subject: ModelUnderTest, write: Write, way: str, noise: torch.Generat
 
 
 @invariant(
-    "writes land",
+    "writes reach the model",
     "An assignment and an in-place edit of every writable value reach the model, on every kind of "
     "block: the model continues with what was written and its logits change.",
     *vocabulary.HOSTS,
@@ -201,7 +201,7 @@ def position_exact(subject: ModelUnderTest, host: str, compare: Comparisons) -> 
 
 # In bfloat16 rounding upstream can change a choice of experts, so this is checked in float32 only.
 @invariant(
-    "edits do not reach back",
+    "edits do not affect earlier tokens",
     "An edit at one position leaves the logits before that position unchanged.",
     *vocabulary.HOSTS,
     float32=1e-5,
