@@ -14,7 +14,7 @@ from torch import nn
 from explorer.accounting import counts as accounting
 from explorer.accounting.parameter_roles import PARTS, Parts
 from explorer.signature.expressions import Expr, product, total
-from explorer.signature.running import PREFILL, Site
+from explorer.signature.observation import PREFILL, TensorSite
 from explorer.signature.sizes import camel, order, per_block
 from explorer.signature.types import Type, Types
 
@@ -152,7 +152,7 @@ class Costs:
             at = self._block(owner)
             if at is not None and at not in self.counts:
                 continue
-            one = self.types.found[Site("", owner, "parameter", name)]
+            one = self.types.by_site[TensorSite("", owner, "parameter", name)]
             count = self._size(one, path)
             here = (
                 path
@@ -177,7 +177,7 @@ class Costs:
         integers = [
             other.axes[-1]
             for path in _above(owner)
-            for site, other in self.types.found.items()
+            for site, other in self.types.by_site.items()
             if site[:3] == (PREFILL, path, "in") and other.dtype.startswith("int")
         ]
         for slots in integers:
@@ -208,7 +208,7 @@ class Costs:
         rows: dict[tuple[str, bool], list[Expr]] = {}
         for at, name in self.counts.items():
             prefix = f"{self.blocks}.{at}"
-            for site, one in self.types.found.items():
+            for site, one in self.types.by_site.items():
                 held = site.what == "held" and f"{site.path}.".startswith(f"{prefix}.")
                 if site.call == PREFILL and (held or (site.what, site.path) == ("cache", str(at))):
                     size = (
@@ -236,7 +236,7 @@ class Costs:
         """Operations for one more token where the context, that token counted, is ``T`` tokens."""
         where: dict[str, Expr] = {}
         parts: dict[str, list[Expr]] = {}
-        for site, left in self.types.found.items():
+        for site, left in self.types.by_site.items():
             if site.what != "matmul" or not site.name.endswith(".left"):
                 continue
             at = self._block(site.path)
@@ -244,7 +244,7 @@ class Costs:
                 continue
             stem = site.name.removesuffix("left")
             right, out = (
-                self.types.found[site._replace(name=f"{stem}{side}")] for side in ("right", "out")
+                self.types.by_site[site._replace(name=f"{stem}{side}")] for side in ("right", "out")
             )
             kind = stem.split(".", 1)[1].rstrip(".")
             axes = [

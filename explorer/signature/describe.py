@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from explorer.signature.expressions import Expr
-from explorer.signature.running import DECODE, PREFILL
+from explorer.signature.observation import DECODE, PREFILL
 from explorer.signature.sizes import order
 from explorer.signature.types import Type, Types
 
@@ -24,11 +24,11 @@ _FORMAL = {
 
 
 @dataclass
-class Described:
+class Description:
     """A model with one block of each kind, its types, and how pages write a type.
 
     ``layers`` are, for each block of ``module``, the blocks of the whole model that are so; ``blocks`` is the block list's
-    path; ``keeps`` is, by block, the path of the module that writes to its cache.
+    path; ``cache_writers`` is, by block, the path of the module that writes to its cache.
     """
 
     module: nn.Module
@@ -36,7 +36,7 @@ class Described:
     write: Callable[[Type], Json]
     blocks: str
     layers: list[list[int]]
-    keeps: Mapping[int, str]
+    cache_writers: Mapping[int, str]
 
     # -- entries ---------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class Described:
             for path in self._inside(f"{self.blocks}.{at}"):
                 tensors += self._kept(path, "held")
             if tensors:
-                inner = self.keeps.get(at, "").removeprefix(f"{self.blocks}.{at}").lstrip(".")
+                inner = self.cache_writers.get(at, "").removeprefix(f"{self.blocks}.{at}").lstrip(".")
                 found.append({"layers": layers, "module": inner, "tensors": tensors})
         return found
 
@@ -142,7 +142,7 @@ class Described:
                 or type(module).forward is not nn.Module.forward
             ):
                 alike.setdefault(self._built(module), []).append(path)
-        formal = {path: _Formal(self, paths) for paths in alike.values() for path in paths[:1]}
+        formal = {path: _GenericClass(self, paths) for paths in alike.values() for path in paths[:1]}
         by_path = {path: formal[paths[0]] for paths in alike.values() for path in paths}
         return [self._class(paths, formal[paths[0]], by_path) for paths in alike.values()]
 
@@ -156,7 +156,7 @@ class Described:
         own = tuple(name for name, one in module._parameters.items() if one is not None)
         return type(module).__name__, children, own
 
-    def _class(self, paths: list[str], formal: _Formal, others: Mapping[str, _Formal]) -> Json:
+    def _class(self, paths: list[str], formal: _GenericClass, others: Mapping[str, _GenericClass]) -> Json:
         path = paths[0]
         module = self.module.get_submodule(path)
         subs = []
@@ -190,7 +190,7 @@ class Described:
         }
 
     def _sub(
-        self, name: str, path: str, others: Mapping[str, _Formal], count: int | None
+        self, name: str, path: str, others: Mapping[str, _GenericClass], count: int | None
     ) -> Json | None:
         formal = others.get(path)
         if formal is None:
@@ -203,7 +203,7 @@ class Described:
         return found if count is None else {**found, "count": count}
 
     def _state(self, paths: Sequence[str]) -> list[Json]:
-        for at, path in self.keeps.items():
+        for at, path in self.cache_writers.items():
             if path in paths and at < len(self.layers):
                 return self._kept(str(at), "cache") or self._kept(path, "held")
         return next((held for path in paths if (held := self._kept(path, "held"))), [])
@@ -226,14 +226,14 @@ class Described:
             yield f"{path}.{name}".rstrip(".")
 
 
-class _Formal:
+class _GenericClass:
     """One class and the generics of its own: names for the axes in which its instances differ.
 
     An axis that all instances have alike is written in the model's generics. Axes that differ in the same way
     share a name. Leading axes of what a forward takes, where they differ, are any.
     """
 
-    def __init__(self, model: Described, paths: Sequence[str]) -> None:
+    def __init__(self, model: Description, paths: Sequence[str]) -> None:
         self.model, self.paths = model, paths
         self.kind = type(model.module.get_submodule(paths[0])).__name__
         self.own: dict[tuple[str, ...], str] = {}

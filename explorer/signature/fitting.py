@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -11,9 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from explorer.signature.expressions import Expr, Powers
-
-#: The largest numerator and denominator of a factor that is taken for the family's own.
-_FACTOR, _PARTS = 4096, 64
+from explorer.signature.joint_fitting import LARGEST_DIVISOR, LARGEST_FACTOR, JointFitter
 
 #: Most terms of a sum that are tried, by how many names are in it.
 _TERMS = {1: 2, 2: 3, 3: 4, 4: 4, 5: 3, 6: 3, 7: 2}
@@ -44,32 +42,55 @@ class Rounded:
 
 
 class Fitter:
-    """Finds expressions for numbers observed in the same probes.
+    """Finds the expression of an axis from its numbers in all probes.
 
-    runs: the sizes of each probe, by name; singles: by name, the index of the probes in which that one size
-    differs from the first probe, alone or with sizes that follow from it; follows: those, as expressions.
+    joint: reads it off the probes in which all sizes changed; singles: by name, the index of the probes in which that one
+    size differs from the first probe, alone or with sizes that follow from it, for what cannot be read off; roundings:
+    pairs of sizes of which the first may be rounded up to a multiple of the second.
     """
 
     def __init__(
         self,
         runs: Sequence[Mapping[str, int]],
         singles: Mapping[str, Sequence[int]],
-        follows: Mapping[str, Expr] | None = None,
+        dependent: Mapping[str, Expr] | None = None,
+        joint: JointFitter | None = None,
+        roundings: Sequence[tuple[str, str]] = (),
     ) -> None:
-        self.runs, self.singles, self.follows = runs, singles, dict(follows or {})
+        self.runs, self.singles, self.dependent = runs, singles, dict(dependent or {})
+        self.joint, self.roundings = joint, roundings
         #: Sizes that are others rounded up, by a name of their own.
         self.rounded: dict[str, Rounded] = {}
         self._known: dict[tuple[int, ...], Expr | None] = {}
+
+    def fit_all(self, observed: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], Expr | None]:
+        """The expression of each: products first, as sums are made of those."""
+        wanted = list(dict.fromkeys(observed))
+        if self.joint is not None:
+            for numbers in wanted:
+                if len(set(numbers)) > 1:
+                    self.joint.product(numbers)
+        return {numbers: self.fit(numbers) for numbers in wanted}
 
     def fit(self, observed: Sequence[int]) -> Expr | None:
         """The simplest expression with these numbers, None where there is none or several are as simple."""
         key = tuple(observed)
         if key not in self._known:
-            self._known[key] = self._plain(self._fit(key)) or self._round(key)
+            self._known[key] = self._without_bare_share(self._read(key)) or self._rounded(key)
         return self._known[key]
 
+    def _read(self, observed: tuple[int, ...]) -> Expr | None:
+        if len(set(observed)) == 1:
+            return Expr.number(observed[0])
+        if self.joint is not None:
+            found = self.joint.product(observed) or self.joint.short_sum(observed)
+            found = found or self._rounded(observed) or self.joint.sum(observed)
+            if found is not None:
+                return found
+        return self._search(observed)
+
     @staticmethod
-    def _plain(found: Expr | None) -> Expr | None:
+    def _without_bare_share(found: Expr | None) -> Expr | None:
         """What was found, unless it is a share and a bare number besides: so a root or a rounding looks between a few points."""
         parts = dict(found.terms) if found is not None else {}
         bent = () in parts and any(factor.denominator > 1 for factor in parts.values())
@@ -81,38 +102,38 @@ class Fitter:
             name for name, at in self.singles.items() if any(observed[i] != observed[0] for i in at)
         ]
 
-    def _fit(self, observed: tuple[int, ...]) -> Expr | None:
+    def _search(self, observed: tuple[int, ...]) -> Expr | None:
         names = self.moves(observed)
         if not names:
             return Expr.number(observed[0]) if len(set(observed)) == 1 else None
         if len(names) > max(_TERMS):
             return None
         names += [
-            name for name, expression in self.follows.items() if expression.names <= set(names)
+            name for name, expression in self.dependent.items() if expression.names <= set(names)
         ]
         numbers = {name: np.array([float(run[name]) for run in self.runs]) for name in names}
         wanted = frozenset(self.moves(observed))
         found: dict[Expr, Expr] = {}
         simplest: tuple | None = None
-        for rank, chosen in self._promising(tuple(names), numbers, observed):
+        for rank, chosen in self._near_candidates(tuple(names), numbers, observed):
             if simplest is not None and rank > simplest:
                 break
             if (
                 frozenset(
-                    one for powers in chosen for name, _ in powers for one in self._behind(name)
+                    one for powers in chosen for name, _ in powers for one in self._free_names(name)
                 )
                 != wanted
             ):
                 continue
             expression = self._solve(chosen, numbers, observed)
             if expression is not None:  # the same in other words is no other expression
-                same = expression.replaced(self.follows)
-                if same not in found or self._following(expression) < self._following(found[same]):
+                same = expression.replaced(self.dependent)
+                if same not in found or self._dependents_in(expression) < self._dependents_in(found[same]):
                     found[same] = expression
                 simplest = rank
         return next(iter(found.values())) if len(found) == 1 else None
 
-    def _promising(
+    def _near_candidates(
         self, names: tuple[str, ...], numbers: Mapping[str, np.ndarray], observed: tuple[int, ...]
     ) -> Iterator[tuple[tuple, tuple[Powers, ...]]]:
         """The candidates that some real factors bring near the numbers, simplest first.
@@ -148,26 +169,24 @@ class Fitter:
                 )
             yield from (some[i] for i in sorted(near))
 
-    def _following(self, expression: Expr) -> int:
-        return len(expression.names & self.follows.keys())
+    def _dependents_in(self, expression: Expr) -> int:
+        return len(expression.names & self.dependent.keys())
 
-    def _behind(self, name: str) -> frozenset[str]:
-        return self.follows[name].names if name in self.follows else frozenset((name,))
+    def _free_names(self, name: str) -> frozenset[str]:
+        return self.dependent[name].names if name in self.dependent else frozenset((name,))
 
-    def _round(self, observed: tuple[int, ...]) -> Expr | None:
+    def _rounded(self, observed: tuple[int, ...]) -> Expr | None:
         """Of two sizes, one that is a share of the one, rounded up to a multiple of the other."""
+        pairs = {*self.roundings}
         names = self.moves(observed)
-        if len(names) != 2:
-            return None
+        if len(names) == 2:
+            pairs |= {(names[0], names[1]), (names[1], names[0])}
         found = {
-            Rounded(of, share, to)
-            for of, to in (names, names[::-1])
-            for share in {
-                Fraction(number, run[of]).limit_denominator(12)
-                for run, number in zip(self.runs, observed, strict=True)
-            }
+            rounded
+            for of, to in pairs
+            for rounded in self._roundings(of, to, observed)
             if all(
-                Rounded(of, share, to).value(run) == number
+                rounded.value(run) == number
                 for run, number in zip(self.runs, observed, strict=True)
             )
         }
@@ -177,6 +196,13 @@ class Fitter:
         if self.rounded.setdefault(size.name, size) != size:
             return None  # one name for two sizes would give one of them the other's number
         return Expr.name(size.name)
+
+    def _roundings(self, of: str, to: str, observed: tuple[int, ...]) -> set[Rounded]:
+        return {
+            Rounded(of, share, to)
+            for run, number in zip(self.runs, observed, strict=True)
+            if (share := Fraction(number, run[of]).limit_denominator(12)) > 0
+        }
 
     def _solve(
         self, chosen: Sequence[Powers], numbers: Mapping[str, np.ndarray], observed: tuple[int, ...]
@@ -198,8 +224,8 @@ class Fitter:
             if rank < len(chosen) or not np.allclose(matrix @ solved, wanted, rtol=1e-6, atol=1e-3):
                 return None
             factors = [one / top for one, top in zip(solved, scale)]
-        exact = [Fraction(factor).limit_denominator(_PARTS) for factor in factors]
-        if any(not factor or abs(factor.numerator) > _FACTOR for factor in exact):
+        exact = [Fraction(factor).limit_denominator(LARGEST_DIVISOR) for factor in factors]
+        if any(not factor or abs(factor.numerator) > LARGEST_FACTOR for factor in exact):
             return None
         expression = Expr.of(zip(chosen, exact, strict=True))
         return (

@@ -1,393 +1,367 @@
-"""Probing a family: which of its sizes may change, by changing them, and what every tensor's shape is each time."""
+"""Probing a family: changing its sizes, all at once where that builds, and noting every tensor's shape each time."""
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from explorer.signature.expressions import Expr
-from explorer.signature.fitting import Fitter, Rounded
-from explorer.signature.running import Sites, build, observe, shorter
-from explorer.signature.sizes import (
-    Key,
-    changed,
-    choices,
-    derived,
-    figures,
-    named,
-    relations,
-    table,
+from explorer.signature.fitting import Fitter
+from explorer.signature.joint_fitting import JointFitter, JointRun, rounding_pairs
+from explorer.signature.observation import Observation
+from explorer.signature.resizable import ResizableModel
+from explorer.signature.sizes import table
+from explorer.signature.steps import (
+    MULTIPLES,
+    Step,
+    divided,
+    even_multiple,
+    joint_multiples,
+    just_above,
+    may_divide,
+    odd_multiple,
+    steps_of,
 )
 
-if TYPE_CHECKING:
-    from torch import nn
-    from transformers import PreTrainedConfig
-
-#: Batch and tokens of the first probe, and what they change to.
+#: Batch and tokens of the first probe, and the primes that they change to.
 BATCH, SEQ = 3, 11
-_OTHER_BATCHES, _OTHER_SEQS = (5, 7, 2, 4), (13, 17, 19, 23)
+OTHER_BATCHES, OTHER_SEQS = (5, 7, 2, 31), (13, 17, 19, 23)
 
-#: Probes beside the first that change every size at once: what was read off the others has to hold there too.
-_JOINT = 3
+#: Probes in which all sizes change: so many for products, so many more where some axis is a sum.
+_JOINT, _JOINT_FOR_SUMS = 2, 4
 
-#: Models that are built at most to find out which sizes may change.
-_PATIENCE = 260
-
-#: Of these, for one probe in which all sizes change at once.
-_JOINT_PATIENCE = 30
-
-#: Relations between numbers that are tried for each size that does not change alone.
-_HINTS = 16
+#: Models that are built at most: where sizes change all at once, where each changes alone, and for one joint probe.
+_MOST_BUILDS_JOINTLY, _MOST_BUILDS, _MOST_BUILDS_OF_A_JOINT = 100, 260, 30
 
 
 class Probes:
-    """The probes of one configuration and their shapes.
+    """The probes of one model and what they showed.
 
-    ``names`` are the sizes by figure, ``numbers`` those of the first probe by name; ``runs`` the sizes of each probe and
-    ``sites`` what was seen there, the first of them the configuration's own sizes but for its windows; ``singles`` are, by
-    name, the probes in which that size changed; ``follows`` are sizes that cannot be chosen since others decide them;
-    ``stuck`` are those that may be sizes and could not be changed; ``asked`` is the configuration that types are for, with
-    few blocks. Sizes change to multiples of what they are where that builds, so what a class rounds to shows only where
-    it rounds one of these.
-
-    released: the configuration whose sizes types are for, where ``config`` is a small one of which models with numbers
-    are run, since without any the class does not run. cut: the block list's path and how many of its blocks are enough,
-    where no configuration has so few.
+    ``runs`` are the sizes of each probe and ``observations`` its shapes, the first of them with the model's own sizes and narrow
+    windows. ``joints`` are the probes in which most sizes changed; ``singles`` are, by name, the probes in which that size alone
+    changed, where that was needed. ``dependent`` are sizes that cannot be chosen since others decide them. ``fixed`` are sizes
+    that could not be changed. Sizes change to multiples of what they are where that builds, so rounding to a multiple shows
+    only where it rounds one of these.
     """
 
-    def __init__(
-        self,
-        config: PreTrainedConfig,
-        model_class: type,
-        released: PreTrainedConfig | None = None,
-        cut: tuple[str, int] | None = None,
-    ) -> None:
-        self.config, self.model_class, self.real, self.cut = (
-            config,
-            model_class,
-            released is not None,
-            cut,
-        )
-        self.asked = config
-        found = figures(config)
-        narrow: dict[str, int] = table()["windows"]
-        self.windows = {
-            key: narrow[key[-1]]
-            for key, value in found.items()
-            if value > narrow.get(key[-1], value)
-        }
-        self.names: dict[Key, str] = named(list(found))
-        whole = figures(released or config)
-        if lacking := found.keys() - whole.keys():
-            raise ValueError(
-                f"the configuration has no {', '.join(sorted('.'.join(key) for key in lacking))}, which a small one of its kind has"
-            )
-        self.released = {self.names[key]: whole[key] for key in found}
-        self.numbers = {
-            self.names[key]: self.windows.get(key, value) for key, value in found.items()
-        }
-        self.keys = {name: key for key, name in self.names.items()}
-        self.derived = {self.names[key] for key in derived(config) if key in self.names}
-        self.follows: dict[str, Expr] = {}
-        self.stuck: list[str] = []
+    def __init__(self, model: ResizableModel) -> None:
+        self.model = model
+        self.builds = 0
+        self._builds_of_joint = 0
+        self._start(self.observed({}, BATCH, SEQ))
+        # Multiples would make a small model with weights a large one.
+        if model.with_weights or not self._probe_jointly():
+            self._start(self.observations[0])
+            self._probe_singly()
+
+    def _start(self, first: Observation) -> None:
+        """Forget all probes but the first."""
+        self.dependent: dict[str, Expr] = {}
+        self.fixed: list[str] = []
         self.runs: list[dict[str, int]] = []
-        self.sites: list[Sites] = []
+        self.observations: list[Observation] = []
+        self.joints: list[JointRun] = []
         self.singles: dict[str, list[int]] = {}
-        self.error: Exception | None = None
-        #: How often another model than the one that was run at many sizes was seen to have the same types; None of that one.
-        self.seen: int | None = None
-        self.tried, self._until = 0, 0
-        self._ways: dict[str, _Way] = {}
-        #: Sizes of which multiples do not build and a number close by changes nothing: its share may be rounded.
-        self._doubtful: list[str] = []
-        self._run()
+        #: How each size was changed that was changed alone.
+        self.steps: dict[str, Step] = {}
+        #: Sizes of which multiples do not build and a number close by changes nothing: a share of it may be rounded.
+        self.perhaps_rounded: list[str] = []
+        self._add({}, BATCH, SEQ, first)
+        self._most_builds = self.builds + _MOST_BUILDS
 
-    def elsewhere(
-        self, config: PreTrainedConfig, model_class: type, cut: tuple[str, int] | None
-    ) -> Probes | None:
-        """These probes for the sizes of another configuration; None where it has other figures, or differs in more than figures."""
-        found = figures(config)
-        if choices(config) != choices(self.asked):
-            return None
-        narrow: dict[str, int] = table()["windows"]
-        if (
-            self.real
-            or (self.model_class, self.cut) != (model_class, cut)
-            or found.keys() != self.names.keys()
-        ):
-            return None
-        if {
-            key for key, value in found.items() if value > narrow.get(key[-1], value)
-        } != self.windows.keys():
-            return None
-        other = copy.copy(self)
-        other.asked, other.released = (
-            config,
-            {self.names[key]: value for key, value in found.items()},
-        )
-        if any(
-            expression.value(other.released) != other.released[name]
-            for name, expression in self.follows.items()
-        ):
-            return None
-        return other
+    # -- what was found ---------------------------------------------------------
 
-    def few(self, wide: bool = False) -> nn.Module:
-        """The model that was asked about, with few blocks and narrow windows, or ``wide`` ones, its own."""
-        model = build(
-            changed(self.asked, {} if wide else self.windows), self.model_class, self.real
-        )
-        return model if self.cut is None else shorter(model, *self.cut)
-
-    def looks(self) -> Iterator[tuple[dict[str, int], Sites]]:
-        """What the model that was asked about shows, each time with its sizes: with narrow windows at two lengths, then with its own."""
-        narrow = {self.names[key]: number for key, number in self.windows.items()}
-        calls = [
-            (narrow, BATCH, SEQ),
-            (narrow, _OTHER_BATCHES[0], _OTHER_SEQS[0]),
-            *([({}, BATCH, SEQ)] if narrow else []),
-        ]
-        for windows, batch, seq in calls:
-            sizes = {**self.released, **windows, "B": batch, "S": seq, "Past": seq}
-            yield (
-                sizes,
-                observe(self.few(wide=not windows and bool(narrow)), batch, seq, products=True),
-            )
+    def vectors(self) -> set[tuple[int, ...]]:
+        """The numbers of every axis, one in each probe."""
+        return {
+            tuple(observation[site].shape[axis] for observation in self.observations)
+            for site, own in self.observations[0].items()
+            for axis in range(len(own.shape))
+        }
 
     def fitter(self) -> Fitter:
-        return Fitter(self.runs, self.singles, self.follows)
+        joint = None
+        if len(self.joints) >= _JOINT:
+            irregular = [
+                name
+                for name in self.model.numbers
+                if name not in self.dependent
+                and any(
+                    self.runs[joint.run][name] != self.model.numbers[name]
+                    and name not in joint.multiples
+                    for joint in self.joints
+                )
+            ]
+            joint = JointFitter(self.runs, self.joints, self.dependent, irregular)
+        free = [name for name in self.model.numbers if name not in self.dependent]
+        roundings = rounding_pairs(free, self.model.keys)
+        return Fitter(self.runs, self.singles, self.dependent, joint, roundings)
 
-    def know(self, rounded: Mapping[str, Rounded]) -> None:
-        """Add sizes that follow by rounding to those of every probe."""
-        for name, size in rounded.items():
-            for sizes in (self.released, *self.runs):
-                sizes.setdefault(name, size.value(sizes))
+    def numbers_of(self, run: int) -> dict[str, int]:
+        """The sizes in which a probe differs from the first."""
+        numbers = self.model.numbers
+        return {
+            name: number
+            for name, number in self.runs[run].items()
+            if numbers.get(name, number) != number
+        }
 
-    def wide(self, batch: int, seq: int) -> Sites:
-        """What is seen with the windows that the configuration has."""
-        released = {self.names[key]: self.released[self.names[key]] for key in self.windows}
-        return self._observe(released, batch, seq)
+    # -- running ------------------------------------------------------------------
 
-    # -- running ---------------------------------------------------------------
+    def _probe_jointly(self) -> bool:
+        """Change all sizes at once, several times; whether every axis resolved and every size changed that can."""
+        self._most_builds = self.builds + _MOST_BUILDS_JOINTLY
+        names = [*self.model.numbers]
+        failed = self._joint(names, 0)
+        refused = bool(failed)
+        if refused:
+            failed = self._without_coupled(failed)
+            self._change_alone(failed)
+            names = [name for name in names if name not in failed or name in self.steps]
+        for turn in range(1, _JOINT + refused):
+            self._joint(self._movable(names), turn)
+        self._change_alone(self._unchanged(self._movable(names)))
+        if len(self.joints) < _JOINT:
+            return False
+        if self._unresolved():
+            for turn in range(len(self.joints), _JOINT_FOR_SUMS):
+                self._joint(self._movable(names), turn)
+        return self.builds < self._most_builds and not self._unresolved()
 
-    def _run(self) -> None:
-        base = self._observe({}, BATCH, SEQ)
-        self._add({}, BATCH, SEQ, base)
+    def _probe_singly(self) -> None:
+        """Change each size alone, then all at once in the ways that worked."""
+        self._change_call()
+        self._change_alone([*self.model.numbers])
+        for turn in range(3):
+            self._joint_by_steps(turn)
+        self._use_even_multiples()
+
+    def _unresolved(self) -> set[tuple[int, ...]]:
+        fitted = self.fitter().fit_all(self.vectors())
+        return {vector for vector, expression in fitted.items() if expression is None}
+
+    def _movable(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name not in self.dependent and name not in self.fixed]
+
+    def _unchanged(self, names: Sequence[str]) -> list[str]:
+        """Those sizes that no probe changed."""
+        return [name for name in names if len({run[name] for run in self.runs}) == 1]
+
+    def observed(self, numbers: Mapping[str, int], batch: int, seq: int) -> Observation:
+        self.builds += 1
+        return self.model.observe(numbers, batch, seq)
+
+    def attempt(
+        self, numbers: Mapping[str, int], batch: int = BATCH, seq: int = SEQ
+    ) -> Observation | None:
+        """What is seen with other numbers; None where that does not build or run, or has other tensors."""
+        if self.builds >= self._most_builds:
+            return None
+        try:
+            observation = self.observed(self.with_dependent(numbers), batch, seq)
+        except Exception:
+            return None
+        first = self.observations[0]
+        if observation.keys() != first.keys():
+            return None
+        same = all(
+            len(one.shape) == len(first[site].shape) and one.dtype == first[site].dtype
+            for site, one in observation.items()
+        )
+        return observation if same else None
+
+    def with_dependent(self, numbers: Mapping[str, int]) -> dict[str, int]:
+        """The numbers with what follows from them; ValueError where that is no whole number."""
+        sizes = {**self.model.numbers, **numbers}
+        for _ in range(len(self.dependent)):
+            for name, expression in self.dependent.items():
+                value = expression.value(sizes)
+                if value.denominator != 1 or value < 1:
+                    raise ValueError(f"{name} would be {value}")
+                sizes[name] = int(value)
+        return {name: value for name, value in sizes.items() if value != self.model.numbers[name]}
+
+    def _add(
+        self, numbers: Mapping[str, int], batch: int, seq: int, observation: Observation
+    ) -> int:
+        sizes = {**self.model.numbers, **self.with_dependent(numbers), "B": batch, "S": seq}
+        self.runs.append(sizes)
+        self.observations.append(observation)
+        return len(self.runs) - 1
+
+    def changes_shapes(self, observation: Observation) -> bool:
+        return any(observation[site].shape != own.shape for site, own in self.observations[0].items())
+
+    # -- all at once ----------------------------------------------------------------
+
+    def _joint(self, names: Sequence[str], turn: int) -> list[str]:
+        """Change as many sizes as will at once; returns those that would not."""
+        own = self.model.numbers
+        batch, seq = OTHER_BATCHES[turn], OTHER_SEQS[turn]
+        regular = {
+            name: own[name]
+            for name in names
+            if name not in self.model.window_names and self.steps.get(name) in (None, *MULTIPLES)
+        }
+        calls = {"B": (BATCH, batch), "S": (SEQ, seq)}
+        used = {
+            name: [joint.multiples[name].prime for joint in self.joints if name in joint.multiples]
+            for name in regular
+        }
+        multiples = joint_multiples(regular, turn, calls, self._divisors(), used)
+        options: dict[str, list[int]] = {}
+        for at, name in enumerate(names):
+            step = self.steps.get(name, just_above if name in self.model.window_names else None)
+            options[name] = [int(own[name] * multiples[name].factor)] if name in regular else []
+            if step is not None:
+                options[name] += [step(own[name], turn + at), step(own[name], 0)]
+        # What the configuration's class works out from others is likeliest not to change with them.
+        derived = self.model.derived - self.dependent.keys()
+        equal = {own[name] for name in derived}
+        ordered = sorted(
+            options, key=lambda name: (name in self.steps, name in derived, own[name] in equal)
+        )
+        chosen: dict[str, int] = {}
+        failed: list[str] = []
+        self._builds_of_joint = self.builds + _MOST_BUILDS_OF_A_JOINT
+        observation = self._grow(
+            chosen, {name: options[name] for name in ordered}, failed, batch, seq
+        )
+        if observation is not None:
+            run = self._add(chosen, batch, seq, observation)
+            kept = {
+                name: multiple
+                for name, multiple in multiples.items()
+                if name in calls or chosen.get(name) == own[name] * multiple.factor
+            }
+            self.joints.append(JointRun(run, kept))
+        return failed
+
+    def _divisors(self) -> list[tuple[str, str]]:
+        """Pairs of sizes of which the first has to divide the second, so that a size that follows is a whole number."""
+        found: list[tuple[str, str]] = []
+        for dependent, expression in self.dependent.items():
+            names = {name: power for powers, _ in expression.terms for name, power in powers}
+            below = [name for name, power in names.items() if power < 0]
+            if below:
+                below += [
+                    name
+                    for name in self.model.numbers
+                    if may_divide(name, dependent, self.model.numbers)
+                ]
+            found += [(one, name) for one in below for name, power in names.items() if power > 0]
+        return found
+
+    def _grow(
+        self,
+        chosen: dict[str, int],
+        options: dict[str, list[int]],
+        failed: list[str],
+        batch: int,
+        seq: int,
+    ) -> Observation | None:
+        """Take as many sizes as build together into ``chosen``, the others into ``failed``; what the last that built showed."""
+        if self.builds >= self._builds_of_joint:
+            failed += options
+            return None
+        first = {name: values[0] for name, values in options.items()}
+        observation = self.attempt({**chosen, **first}, batch, seq)
+        if observation is not None:
+            chosen |= first
+            return observation
+        if len(options) == 1:
+            ((name, values),) = options.items()
+            for value in values[1:]:
+                observation = self.attempt({**chosen, name: value}, batch, seq)
+                if observation is not None:
+                    chosen[name] = value
+                    return observation
+            failed.append(name)
+            return None
+        names = list(options)
+        half = len(names) // 2
+        parts = [{name: options[name] for name in part} for part in (names[:half], names[half:])]
+        first_part, second_part = (self._grow(chosen, part, failed, batch, seq) for part in parts)
+        return second_part or first_part
+
+    # -- one size at a time -----------------------------------------------------------
+
+    def _change_call(self) -> None:
+        """Change the batch and the tokens, each alone."""
         for name, calls in (
-            ("B", [(batch, SEQ) for batch in _OTHER_BATCHES]),
-            ("S", [(BATCH, seq) for seq in _OTHER_SEQS]),
+            ("B", [(batch, SEQ) for batch in OTHER_BATCHES]),
+            ("S", [(BATCH, seq) for seq in OTHER_SEQS]),
         ):
             for batch, seq in calls:
-                seen = self._attempt({}, batch, seq)
-                if seen is not None:
-                    self.singles[name] = [self._add({}, batch, seq, seen)]
+                observation = self.attempt({}, batch, seq)
+                if observation is not None:
+                    self.singles[name] = [self._add({}, batch, seq, observation)]
                     break
-        failed = [name for name in self.numbers if not self._move(name)]
-        # Such a size may have to move together with one that does not move at all.
-        apart = self._doubtful if failed else []
-        failed += apart
-        while set(failed) - set(apart):
-            left = self._follow(failed)
+    def _without_coupled(self, failed: list[str]) -> list[str]:
+        """Find sizes that follow from others among those that refuse to change with all others; what is left to change alone."""
+        from explorer.signature.coupling import can_change, find_dependent
+
+        # Some refused only because a size that has to be their multiple did.
+        failed = [name for name in failed if not can_change(self, name)]
+        while len(failed) > 1:
+            left = find_dependent(self, failed, among=True)
             if len(left) == len(failed):
                 break
             failed = left
-        self.stuck = [name for name in failed if name not in self.follows and name not in apart]
-        self.singles = {name: at for name, at in self.singles.items() if name not in self.follows}
-        for turn in range(_JOINT):
-            self._joint(turn)
-        self._even_out()
+        return failed
 
-    def _even_out(self) -> None:
-        """Where an axis does not resolve, a division may have left a remainder: change what moves it by factors of two instead."""
-        fitter = self.fitter()
-        axes = [
-            (site, axis) for site, own in self.sites[0].items() for axis in range(len(own.shape))
-        ]
-        vectors = {tuple(sites[site].shape[axis] for sites in self.sites) for site, axis in axes}
-        suspects = {
-            name
-            for vector in vectors
-            if fitter.fit(vector) is None
-            for name in fitter.moves(vector)
-        }
-        moved = False
-        for name in [
-            name
-            for name in self._ways
-            if name in suspects and name in self.singles and self._ways[name] is _odd
-        ]:
-            before = self.singles[name]
-            if not self._move(name, (_even, _part)):
-                continue
-            moved = moved or self.singles[name] != before
-        if moved:
-            kept = [0, *sorted(at for single in self.singles.values() for at in single)]
-            self.runs, self.sites = [self.runs[at] for at in kept], [self.sites[at] for at in kept]
-            self.singles = {
-                name: [kept.index(at) for at in single] for name, single in self.singles.items()
-            }
-            for turn in range(_JOINT):
-                self._joint(turn)
+    def _change_alone(self, names: Sequence[str]) -> None:
+        """Change each size alone, or with sizes found to depend on it."""
+        from explorer.signature.coupling import find_dependent
 
-    def _observe(self, numbers: Mapping[str, int], batch: int, seq: int) -> Sites:
-        self.tried += 1
-        return observe(self._build(numbers), batch, seq, products=True)
+        failed = [name for name in names if not self.move(name)]
+        # Such a size may have to move together with one that does not move at all.
+        rounded = self.perhaps_rounded if failed else []
+        failed += rounded
+        while set(failed) - set(rounded):
+            left = find_dependent(self, failed)
+            if len(left) == len(failed):
+                break
+            failed = left
+        self.fixed += [name for name in failed if name not in (*self.dependent, *rounded)]
+        for name in self.dependent:
+            self.singles.pop(name, None)
+            self.steps.pop(name, None)
 
-    def _build(self, numbers: Mapping[str, int]) -> nn.Module:
-        """A model with other numbers for some sizes, its windows narrow unless they are among them."""
-        narrow = {key: self.numbers[self.names[key]] for key in self.windows}
-        config = changed(
-            self.config, narrow | {self.keys[name]: number for name, number in numbers.items()}
-        )
-        model = build(config, self.model_class, self.real)
-        return model if self.cut is None else shorter(model, *self.cut)
-
-    def model(self, run: int) -> nn.Module:
-        """The model of one of the probes."""
-        return self._build(
-            {
-                name: number
-                for name, number in self.runs[run].items()
-                if self.numbers.get(name, number) != number
-            }
-        )
-
-    def _attempt(
-        self, numbers: Mapping[str, int], batch: int = BATCH, seq: int = SEQ
-    ) -> Sites | None:
-        """What is seen with other numbers; None where that does not build, run, or makes another model of it."""
-        if self.tried >= _PATIENCE:
-            return None
-        try:
-            followed = self._followed(numbers)
-            seen = self._observe(followed, batch, seq)
-        except Exception as error:
-            self.error = error
-            return None
-        base = self.sites[0]
-        if seen.keys() != base.keys():
-            return None
-        same = all(
-            len(one.shape) == len(base[site].shape) and one.dtype == base[site].dtype
-            for site, one in seen.items()
-        )
-        return seen if same else None
-
-    def _followed(self, numbers: Mapping[str, int]) -> dict[str, int]:
-        """The numbers with what follows from them; ValueError where that is no whole number."""
-        whole = {**self.numbers, **numbers}
-        for _ in range(len(self.follows)):
-            for name, expression in self.follows.items():
-                value = expression.value(whole)
-                if value.denominator != 1 or value < 1:
-                    raise ValueError(f"{name} would be {value}")
-                whole[name] = int(value)
-        return {name: value for name, value in whole.items() if value != self.numbers[name]}
-
-    def _add(self, numbers: Mapping[str, int], batch: int, seq: int, seen: Sites) -> int:
-        self.runs.append({**self.numbers, **self._followed(numbers), "B": batch, "S": seq})
-        self.sites.append(seen)
-        return len(self.runs) - 1
-
-    # -- one size at a time ------------------------------------------------------
-
-    def _ways_of(self, name: str) -> Sequence[_Way]:
-        return _NARROW if self.keys[name][-1] in table()["windows"] else _WAYS
-
-    def _move(self, name: str, ways: Sequence[_Way] = ()) -> bool:
+    def move(self, name: str, steps: Sequence[Step] = ()) -> bool:
         """Change one size alone, or with what is known to follow; whether that could be done."""
         refused = unchanged = False
-        for way in ways or self._ways_of(name):
-            value = way(self.numbers[name], 0)
-            if value == self.numbers[name] or value < 1:
+        number = self.model.numbers[name]
+        for step in steps or steps_of(self.model.keys[name], table()["windows"]):
+            value = step(number, 0)
+            if value == number or value < 1:
                 continue
-            seen = self._attempt({name: value})
-            if seen is not None:
-                if any(seen[site].shape != own.shape for site, own in self.sites[0].items()):
-                    self.singles[name] = [self._add({name: value}, BATCH, SEQ, seen)]
-                    self._ways[name] = way
+            observation = self.attempt({name: value})
+            if observation is not None:
+                if self.changes_shapes(observation):
+                    self.singles[name] = [self._add({name: value}, BATCH, SEQ, observation)]
+                    self.steps[name] = step
                     return True
                 unchanged = True
-                if refused and way not in _MULTIPLES:
-                    self._doubtful.append(name)
+                if refused and step not in MULTIPLES:
+                    self.perhaps_rounded.append(name)
                 # What another number rounds up to may be the same where a size is rounded.
-                if not re.search(table()["roundings"], self.keys[name][-1]):
+                if not re.search(table()["roundings"], self.model.keys[name][-1]):
                     return True
-            refused = refused or (seen is None and way in _MULTIPLES)
+            refused = refused or (observation is None and step in MULTIPLES)
         return unchanged
 
-    def _follow(self, failed: Sequence[str]) -> list[str]:
-        """Find one size that follows from others, so that most of those can change that could not; what is left of them."""
-        best: tuple[int, str, Expr] | None = None
-        hints = [(name, *hint) for name in failed for hint in self._hints(name, failed)]
+    # -- all at once, by the steps that worked alone ------------------------------------
 
-        def outside(hint: tuple[str, str, Expr]) -> int:
-            return len({hint[1], *hint[2].names} - set(failed))
-
-        # What relates sizes that all refuse to change alone is likeliest to be why they do.
-        hints.sort(
-            key=lambda hint: (outside(hint), hint[1] not in self.derived, len(hint[2].names))
-        )
-        nearest = None
-        for hint in hints[: 2 * _HINTS]:
-            name, other, expression = hint
-            if (
-                other in self.follows
-                or other in self.singles
-                or expression.names & self.follows.keys()
-            ):
-                continue
-            if nearest is not None and outside(hint) > nearest:
-                break
-            self.follows[other] = expression
-            if self._tries(name):
-                freed = 1 + sum(self._tries(one) for one in failed if one not in (name, other))
-                if best is None or freed > best[0]:
-                    best, nearest = (freed, other, expression), outside(hint)
-            del self.follows[other]
-            if best is not None and best[0] >= len(failed) - 1:
-                break
-        if best is None:
-            return list(failed)
-        self.follows[best[1]] = best[2]
-        return [name for name in failed if name != best[1] and not self._move(name)]
-
-    def _hints(self, name: str, failed: Sequence[str]) -> list[tuple[str, Expr]]:
-        """Relations to try for one size: the likeliest, and those that are between sizes that do not change alone."""
-        found = relations(self.numbers, name, self.derived)
-        return [
-            *found[:_HINTS],
-            *(one for one in found[_HINTS:] if {one[0], *one[1].names} <= set(failed)),
-        ]
-
-    def _tries(self, name: str) -> bool:
-        """Whether a size can be changed now to something that another model is built of."""
-        seen = next(
-            (
-                seen
-                for way in _WAYS[:3]
-                if (seen := self._attempt({name: way(self.numbers[name], 0)})) is not None
-            ),
-            None,
-        )
-        return seen is not None and any(
-            seen[site].shape != own.shape for site, own in self.sites[0].items()
-        )
-
-    # -- all at once ---------------------------------------------------------------
-
-    def _joint(self, turn: int) -> None:
-        """A probe in which as many sizes as will are changed at once, each to a number it had in no other probe."""
-        names = [name for name in self._ways if name in self.singles]
-        options = self._options(names, turn)
-        batch, seq = _OTHER_BATCHES[turn + 1], _OTHER_SEQS[turn + 1]
-        kept: dict[str, int] = {}
-        self._until = self.tried + _JOINT_PATIENCE
-        seen = self._grow(kept, options, batch, seq)
-        if seen is not None:
-            self._add(kept, batch, seq, seen)
+    def _joint_by_steps(self, turn: int) -> None:
+        """Change as many sizes as will at once, each to a number it had in no other probe."""
+        options = self._options([name for name in self.steps if name in self.singles], turn)
+        batch, seq = OTHER_BATCHES[turn + 1], OTHER_SEQS[turn + 1]
+        chosen: dict[str, int] = {}
+        self._builds_of_joint = self.builds + _MOST_BUILDS_OF_A_JOINT
+        observation = self._grow(chosen, options, [], batch, seq)
+        if observation is not None:
+            self._add(chosen, batch, seq, observation)
 
     def _options(self, names: Sequence[str], turn: int) -> dict[str, list[int]]:
         """Numbers to give each size in a joint probe, the likeliest first; equal sizes get different ones.
@@ -396,93 +370,48 @@ class Probes:
         """
         found: dict[str, list[int]] = {}
         for at, name in enumerate(names):
-            number, way = self.numbers[name], self._ways[name]
-            taken = {values[0] for other, values in found.items() if self.numbers[other] == number}
-            if way is _odd:
+            number, step = self.model.numbers[name], self.steps[name]
+            taken = {
+                values[0] for other, values in found.items() if self.model.numbers[other] == number
+            }
+            values = [step(number, turn)]
+            if step is odd_multiple:
                 values = [
                     value
-                    for i in range(len(_ODD))
-                    if (value := _odd(number, turn + 1 + at + i)) not in taken
+                    for i in range(6)
+                    if (value := odd_multiple(number, turn + 1 + at + i)) not in taken
                 ][:1]
-            else:
-                values = [way(number, turn)]
-            first = way(number, 0)
-            others = () if way is _next else (_part(number, 0), _even(number, 0))
+            others = () if step is just_above else (divided(number, 0), even_multiple(number, 0))
             found[name] = [
                 value
-                for value in dict.fromkeys([*values, first, *others])
+                for value in dict.fromkeys([*values, step(number, 0), *others])
                 if value > 0 and value != number
             ]
-        return found
+        return {name: values for name, values in found.items() if values}
 
-    def _grow(
-        self, kept: dict[str, int], options: dict[str, list[int]], batch: int, seq: int
-    ) -> Sites | None:
-        """Take as many sizes as build together into ``kept``; what is seen with the last that did."""
-        if self.tried >= self._until:
-            return None
-        seen = self._attempt(
-            {**kept, **{name: values[0] for name, values in options.items() if values}}, batch, seq
-        )
-        if seen is not None:
-            kept |= {name: values[0] for name, values in options.items() if values}
-            return seen
-        if len(options) == 1:
-            ((name, values),) = options.items()
-            for value in values[1:]:
-                seen = self._attempt({**kept, name: value}, batch, seq)
-                if seen is not None:
-                    kept[name] = value
-                    return seen
-            return None
-        names = list(options)
-        half = len(names) // 2
-        first = self._grow(kept, {name: options[name] for name in names[:half]}, batch, seq)
-        second = self._grow(kept, {name: options[name] for name in names[half:]}, batch, seq)
-        return second or first
-
-
-_Way = Callable[[int, int], int]
-
-_ODD, _EVEN = (3, 5, 7, 11, 9, 13), (2, 4, 8, 16)
-
-
-def _odd(number: int, turn: int) -> int:
-    return number * _ODD[turn % len(_ODD)]
-
-
-def _even(number: int, turn: int) -> int:
-    return number * _EVEN[turn % len(_EVEN)]
-
-
-def _part(number: int, turn: int) -> int:
-    parts = [by for by in (2, 4, 3, 8, 6) if number % by == 0]
-    return number // parts[turn % len(parts)] if parts else number
-
-
-def _prime(number: int, turn: int) -> int:
-    """One of the primes above a number, well apart from each other."""
-    found = number + max(1, number // 8) * (turn + 1)
-    while any(found % by == 0 for by in range(2, int(found**0.5) + 1)):
-        found += 1
-    return found
-
-
-def _above(number: int, turn: int) -> int:
-    return number + 8 * (2 * turn + 1)
-
-
-def _next(number: int, turn: int) -> int:
-    return number + 1 + turn % 4
-
-
-def _below(number: int, turn: int) -> int:
-    return number - 1 - turn
-
-
-#: Ways to other numbers. A multiple keeps whatever the number could be divided by, so it comes first.
-_MULTIPLES: tuple[_Way, ...] = (_odd, _even, _part)
-_WAYS: tuple[_Way, ...] = (*_MULTIPLES, _prime, _above, _below)
-
-#: A window has to stay narrower than the call.
-_NARROW: tuple[_Way, ...] = (_next,)
+    def _use_even_multiples(self) -> None:
+        """Where an axis does not resolve, a division may have left a remainder: multiply what moves it by two instead."""
+        fitter = self.fitter()
+        suspects = {
+            name
+            for vector in self.vectors()
+            if fitter.fit(vector) is None
+            for name in fitter.moves(vector)
+        }
+        moved = False
+        for name in [*self.steps]:
+            if name not in suspects or self.steps[name] is not odd_multiple:
+                continue
+            before = self.singles.get(name)
+            if self.move(name, (even_multiple, divided)):
+                moved = moved or self.singles.get(name) != before
+        if moved:
+            kept = [0, *sorted(at for single in self.singles.values() for at in single)]
+            self.runs = [self.runs[at] for at in kept]
+            self.observations = [self.observations[at] for at in kept]
+            self.singles = {
+                name: [kept.index(at) for at in single] for name, single in self.singles.items()
+            }
+            self.joints = []
+            for turn in range(3):
+                self._joint_by_steps(turn)

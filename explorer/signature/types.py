@@ -9,8 +9,8 @@ from typing import Any
 
 from explorer.signature.expressions import Expr
 from explorer.signature.fitting import Rounded
+from explorer.signature.observation import DECODE, Observation, TensorShape, TensorSite
 from explorer.signature.probes import BATCH, SEQ, Probes
-from explorer.signature.running import DECODE, Seen, Site, Sites
 from explorer.signature.sizes import order
 
 #: What the call decides.
@@ -30,7 +30,7 @@ class Type:
     axes: tuple[Expr | int | None, ...]
     dtype: str
 
-    def holds(self, seen: Seen, sizes: Mapping[str, int]) -> bool:
+    def holds(self, seen: TensorShape, sizes: Mapping[str, int]) -> bool:
         """Whether a tensor of a model of these sizes is of this type."""
         if len(self.axes) != len(seen.shape) or self.dtype != seen.dtype:
             return False
@@ -61,136 +61,129 @@ class Types:
     ``unresolved`` are the axes no expression was found for; ``rounded`` the sizes that are others rounded up.
     """
 
-    found: dict[Site, Type]
-    unresolved: list[tuple[Site, int, int | None]] = field(default_factory=list)
+    by_site: dict[TensorSite, Type]
+    unresolved: list[tuple[TensorSite, int, int | None]] = field(default_factory=list)
     rounded: dict[str, Rounded] = field(default_factory=dict)
 
     @classmethod
     def of(cls, probes: Probes) -> Types:
-        fitter, base = probes.fitter(), probes.sites[0]
-        wide = _without_windows(probes)
+        """The types that agree with every probe."""
+        fitter, first = probes.fitter(), probes.observations[0]
+        fitter.fit_all(probes.vectors())
+        for rounded in fitter.rounded.values():
+            for sizes in (probes.model.released, *probes.runs):
+                sizes.setdefault(rounded.name, rounded.value(sizes))
+        wide = _with_wide_windows(probes)
         types = cls({}, rounded=fitter.rounded)
-        for site, own in base.items():
+        for site, own in first.items():
             axes: list[Expr | int | None] = []
             for axis, number in enumerate(own.shape):
-                seen = [sites[site].shape[axis] for sites in probes.sites]
+                seen = [observation[site].shape[axis] for observation in probes.observations]
                 expression = fitter.fit(seen)
-                probes.know(types.rounded)
-                if expression is not None and all(site in sites for sites in wide) and wide:
-                    expression = _capped(
-                        expression, [sites[site].shape[axis] for sites in wide], probes
-                    )
-                if expression is not None and _stuck(expression, probes):
+                if expression is not None and wide and all(site in one for one in wide):
+                    lengths = [one[site].shape[axis] for one in wide]
+                    expression = _capped(expression, lengths, probes)
+                if expression is not None and _perhaps_a_fixed_size(expression, probes):
                     expression = None
-                bare = number if len(set(seen)) == 1 and not probes.real else None
+                bare = number if len(set(seen)) == 1 and not probes.model.with_weights else None
                 if expression is None:
                     types.unresolved.append((site, axis, bare))
                 elif site.call == DECODE:
                     expression = expression.replaced({"S": Expr.name("Past")})
                 axes.append(bare if expression is None else expression)
-            types.found[site] = Type(tuple(axes), own.dtype)
+            types.by_site[site] = Type(tuple(axes), own.dtype)
         return types
 
-    def held_to(
+    def checked_against(
         self,
-        whole: Sites,
+        observation: Observation,
         sizes: Mapping[str, int],
-        alike: Callable[[Site], Site | None],
+        same_site: Callable[[TensorSite], TensorSite | None],
         depth: int,
     ) -> Types:
-        """The same types, held to what the whole model shows at its own size.
+        """The same types, corrected by what the whole model shows at its own size.
 
-        ``sizes`` are those of that run, ``alike`` the site of these types that one of it is like, None where there is none,
-        ``depth`` how many blocks these types are of. As nothing but the depth differs, an axis that it contradicts grows
-        with that, or is taken back. A tensor of another dtype on some blocks has both, as ``bfloat16|float32``.
+        ``sizes`` are those of that run; ``same_site`` gives the site of these types that one of the whole model corresponds to,
+        None where there is none; ``depth`` is how many blocks these types are of. As nothing but the depth differs, an axis that
+        it contradicts grows with that, or is unresolved. A tensor of another dtype on some blocks has both, as
+        ``bfloat16|float32``.
         """
-        deeper = Expr.of({(("Layers", 1),): Fraction(1, depth)})
-        seen: dict[Site, list[Seen]] = {}
-        for site, one in whole.items():
-            if (own := alike(site)) in self.found:
+        per_block = Expr.of({(("Layers", 1),): Fraction(1, depth)})
+        seen: dict[TensorSite, list[TensorShape]] = {}
+        for site, one in observation.items():
+            if (own := same_site(site)) in self.by_site:
                 seen.setdefault(own, []).append(one)
         types = Types({}, [*self.unresolved], self.rounded)
-        for site, one in self.found.items():
-            found = [other for other in seen.get(site, ()) if len(other.shape) == len(one.axes)]
+        for site, one in self.by_site.items():
+            others = [other for other in seen.get(site, ()) if len(other.shape) == len(one.axes)]
             axes: list[Expr | int | None] = []
             for at, axis in enumerate(one.axes):
-                numbers = {other.shape[at] for other in found}
+                numbers = {other.shape[at] for other in others}
                 if (
                     isinstance(axis, Expr)
-                    and numbers == {(axis * deeper).value(sizes)}
                     and axis.cap is None
+                    and numbers == {(axis * per_block).value(sizes)}
                 ):
-                    axis = axis * deeper if depth != sizes["Layers"] else axis
+                    axis = axis * per_block if depth != sizes["Layers"] else axis
                 elif isinstance(axis, Expr) and numbers - {axis.value(sizes)}:
-                    axis = (
-                        next(iter(numbers))
-                        if len(numbers) == 1 and not axis.names & CALL_NAMES
-                        else None
-                    )
+                    constant = len(numbers) == 1 and not axis.names & CALL_NAMES
+                    axis = next(iter(numbers)) if constant else None
                     types.unresolved.append((site, at, axis))
                 axes.append(axis)
-            dtypes = dict.fromkeys([one.dtype, *(other.dtype for other in found)])
-            types.found[site] = Type(tuple(axes), "|".join(dtypes))
+            dtypes = dict.fromkeys([one.dtype, *(other.dtype for other in others)])
+            types.by_site[site] = Type(tuple(axes), "|".join(dtypes))
         return types
 
-    def elsewhere(
-        self, probes: Probes, config: Any, model_class: type, cut: tuple[str, int] | None
-    ) -> Probes | None:
-        """The probes these types are of, for another configuration's sizes; None where it builds a model that does not have these types."""
-        other = probes.elsewhere(config, model_class, cut)
-        if other is None:
-            return None
-        other.know(self.rounded)
-        other.seen = 0
-        try:
-            for sizes, seen in other.looks():
-                if seen.keys() != self.found.keys() or not all(
-                    self.found[site].holds(one, sizes) for site, one in seen.items()
-                ):
-                    return None
-                other.seen += 1
-        except Exception:
-            return None
-        return other
+    def hold(self, observation: Observation, sizes: Mapping[str, int]) -> bool:
+        """Whether these are the types of every tensor of a model of these sizes."""
+        return observation.keys() == self.by_site.keys() and all(
+            self.by_site[site].holds(one, sizes) for site, one in observation.items()
+        )
+
+    def expressions(self) -> Iterator[Expr]:
+        """Every axis that is resolved."""
+        return (
+            axis for one in self.by_site.values() for axis in one.axes if isinstance(axis, Expr)
+        )
 
     @property
     def counts(self) -> tuple[int, int]:
         """How many axes there are and how many are resolved."""
-        axes = sum(len(one.axes) for one in self.found.values())
+        axes = sum(len(one.axes) for one in self.by_site.values())
         return axes, axes - len(self.unresolved)
 
     def at(self, call: str, path: str, what: str) -> Iterator[tuple[str, Type]]:
         """What there is of one module and kind, by name."""
-        for site, found in self.found.items():
+        for site, found in self.by_site.items():
             if (site.call, site.path, site.what) == (call, path, what):
                 yield site.name, found
 
 
-def _stuck(expression: Expr, probes: Probes) -> bool:
+def _perhaps_a_fixed_size(expression: Expr, probes: Probes) -> bool:
     """Whether a bare number may be that of a size that could not be changed."""
     number = expression.constant
-    return (
-        number is not None
-        and number > 1
-        and any((own := probes.numbers[name]) > 1 and number % own == 0 for name in probes.stuck)
-    )
+    if number is None or number <= 1:
+        return False
+    fixed = [probes.model.numbers[name] for name in probes.fixed]
+    return any(size > 1 and number % size == 0 for size in fixed)
 
 
-def _without_windows(probes: Probes) -> list[Sites]:
+def _with_wide_windows(probes: Probes) -> list[Observation]:
     """What is seen where every window is wider than the call, for two lengths of it; nothing where there are no windows."""
-    return [probes.wide(BATCH, seq) for seq in (SEQ, LONGER)] if probes.windows else []
+    if not probes.model.windows:
+        return []
+    return [probes.model.observe_with_wide_windows(BATCH, seq) for seq in (SEQ, LONGER)]
 
 
-def _capped(expression: Expr, numbers: list[int], probes: Probes) -> Expr | None:
+def _capped(expression: Expr, lengths: list[int], probes: Probes) -> Expr | None:
     """The smaller of two where an axis has another length as soon as the window is wider than the call.
 
-    numbers: the axis's in calls of `SEQ` and of `LONGER` tokens with wide windows.
+    lengths: the axis's in calls of `SEQ` and of `LONGER` tokens with wide windows.
     """
-    if [
-        expression.value({**probes.released, "B": BATCH, "S": seq}) for seq in (SEQ, LONGER)
-    ] == numbers:
+    released = probes.model.released
+    if [expression.value({**released, "B": BATCH, "S": seq}) for seq in (SEQ, LONGER)] == lengths:
         return expression
-    if numbers[1] - numbers[0] != LONGER - SEQ:
+    if lengths[1] - lengths[0] != LONGER - SEQ:
         return None
-    longest = Expr.name("S") + Expr.number(numbers[0] - SEQ)
+    longest = Expr.name("S") + Expr.number(lengths[0] - SEQ)
     return Expr(longest.terms, expression)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +15,7 @@ from explorer.discovery.discover import discover
 from explorer.model.shapes import shapes
 from explorer.signature.expressions import Expr
 from explorer.signature.probes import Probes
-from explorer.signature.types import Type, Types
+from explorer.signature.types import CALL_NAMES, Type, Types
 from explorer.vocabulary.formatting import CALL
 
 if TYPE_CHECKING:
@@ -23,26 +25,21 @@ if TYPE_CHECKING:
 #: What the call decides, by axis.
 _CALL = {axis: Expr.name(name) for axis, name in CALL.items()}
 
-#: Anatomies of probes that are compared with the model's own.
-_COMPARED = 2
-
 #: The sizes of one host of one kind of block, by axis.
-_Sizes = dict[tuple[int, str], dict[str, Expr]]
+HostSizes = dict[tuple[int, str], dict[str, Expr]]
 
 
 def typed_values(
     model: LanguageModel,
-    probes: Probes,
-    types: Types,
-    layers: Sequence[Sequence[int]],
+    sizes: HostSizes,
+    released: Mapping[str, int],
     write: Callable[[Type], dict[str, Any]],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """A row for each value, or for each of its types where kinds of blocks differ, and what did not resolve.
 
-    A row is ``{host, name, modules, layers, type}``, what did not resolve ``{at, axis, number}``. ``layers`` are, for
-    each block of the probes, the model's blocks that are so.
+    A row is ``{host, name, modules, layers, type}``, what did not resolve ``{at, axis, number}``. ``sizes`` are the hosts'
+    (`ProbedHosts.expressions`), ``released`` the model's own sizes.
     """
-    sizes = _sizes(model, probes, types, layers)
     tensors = shapes(model)
     rows, unresolved = [], []
     for row in model.support():
@@ -57,7 +54,7 @@ def typed_values(
                 if (
                     tensor is not None
                     and expression is not None
-                    and not _fits(expression, tensor, at, row.value.axes, probes)
+                    and not _fits(expression, tensor, at, row.value.axes, released)
                 ):
                     expression = None
                 if expression is None:
@@ -102,12 +99,16 @@ def _module(anatomy: Anatomy, host: str, blocks: Sequence[int]) -> str:
 
 
 def _fits(
-    expression: Expr, tensor: torch.Tensor, at: int, axes: Sequence[str], probes: Probes
+    expression: Expr,
+    tensor: torch.Tensor,
+    at: int,
+    axes: Sequence[str],
+    released: Mapping[str, int],
 ) -> bool:
     """Whether an expression comes to what one run at the model's own size has."""
     if axes[at] in _CALL or at >= tensor.dim():
         return True
-    return expression.value(probes.released) == tensor.shape[at]
+    return expression.value(released) == tensor.shape[at]
 
 
 def _dtype(
@@ -129,80 +130,94 @@ def _dtype(
     )
 
 
-def _sizes(
-    model: LanguageModel, probes: Probes, types: Types, layers: Sequence[Sequence[int]]
-) -> _Sizes:
-    """The expression of each size that discovery gives a host.
+class ProbedHosts:
+    """The sizes that discovery gives the hosts in one probe where all sizes changed, to tell expressions for them."""
 
-    It is the one of the model's tensors' axes that comes to that size in several probes, where no other as simple does.
-    """
-    axes = [
-        axis
-        for one in types.found.values()
-        for axis in one.axes
-        if isinstance(axis, Expr) and axis.cap is None
-    ]
-    known = {
-        axis.replaced(probes.follows): axis
-        for axis in axes
-        if not axis.names & {"B", "S", "Past", "Layers"}
-    }
-    known |= {Expr.name(name): Expr.name(name) for name in probes.singles if name not in ("B", "S")}
-    candidates = sorted(known.values(), key=lambda one: (*_involved(one), str(one)))
-    # A size that no tensor of the model itself has may be a share: a head's width where the class cuts the hidden size.
-    singles = [name for name in probes.singles if name not in ("B", "S")]
-    shares = [
-        Expr.of({((one, 1), (other, -1)): 1})
-        for one in singles
-        for other in singles
-        if one != other
-    ]
-    single = {at for probe in probes.singles.values() for at in probe}
-    compared = [at for at in range(len(probes.runs) - 1, 0, -1) if at not in single][:_COMPARED]
-    anatomies = [discover(probes.model(at)) for at in compared]
+    def __init__(self, probes: Probes) -> None:
+        self.probes = probes
 
-    def fit(numbers: Sequence[int | None]) -> Expr | None:
-        sizes = [probes.released, *(probes.runs[at] for at in compared)]
+    @cached_property
+    def _run(self) -> int | None:
+        """The last probe in which many sizes changed."""
+        single = {at for runs in self.probes.singles.values() for at in runs}
+        return next((at for at in range(len(self.probes.runs) - 1, 0, -1) if at not in single), None)
 
-        def among(some: Sequence[Expr]) -> list[Expr]:
-            return [
-                one
-                for one in some
-                if all(one.value(run) == number for run, number in zip(sizes, numbers, strict=True))
-            ]
+    @cached_property
+    def _anatomy(self) -> Anatomy:
+        assert self._run is not None
+        return discover(self.probes.model.build(self.probes.numbers_of(self._run)))
 
-        fits = among(candidates) or among(shares)
-        return (
-            fits[0]
-            if len(fits) == 1 or (fits and _involved(fits[0]) < _involved(fits[1]))
-            else None
+    def expressions(
+        self,
+        model: LanguageModel,
+        types: Types,
+        layers: Sequence[Sequence[int]],
+        released: Mapping[str, int],
+    ) -> HostSizes:
+        """The expression of each size that discovery gives a host of ``model``.
+
+        It is the one of the model's tensors' axes that has that number in the model and in the probe, where no other as
+        simple does. ``layers`` are, for each block of the probes, the model's blocks that are equal.
+        """
+        found: HostSizes = {}
+        if self._run is None:
+            return found
+        candidates, quotients = self._candidates(types)
+        sizes = (released, self.probes.runs[self._run])
+        for kind, block in enumerate(model.anatomy.blocks):
+            at = next((i for i, equal in enumerate(layers) if block.layers[0] in equal), None)
+            if at is None:
+                continue
+            probed = self._anatomy.block(at)
+            for name, host in block.hosts.items():
+                found[kind, name] = {}
+                for axis, number in host.sizes.items():
+                    numbers = (number, probed.hosts[name].sizes.get(axis))
+                    expression = _simplest(candidates, sizes, numbers) or _simplest(
+                        quotients, sizes, numbers
+                    )
+                    if expression is not None:
+                        found[kind, name][axis] = expression
+        logits = next(
+            (one for site, one in types.by_site.items() if site[1:] == ("", "out", "logits")), None
         )
+        top = {
+            "hidden_size": found.get((0, "layers"), {}).get("hidden_size"),
+            "vocab_size": None if logits is None else logits.axes[-1],
+        }
+        found[-1, "model"] = {
+            axis: expression for axis, expression in top.items() if isinstance(expression, Expr)
+        }
+        return found
 
-    found: _Sizes = {}
-    for kind, block in enumerate(model.anatomy.blocks):
-        at = next((i for i, alike in enumerate(layers) if block.layers[0] in alike), None)
-        if at is None or not compared:
-            continue
-        others = [anatomy.block(at) for anatomy in anatomies]
-        for name, host in block.hosts.items():
-            fitted = {
-                axis: fit([number, *(one.hosts[name].sizes.get(axis) for one in others)])
-                for axis, number in host.sizes.items()
-            }
-            found[kind, name] = {
-                axis: expression for axis, expression in fitted.items() if expression is not None
-            }
-    logits = next(
-        (one for where, one in types.found.items() if where[1:] == ("", "out", "logits")), None
-    )
-    top = {
-        "hidden_size": found.get((0, "layers"), {}).get("hidden_size"),
-        "vocab_size": None if logits is None else logits.axes[-1],
-    }
-    found[-1, "model"] = {
-        axis: expression for axis, expression in top.items() if isinstance(expression, Expr)
-    }
-    return found
+    def _candidates(self, types: Types) -> tuple[list[Expr], list[Expr]]:
+        """What a host's size may be: an axis of a tensor, or a size; else a quotient of two, such as a head's width that the class computes."""
+        dependent = self.probes.dependent
+        axes = {axis.replaced(dependent): axis for axis in types.expressions() if axis.cap is None}
+        axes = {key: axis for key, axis in axes.items() if not axis.names & {*CALL_NAMES, "Layers"}}
+        names = {name for axis in types.expressions() for name in axis.replaced(dependent).names}
+        names = [name for name in self.probes.model.numbers if name in names - dependent.keys()]
+        axes |= {Expr.name(name): Expr.name(name) for name in names}
+        candidates = sorted(axes.values(), key=lambda one: (*_involved(one), str(one)))
+        quotients = [
+            Expr.of({((one, 1), (other, -1)): 1}) for one, other in itertools.permutations(names, 2)
+        ]
+        return candidates, quotients
+
+
+def _simplest(
+    candidates: Sequence[Expr],
+    sizes: Sequence[Mapping[str, int]],
+    numbers: Sequence[int | None],
+) -> Expr | None:
+    """The first candidate with these numbers at these sizes; None where the next is as simple."""
+    fits = [
+        one
+        for one in candidates
+        if all(one.value(own) == number for own, number in zip(sizes, numbers, strict=True))
+    ]
+    unique = len(fits) == 1 or (fits and _involved(fits[0]) < _involved(fits[1]))
+    return fits[0] if unique else None
 
 
 def _involved(expression: Expr) -> tuple[int, int]:

@@ -12,7 +12,8 @@ from explorer import load
 from explorer.meta_device import build_meta
 from explorer.signature import signature
 from explorer.signature.probes import Probes
-from explorer.signature.running import Site, observe
+from explorer.signature.resizable import ResizableModel
+from explorer.signature.observation import TensorSite, observe
 from explorer.signature.sizes import changed
 from explorer.signature.types import Types
 from explorer.specimens.small import small_config
@@ -30,34 +31,35 @@ OTHERS = {
 @cache
 def probed(family: str) -> tuple[Probes, Types]:
     config = small_config(family)
-    probes = Probes(config, type(build_meta(config)))
+    probes = Probes(ResizableModel(config, type(build_meta(config))))
     return probes, Types.of(probes)
 
 
 @pytest.mark.parametrize("family", OTHERS)
 def test_every_axis_resolves_and_holds_on_a_model_that_was_not_probed(family):
     probes, types = probed(family)
-    assert types.unresolved == [] and not set(probes.stuck) & set(OTHERS[family])
-    sizes = {**probes.numbers, **OTHERS[family], "B": 6, "S": 14, "Past": 14}
+    assert types.unresolved == [] and not set(probes.fixed) & set(OTHERS[family])
+    sizes = {**probes.model.numbers, **OTHERS[family], "B": 6, "S": 14, "Past": 14}
     assert all(
-        sizes[name] == expression.value(sizes) for name, expression in probes.follows.items()
+        sizes[name] == expression.value(sizes) for name, expression in probes.dependent.items()
     )
     assert not any(run.items() >= OTHERS[family].items() for run in probes.runs)
-    config = changed(probes.config, {probes.keys[name]: sizes[name] for name in probes.numbers})
-    seen = observe(build_meta(config, model_class=probes.model_class), 6, 14, products=True)
+    model = probes.model
+    config = changed(model.config, {model.keys[name]: sizes[name] for name in model.numbers})
+    seen = observe(build_meta(config, model_class=model.model_class), 6, 14, products=True)
     sizes |= {name: size.value(sizes) for name, size in types.rounded.items()}
-    assert seen.keys() == types.found.keys()
-    assert [site for site, one in seen.items() if not types.found[site].holds(one, sizes)] == []
+    assert seen.keys() == types.by_site.keys()
+    assert [site for site, one in seen.items() if not types.by_site[site].holds(one, sizes)] == []
 
 
 def test_a_size_follows_another_that_alone_changes_nothing_but_by_rounding():
     probes, _ = probed("bailing_hybrid")
-    assert set(probes.follows) & {"HeadDim", "RopeDim"}
+    assert set(probes.dependent) & {"HeadDim", "RopeDim"}
 
 
 def test_a_width_that_is_rounded_up_shows_where_the_multiple_is_a_size_of_the_configuration():
     _, types = probed("xlstm")
-    width = types.found[Site("", "backbone.blocks.0.ffn.proj_up", "parameter", "weight")].axes[0]
+    width = types.by_site[TensorSite("", "backbone.blocks.0.ffn.proj_up", "parameter", "weight")].axes[0]
     assert (
         str(width) == "RoundedHidden"
         and types.rounded["RoundedHidden"].to == "FfnRoundUpToMultipleOf"
@@ -68,11 +70,12 @@ def test_a_multiple_of_a_size_that_cannot_change_is_taken_for_no_bare_number():
     """The one number of "zamba" that no size gives stands, until a size that might be in it is one that nobody could change."""
     probes, whole = probed("zamba")
     numbers = {
-        one.axes[axis].constant for one in whole.found.values() for axis in range(len(one.axes))
+        one.axes[axis].constant for one in whole.by_site.values() for axis in range(len(one.axes))
     }
     assert 2 in numbers
     held = copy.copy(probes)
-    held.stuck, held.numbers = ["Fixed"], {**probes.numbers, "Fixed": 2}
+    held.fixed, held.model = ["Fixed"], copy.copy(probes.model)
+    held.model.numbers = {**probes.model.numbers, "Fixed": 2}
     unresolved = Types.of(held).unresolved
     assert unresolved and {number for _, _, number in unresolved} == {
         one for one in numbers if one and one > 1 and one % 2 == 0

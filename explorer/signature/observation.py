@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from explorer.discovery.recorded_run import RecordedRun, named_arguments, named_tensors
 from explorer.meta_device import build_meta, without_padding_warning
 
 #: How a call is called whose tensors a site is of; parameters and buffers are of no call.
 PREFILL, DECODE = "prefill", "decode"
 
 
-class Site(NamedTuple):
+class TensorSite(NamedTuple):
     """Where a tensor is: of which call, at which module's path, as what, and its name there.
 
     ``what`` is "parameter", "buffer", "in", "out", "cache", "held" (by a module, for the next call) or "matmul".
@@ -35,17 +36,17 @@ class Site(NamedTuple):
     name: str
 
 
-class Seen(NamedTuple):
+class TensorShape(NamedTuple):
     """A tensor's shape and dtype."""
 
     shape: tuple[int, ...]
     dtype: str
 
 
-Sites = dict[Site, Seen]
+Observation = dict[TensorSite, TensorShape]
 
 #: Which arguments of an operation are the matrices that are multiplied; all others of torch come down to these.
-_PRODUCTS = {
+_OPERANDS = {
     "aten.mm": (0, 1),
     "aten.addmm": (1, 2),
     "aten.bmm": (0, 1),
@@ -58,7 +59,7 @@ _PRODUCTS = {
 _BATCHED = ("aten.bmm", "aten.baddbmm")
 
 #: The file that calls a module's forward.
-_CALLING = os.path.join("nn", "modules", "module.py")
+_MODULE_FILE = os.path.join("nn", "modules", "module.py")
 
 
 def build(config: Any, model_class: type, numbers: bool = False) -> torch.nn.Module:
@@ -68,27 +69,48 @@ def build(config: Any, model_class: type, numbers: bool = False) -> torch.nn.Mod
     return model_class._from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-def shorter(model: torch.nn.Module, path: str, count: int) -> torch.nn.Module:
+def with_first_blocks(model: torch.nn.Module, path: str, count: int) -> torch.nn.Module:
     """The same model with its first ``count`` blocks alone."""
     owner, _, name = path.rpartition(".")
     setattr(model.get_submodule(owner), name, model.get_submodule(path)[:count])
     return model
 
 
-def parameters(model: torch.nn.Module) -> Sites:
+def of_parameters(model: torch.nn.Module) -> Observation:
     """The parameters of a model, as `observe` notes them."""
-    sites: Sites = {}
+    sites: Observation = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         _note(sites, "", name.rpartition(".")[0], "parameter", name.rpartition(".")[2], parameter)
     return sites
 
 
-def observe(model: torch.nn.Module, batch: int, seq: int, products: bool = False) -> Sites:
+def of_recorded_run(run: RecordedRun) -> Observation:
+    """What a recorded run shows, products of matrices left out."""
+    sites = of_parameters(run.model)
+    for call, forward in ((PREFILL, run.prompt), (DECODE, run.step)):
+        if forward is None:
+            continue
+        for path, one in forward.module_calls():
+            for argument, value in named_arguments(one).items():
+                keywords = argument == "kwargs" and isinstance(value, dict)
+                for name, tensor in named_tensors("" if keywords else argument, value):
+                    _note(sites, call, path, "in", name, tensor)
+            for name, tensor in named_tensors("", one.output):
+                _note(sites, call, path, "out", name, tensor)
+        for cached in forward.cache:
+            layer = "" if cached.layer is None else str(cached.layer)
+            _note(sites, call, layer, "cache", cached.name, cached.tensor)
+        for (path, name), tensor in forward.held.items():
+            _note(sites, call, path, "held", name, tensor)
+    return sites
+
+
+def observe(model: torch.nn.Module, batch: int, seq: int, products: bool = False) -> Observation:
     """Run ``model`` on a prompt [batch seq] and one further token, and note every tensor.
 
     products: note the matrices multiplied in the decoding step too. Raises whatever the forward raises.
     """
-    sites = parameters(model)
+    sites = of_parameters(model)
     for name, buffer in model.named_buffers():
         _note(sites, "", name.rpartition(".")[0], "buffer", name.rpartition(".")[2], buffer)
     ids = torch.zeros(batch, seq, dtype=torch.long, device=model.device)
@@ -100,19 +122,19 @@ def observe(model: torch.nn.Module, batch: int, seq: int, products: bool = False
         torch.no_grad(),
         without_padding_warning(model) if model.device.type == "meta" else nullcontext(),
     ):
-        with _watching(model, sites, PREFILL):
+        with _noting_calls(model, sites, PREFILL):
             out = model(ids, use_cache=True)
-        again = _again(out) or _given(model, ids)
-        _held(sites, PREFILL, model, again, before)
+        again = _cache_arguments(out) or _filled_cache(model, ids)
+        _note_cache(sites, PREFILL, model, again, before)
         if again is not None:
-            with _watching(model, sites, DECODE) as stack:
-                with _Products(sites, stack) if products else nullcontext():
+            with _noting_calls(model, sites, DECODE) as stack:
+                with _NotingProducts(sites, stack) if products else nullcontext():
                     out = model(ids[:, :1], use_cache=True, **again)
-            _held(sites, DECODE, model, _again(out) or again, before)
+            _note_cache(sites, DECODE, model, _cache_arguments(out) or again, before)
     return sites
 
 
-def _again(out: Any) -> dict[str, Any] | None:
+def _cache_arguments(out: Any) -> dict[str, Any] | None:
     """What a further call is given of what the first one returned; None where it returned nothing to go on from."""
     for name in ("cache", "past_key_values", "cache_params", "state"):
         if out.get(name) is not None:
@@ -120,31 +142,19 @@ def _again(out: Any) -> dict[str, Any] | None:
     return None
 
 
-def _note(sites: Sites, call: str, path: str, what: str, name: str, tensor: torch.Tensor) -> None:
+def _note(sites: Observation, call: str, path: str, what: str, name: str, tensor: torch.Tensor) -> None:
     sites.setdefault(
-        Site(call, path, what, name),
-        Seen(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")),
+        TensorSite(call, path, what, name),
+        TensorShape(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")),
     )
 
 
-def _flat(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in a value, with a name for each."""
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif isinstance(value, Mapping) and depth:
-        for key, one in value.items():
-            yield from _flat(f"{name}.{key}" if name else str(key), one, depth - 1)
-    elif isinstance(value, tuple | list) and depth:
-        for at, one in enumerate(value):
-            yield from _flat(f"{name}.{at}" if name else str(at), one, depth - 1)
-
-
 @lru_cache(maxsize=4096)
-def _parameters(kind: type) -> inspect.Signature:
+def _signature_of_forward(kind: type) -> inspect.Signature:
     return inspect.signature(kind.forward)
 
 
-def _given(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, Any] | None:
+def _filled_cache(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, Any] | None:
     """A cache filled by a call that gets it and does not hand it back; None where the class takes none."""
     from transformers import DynamicCache
 
@@ -155,13 +165,13 @@ def _given(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, Any] | None:
         return None
     return (
         {"cache": cache}
-        if any(tensor.dim() for layer in cache.layers for _, tensor in _flat("", vars(layer)))
+        if any(tensor.dim() for layer in cache.layers for _, tensor in named_tensors("", vars(layer)))
         else None
     )
 
 
 @contextmanager
-def _watching(model: torch.nn.Module, sites: Sites, call: str) -> Iterator[list[str]]:
+def _noting_calls(model: torch.nn.Module, sites: Observation, call: str) -> Iterator[list[str]]:
     """Note what modules are called with and return, the first time they run; gives the stack of running modules."""
     stack: list[str] = []
     handles = []
@@ -170,12 +180,12 @@ def _watching(model: torch.nn.Module, sites: Sites, call: str) -> Iterator[list[
         def hook(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
             stack.append(path)
             try:
-                given = dict(_parameters(type(module)).bind(module, *args, **kwargs).arguments)
+                given = dict(_signature_of_forward(type(module)).bind(module, *args, **kwargs).arguments)
                 given.pop("self", None)
             except TypeError:
                 given = {"input": args, **kwargs}
             for name, value in given.items():
-                for whole, tensor in _flat(
+                for whole, tensor in named_tensors(
                     "" if name == "kwargs" and isinstance(value, dict) else name, value
                 ):
                     _note(sites, call, path, "in", whole, tensor)
@@ -185,7 +195,7 @@ def _watching(model: torch.nn.Module, sites: Sites, call: str) -> Iterator[list[
     def leave(path: str) -> Any:
         def hook(module: torch.nn.Module, args: tuple, output: Any) -> None:
             stack.pop()
-            for name, tensor in _flat("", output):
+            for name, tensor in named_tensors("", output):
                 _note(sites, call, path, "out", name, tensor)
 
         return hook
@@ -200,8 +210,8 @@ def _watching(model: torch.nn.Module, sites: Sites, call: str) -> Iterator[list[
             handle.remove()
 
 
-def _held(
-    sites: Sites,
+def _note_cache(
+    sites: Observation,
     call: str,
     model: torch.nn.Module,
     again: dict[str, Any] | None,
@@ -212,7 +222,7 @@ def _held(
     layers = getattr(kept, "layers", None)
     for at, layer in enumerate(layers if layers is not None else [] if kept is None else [kept]):
         for name, value in vars(layer).items() if hasattr(layer, "__dict__") else ():
-            for whole, tensor in _flat(name, value):
+            for whole, tensor in named_tensors(name, value):
                 if tensor.dim():
                     _note(
                         sites, call, str(at) if layers is not None else "", "cache", whole, tensor
@@ -223,14 +233,14 @@ def _held(
                 _note(sites, call, path, "held", name, value)
 
 
-class _Products(TorchDispatchMode):
+class _NotingProducts(TorchDispatchMode):
     """Notes the operands of every product of matrices, under the module that runs.
 
     What one line of it multiplies again and again, as for each expert, is one product that has all their rows: how often
     it is done may depend on sizes.
     """
 
-    def __init__(self, sites: Sites, stack: list[str]) -> None:
+    def __init__(self, sites: Observation, stack: list[str]) -> None:
         super().__init__()
         self.sites, self.stack = sites, stack
         #: How many products a module has, and by module, line and other axes the name of the first.
@@ -242,13 +252,13 @@ class _Products(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         kind = str(func).rpartition(".")[0]
-        if kind in _PRODUCTS:
+        if kind in _OPERANDS:
             path = self.stack[-1] if self.stack else ""
-            left, right = (args[at] for at in _PRODUCTS[kind])
+            left, right = (args[at] for at in _OPERANDS[kind])
             key = (
                 path,
                 kind,
-                _lines(),
+                _source_lines(),
                 left.shape[1:],
                 right.shape[kind in _BATCHED :],
                 out.shape[1:],
@@ -262,20 +272,20 @@ class _Products(TorchDispatchMode):
                 ("right", right, kind in _BATCHED),
                 ("out", out, True),
             ):
-                site = Site(DECODE, path, "matmul", f"{self.first[key]}.{side}")
+                site = TensorSite(DECODE, path, "matmul", f"{self.first[key]}.{side}")
                 _note(self.sites, *site, tensor)
                 if again and grows:
                     rows, *others = self.sites[site].shape
-                    self.sites[site] = Seen(
+                    self.sites[site] = TensorShape(
                         (rows + tensor.shape[0], *others), self.sites[site].dtype
                     )
         return out
 
 
-def _lines() -> tuple[tuple[str, int], ...]:
+def _source_lines() -> tuple[tuple[str, int], ...]:
     """Where in the running module's own forward an operation is, the calls on the way there included."""
     found, frame = [], sys._getframe(2)
-    while frame is not None and not frame.f_code.co_filename.endswith(_CALLING):
+    while frame is not None and not frame.f_code.co_filename.endswith(_MODULE_FILE):
         found.append((frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
     return tuple(found)
