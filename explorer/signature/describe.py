@@ -108,7 +108,9 @@ class Description:
             for path in self._inside(f"{self.blocks}.{at}"):
                 tensors += self._kept(path, "held")
             if tensors:
-                inner = self.cache_writers.get(at, "").removeprefix(f"{self.blocks}.{at}").lstrip(".")
+                inner = (
+                    self.cache_writers.get(at, "").removeprefix(f"{self.blocks}.{at}").lstrip(".")
+                )
                 found.append({"layers": layers, "module": inner, "tensors": tensors})
         return found
 
@@ -142,7 +144,9 @@ class Description:
                 or type(module).forward is not nn.Module.forward
             ):
                 alike.setdefault(self._built(module), []).append(path)
-        formal = {path: _GenericClass(self, paths) for paths in alike.values() for path in paths[:1]}
+        formal = {
+            path: _GenericClass(self, paths) for paths in alike.values() for path in paths[:1]
+        }
         by_path = {path: formal[paths[0]] for paths in alike.values() for path in paths}
         return [self._class(paths, formal[paths[0]], by_path) for paths in alike.values()]
 
@@ -156,7 +160,9 @@ class Description:
         own = tuple(name for name, one in module._parameters.items() if one is not None)
         return type(module).__name__, children, own
 
-    def _class(self, paths: list[str], formal: _GenericClass, others: Mapping[str, _GenericClass]) -> Json:
+    def _class(
+        self, paths: list[str], formal: _GenericClass, others: Mapping[str, _GenericClass]
+    ) -> Json:
         path = paths[0]
         module = self.module.get_submodule(path)
         subs = []

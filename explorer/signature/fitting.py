@@ -128,7 +128,9 @@ class Fitter:
             expression = self._solve(chosen, numbers, observed)
             if expression is not None:  # the same in other words is no other expression
                 same = expression.replaced(self.dependent)
-                if same not in found or self._dependents_in(expression) < self._dependents_in(found[same]):
+                if same not in found or self._dependents_in(expression) < self._dependents_in(
+                    found[same]
+                ):
                     found[same] = expression
                 simplest = rank
         return next(iter(found.values())) if len(found) == 1 else None

@@ -214,18 +214,20 @@ class _Signature:
 
     def _cache_writers(self) -> dict[int, str]:
         """By few block, the path of the module that writes to the cache."""
-        try:
-            writers = {one.layer: one.path for one in accounting.run(self.module).owners}
-        except Exception:  # a forward may raise anything
-            return {}
-        found: dict[int, str] = {}
-        for at, layers in enumerate(self.layers):
-            for layer in layers:
-                if layer in writers:
-                    inner = writers[layer].removeprefix(f"{self.path}.{layer}")
+        for model, layers_of in ((self.module, self.layers), (self.few, None)):
+            try:
+                owners = {one.layer: one.path for one in accounting.run(model).owners}
+            except Exception:  # a forward may raise anything
+                continue
+            found: dict[int, str] = {}
+            for at in range(len(self.layers)):
+                equal = [at] if layers_of is None else layers_of[at]
+                layer = next((one for one in equal if one in owners), None)
+                if layer is not None:
+                    inner = owners[layer].removeprefix(f"{self.path}.{layer}")
                     found[at] = f"{self.path}.{at}{inner}"
-                    break
-        return found
+            return found
+        return {}
 
     # -- written down --------------------------------------------------------------
 

@@ -100,7 +100,9 @@ class JointFitter:
                 found *= Fraction(self.runs[run][name]) ** power
             return found
 
-        regular = [Fraction(observed[joint.run]) / irregular_part(joint.run) for joint in self.joints]
+        regular = [
+            Fraction(observed[joint.run]) / irregular_part(joint.run) for joint in self.joints
+        ]
         first = Fraction(observed[0]) / irregular_part(0)
         powers: dict[str, int] = {}
         for joint, number in zip(self.joints, regular, strict=True):
@@ -127,8 +129,7 @@ class JointFitter:
 
     def _holds(self, expression: Expr, observed: Sequence[int]) -> bool:
         return all(
-            expression.value(run) == number
-            for run, number in zip(self.runs, observed, strict=True)
+            expression.value(run) == number for run, number in zip(self.runs, observed, strict=True)
         )
 
     # -- sums ----------------------------------------------------------------------
@@ -240,13 +241,13 @@ class JointFitter:
         ]
         if any(not factor or abs(factor.numerator) > LARGEST_FACTOR for factor in factors):
             return None
-        found = total(
-            Expr.of({term: factor}) for term, factor in zip(terms, factors, strict=True)
-        )
+        found = total(Expr.of({term: factor}) for term, factor in zip(terms, factors, strict=True))
         return found if self._holds(found, observed) else None
 
 
-def rounding_pairs(names: Sequence[str], keys: Mapping[str, tuple[str, ...]]) -> list[tuple[str, str]]:
+def rounding_pairs(
+    names: Sequence[str], keys: Mapping[str, tuple[str, ...]]
+) -> list[tuple[str, str]]:
     """Pairs of sizes of which the first may be rounded up to a multiple of the second, by the second's key."""
     multiples = [name for name in names if re.search(table()["roundings"], keys[name][-1])]
     return [(name, multiple) for multiple in multiples for name in names if name != multiple]

@@ -142,7 +142,9 @@ def _cache_arguments(out: Any) -> dict[str, Any] | None:
     return None
 
 
-def _note(sites: Observation, call: str, path: str, what: str, name: str, tensor: torch.Tensor) -> None:
+def _note(
+    sites: Observation, call: str, path: str, what: str, name: str, tensor: torch.Tensor
+) -> None:
     sites.setdefault(
         TensorSite(call, path, what, name),
         TensorShape(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")),
@@ -165,7 +167,9 @@ def _filled_cache(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, Any] |
         return None
     return (
         {"cache": cache}
-        if any(tensor.dim() for layer in cache.layers for _, tensor in named_tensors("", vars(layer)))
+        if any(
+            tensor.dim() for layer in cache.layers for _, tensor in named_tensors("", vars(layer))
+        )
         else None
     )
 
@@ -180,7 +184,9 @@ def _noting_calls(model: torch.nn.Module, sites: Observation, call: str) -> Iter
         def hook(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
             stack.append(path)
             try:
-                given = dict(_signature_of_forward(type(module)).bind(module, *args, **kwargs).arguments)
+                given = dict(
+                    _signature_of_forward(type(module)).bind(module, *args, **kwargs).arguments
+                )
                 given.pop("self", None)
             except TypeError:
                 given = {"input": args, **kwargs}

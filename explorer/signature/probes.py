@@ -190,7 +190,9 @@ class Probes:
         return len(self.runs) - 1
 
     def changes_shapes(self, observation: Observation) -> bool:
-        return any(observation[site].shape != own.shape for site, own in self.observations[0].items())
+        return any(
+            observation[site].shape != own.shape for site, own in self.observations[0].items()
+        )
 
     # -- all at once ----------------------------------------------------------------
 
@@ -297,6 +299,7 @@ class Probes:
                 if observation is not None:
                     self.singles[name] = [self._add({}, batch, seq, observation)]
                     break
+
     def _without_coupled(self, failed: list[str]) -> list[str]:
         """Find sizes that follow from others among those that refuse to change with all others; what is left to change alone."""
         from explorer.signature.coupling import can_change, find_dependent

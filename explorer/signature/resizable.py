@@ -42,7 +42,9 @@ class ResizableModel:
         all_figures = figures(released_config or config)
         if lacking := found.keys() - all_figures.keys():
             listed = ", ".join(sorted(".".join(key) for key in lacking))
-            raise ValueError(f"the configuration has no {listed}, which a small one of its type has")
+            raise ValueError(
+                f"the configuration has no {listed}, which a small one of its type has"
+            )
         self.released = {self.names[key]: all_figures[key] for key in found}
         self.numbers = {
             self.names[key]: self.windows.get(key, value) for key, value in found.items()
@@ -50,7 +52,9 @@ class ResizableModel:
         self.derived = {self.names[key] for key in derived(config) if key in self.names}
 
         #: Sizes that have to stay less than the tokens of a call.
-        self.window_names = {name for name, key in self.keys.items() if key[-1] in table()["windows"]}
+        self.window_names = {
+            name for name, key in self.keys.items() if key[-1] in table()["windows"]
+        }
 
     def build(self, numbers: Mapping[str, int] = {}) -> nn.Module:
         """The model with other numbers for some sizes; windows are narrow unless they are among them."""
@@ -66,7 +70,9 @@ class ResizableModel:
 
     def observe_with_wide_windows(self, batch: int, seq: int) -> Observation:
         """Run the model with the windows that the configuration has."""
-        return self.observe({self.names[key]: self.released[self.names[key]] for key in self.windows}, batch, seq)
+        return self.observe(
+            {self.names[key]: self.released[self.names[key]] for key in self.windows}, batch, seq
+        )
 
     def has_same_sizes(self, other: ResizableModel) -> bool:
         """Whether two configurations differ in numbers alone: they have the same sizes, flags and words."""

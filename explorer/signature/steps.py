@@ -119,7 +119,9 @@ def joint_multiples(
     found = {
         name: Multiple(Fraction(after, before), after) for name, (before, after) in calls.items()
     }
-    return found | {name: Multiple(Fraction(factors[name]), own[name]) for name in reversed(ordered)}
+    return found | {
+        name: Multiple(Fraction(factors[name]), own[name]) for name in reversed(ordered)
+    }
 
 
 def exponents(ratio: Fraction, multiples: Mapping[str, Multiple]) -> dict[str, int] | None:

@@ -140,7 +140,9 @@ class ProbedHosts:
     def _run(self) -> int | None:
         """The last probe in which many sizes changed."""
         single = {at for runs in self.probes.singles.values() for at in runs}
-        return next((at for at in range(len(self.probes.runs) - 1, 0, -1) if at not in single), None)
+        return next(
+            (at for at in range(len(self.probes.runs) - 1, 0, -1) if at not in single), None
+        )
 
     @cached_property
     def _anatomy(self) -> Anatomy:
@@ -206,9 +208,7 @@ class ProbedHosts:
 
 
 def _simplest(
-    candidates: Sequence[Expr],
-    sizes: Sequence[Mapping[str, int]],
-    numbers: Sequence[int | None],
+    candidates: Sequence[Expr], sizes: Sequence[Mapping[str, int]], numbers: Sequence[int | None]
 ) -> Expr | None:
     """The first candidate with these numbers at these sizes; None where the next is as simple."""
     fits = [

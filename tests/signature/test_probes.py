@@ -11,9 +11,9 @@ import torch
 from explorer import load
 from explorer.meta_device import build_meta
 from explorer.signature import signature
+from explorer.signature.observation import TensorSite, observe
 from explorer.signature.probes import Probes
 from explorer.signature.resizable import ResizableModel
-from explorer.signature.observation import TensorSite, observe
 from explorer.signature.sizes import changed
 from explorer.signature.types import Types
 from explorer.specimens.small import small_config
@@ -59,7 +59,9 @@ def test_a_size_follows_another_that_alone_changes_nothing_but_by_rounding():
 
 def test_a_width_that_is_rounded_up_shows_where_the_multiple_is_a_size_of_the_configuration():
     _, types = probed("xlstm")
-    width = types.by_site[TensorSite("", "backbone.blocks.0.ffn.proj_up", "parameter", "weight")].axes[0]
+    width = types.by_site[
+        TensorSite("", "backbone.blocks.0.ffn.proj_up", "parameter", "weight")
+    ].axes[0]
     assert (
         str(width) == "RoundedHidden"
         and types.rounded["RoundedHidden"].to == "FfnRoundUpToMultipleOf"

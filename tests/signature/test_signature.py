@@ -13,9 +13,9 @@ from explorer import specimens
 from explorer.meta_device import build_meta
 from explorer.signature import NoSignature, recorded, signature
 from explorer.signature.block_kinds import block_list, few_blocks
+from explorer.signature.observation import observe
 from explorer.signature.probes import Probes
 from explorer.signature.resizable import ResizableModel
-from explorer.signature.observation import observe
 from explorer.signature.sizes import figures
 from explorer.signature.text import text
 from explorer.signature.types import Types
