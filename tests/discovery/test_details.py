@@ -20,7 +20,7 @@ def test_the_operations_of_an_attention_are_recorded(family):
     graph = recorded_run(twin).prompt.blocks
     for block in anatomy.blocks:
         attention = block.hosts["self_attn"].details.attention
-        assert graph.ops[attention.softmax].name in SOFTMAX
+        assert attention is not None and graph.ops[attention.softmax].name in SOFTMAX
         assert {
             graph.ops[op].name for op in (attention.score_product, attention.value_product)
         } <= set(PRODUCTS)
