@@ -6,6 +6,7 @@ import itertools
 import weakref
 from typing import Any
 
+from explorer.app.axis_names import named_types, sizes_of
 from explorer.facts.record import anatomy
 from explorer.widgets.diagram import element
 
@@ -19,6 +20,13 @@ def diagram(model: Any) -> dict[str, Any]:
     Two checkpoints may share a name. Made once per model, in the thread that runs models.
     """
     if model not in _drawn:
-        record = {"family": model.family, "checkpoint": model.label, **anatomy(model)}
+        found = anatomy(model)
+        types = named_types(found["values"], sizes_of(model.hf.config))
+        record = {
+            "family": model.family,
+            "checkpoint": model.label,
+            **found,
+            "signature": {"values": types},
+        }
         _drawn[model] = {"key": str(next(_numbers)), "html": element([record], card=False)}
     return _drawn[model]
