@@ -51,7 +51,7 @@ def axis_label(token: str, limit: int = 12) -> str:
     """A token as a tick label on a canvas: isolated in direction, and never read as mathematics.
 
     Bokeh typesets strings between ``$$``, ``\\(`` or ``\\[``; a joiner of no width
-    keeps those pairs apart.
+    separates those pairs.
     """
     shown = shown_token(token, limit)
     for pair in ("$$", "\\(", "\\["):

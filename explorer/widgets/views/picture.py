@@ -109,7 +109,7 @@ class Tile:
 class Mosaic:
     """Small heatmaps in a grid of ``columns``, all on one scale.
 
-    ``patterns`` says that the tiles are causal patterns, of which what lies above the
+    ``patterns`` says that the tiles are causal patterns: what lies above the
     diagonal is drawn empty; the tiles themselves stay views of what was recorded.
     """
 
