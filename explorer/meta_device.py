@@ -1,4 +1,4 @@
-"""Models on the meta device: building them, running a few blocks of them, and the calls that probe them."""
+"""Models on the meta device: building them, and the arguments of the calls that probe them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def build_meta(
     experts_implementation: str | None = None,
     model_class: type[PreTrainedModel] | None = None,
 ) -> PreTrainedModel:
-    """The causal language model of a configuration at its full size on the meta device, in eval mode.
+    """Build a configuration's causal language model at full size on the meta device, in eval mode.
 
-    model_class: the class to build, where it is known; else the one transformers has for the configuration.
+    model_class: the class to build; None for the one that transformers has for the configuration.
 
     Raises ValueError where transformers has no causal language model for the configuration.
     """
@@ -41,17 +41,17 @@ def build_meta(
         return make(copy.deepcopy(config), **chosen).eval()
 
 
-#: Lengths tried for the probe's batch and sequence, so that no size of the model equals one of them.
+#: Batch and sequence lengths to choose from, so that no size of the model equals one of them.
 _LENGTHS = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
 
-#: What transformers' models call to warn of padding.
+#: The method by which transformers' models warn of padding.
 _WARNS = "warn_if_padding_and_no_attention_mask"
 
 
 @contextmanager
 def without_padding_warning(model: torch.nn.Module) -> Iterator[None]:
-    """A model of shapes alone, that looks for no padding: some look among the ids to warn of it, and here there are none to look at."""
+    """Keep a model from looking for padding in its ids, which have no values on the meta device."""
     warning = [module for module in model.modules() if hasattr(module, _WARNS)]
     for module in warning:
         module.__dict__[_WARNS] = lambda *args, **kwargs: None
@@ -62,25 +62,13 @@ def without_padding_warning(model: torch.nn.Module) -> Iterator[None]:
             module.__dict__.pop(_WARNS, None)
 
 
-@contextmanager
-def with_first_blocks(twin: torch.nn.Module, path: str, depth: int) -> Iterator[None]:
-    """The twin with its first ``depth`` blocks alone."""
-    owner, _, name = path.rpartition(".")
-    holder, whole = twin.get_submodule(owner), twin.get_submodule(path)
-    setattr(holder, name, whole[:depth])
-    try:
-        yield
-    finally:
-        setattr(holder, name, whole)
-
-
 def mask_arguments(ids: torch.Tensor, masked: bool) -> dict[str, torch.Tensor]:
-    """The mask that a run on shapes alone is given beside the ids, where it needs one."""
+    """Return the attention mask of a run on the meta device, where it needs one."""
     return {"attention_mask": torch.ones_like(ids)} if masked else {}
 
 
 def probe_lengths(model: torch.nn.Module) -> tuple[int, int]:
-    """A batch and a sequence length that no dimension of the model's parameters equals, alone or multiplied."""
+    """Return a batch and a sequence length that, like their product, are no size of the model."""
     taken = {extent for parameter in model.parameters() for extent in parameter.shape}
     config = model.config.get_text_config()
     taken |= {value for value in config.to_dict().values() if isinstance(value, int)}

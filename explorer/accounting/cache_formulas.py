@@ -138,7 +138,8 @@ class _Rows:
     def _state(self, tensor: CachedTensor) -> dict[str, Any]:
         if len(tensor.shape) - 1 not in _STATES:
             raise ValueError(
-                f"a state of {len(tensor.shape)} axes ({self.config.model_type}) has no formula here"
+                f"a state of {len(tensor.shape)} axes ({self.config.model_type}) "
+                "has no formula here"
             )
         names, candidates = _STATES[len(tensor.shape) - 1]
         factors = [
@@ -174,7 +175,8 @@ class _Rows:
                 f"inputs of a convolution of {len(tensor.shape)} axes ({self.config.model_type}) "
                 "have no formula here"
             )
-        channels, width = self._axis(tensor.shape[1], _CONVOLVED), self._axis(tensor.shape[2], _WIDTH)
+        channels = self._axis(tensor.shape[1], _CONVOLVED)
+        width = self._axis(tensor.shape[2], _WIDTH)
         whole = " - " not in width.source
         note = (
             "transformers keeps Width columns; the next token needs the last Width - 1"

@@ -91,7 +91,7 @@ def measure_cache(model: nn.Module, tokens: int, batch: int = 1) -> CacheProbe:
 
 
 def cache_of(run: RecordedRun) -> CacheProbe:
-    """Return what the prompt of a recorded run kept; other blocks keep what equal ones that ran did."""
+    """Return what the prompt of a recorded run kept; blocks that did not run keep as equal ones."""
     found = [*_in_cache(run), *_in_modules(run)]
     slots = _slots(run)
     for group in run.kinds:

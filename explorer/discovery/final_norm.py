@@ -33,7 +33,7 @@ class AfterTheBlocks:
     head: Any = None
 
     def norm(self) -> tuple[str | None, int | None]:
-        """Return the path of the last norm before the head, and its call number if it has several."""
+        """Return the last norm before the head: its path, and its call number if it has several."""
         path, call = self.norms[-1] if self.norms else (None, None)
         return path, call if path is not None and self.counts[path] > 1 else None
 

@@ -1,4 +1,4 @@
-"""A model's kinds of blocks as data: what each does to its stream, and its sublayers, named and told in words."""
+"""A model's kinds of blocks as data: what each does to its residual stream, and its sublayers."""
 
 from __future__ import annotations
 
@@ -8,62 +8,65 @@ from dataclasses import replace
 from typing import Any
 
 from explorer import vocabulary
-from explorer.discovery.sublayer import Sublayer
 from explorer.discovery.anatomy import BlockAnatomy, HostAnatomy
+from explorer.discovery.sublayer import Sublayer
+from explorer.facts.schema import BlockRecord, HostRecord, NormRecord, StreamStep, SublayerRecord
 from explorer.model.language_model import LanguageModel
 from explorer.vocabulary.availability import most_informative
 
 
-def blocks(model: LanguageModel, windows: Mapping[int, int]) -> list[dict[str, Any]]:
-    """A record of each kind of block, in the order of their first ones; ``windows``: how many tokens attention sees, by block that has one.
+def blocks(model: LanguageModel, windows: Mapping[int, int]) -> list[BlockRecord]:
+    """Return a record of each kind of block, in the order of the first blocks.
 
-    Kinds that a record tells apart by nothing but numbers they scale the stream with are one.
+    Kinds whose records only differ in the numbers they scale the stream with are one.
+
+    windows: how many tokens the attention of a block sees, by block that has a window.
     """
-    kinds: dict[str, list[dict[str, Any]]] = {}
-    for block in (part for whole in model.anatomy.blocks for part in _by_window(whole, windows)):
-        new = _block(model, block, windows.get(block.layers[0]))
-        alike = new | {
-            "layers": [],
-            "stream": [
-                step | {"by": isinstance(step.get("by"), str) and step["by"]}
-                for step in new["stream"]
-            ],
-        }
-        kinds.setdefault(json.dumps(alike, sort_keys=True), []).append(new)
-    return sorted(
-        (_merged(alike) for alike in kinds.values()), key=lambda block: block["layers"][0]
-    )
+    kinds: dict[str, list[BlockRecord]] = {}
+    for anatomy in model.anatomy.blocks:
+        for block in _by_window(anatomy, windows):
+            new = _block(model, block, windows.get(block.layers[0]))
+            without_numbers = {
+                **new,
+                "layers": [],
+                "stream": [
+                    {**step, "by": isinstance(by := step.get("by"), str) and by}
+                    for step in new["stream"]
+                ],
+            }
+            kinds.setdefault(json.dumps(without_numbers, sort_keys=True), []).append(new)
+    return sorted(map(_merged, kinds.values()), key=lambda block: block["layers"][0])
 
 
 def _by_window(block: BlockAnatomy, windows: Mapping[int, int]) -> list[BlockAnatomy]:
-    """A kind of block for each window its attention has: what it runs is the same, what it sees is not."""
-    found: dict[int | None, list[int]] = {}
+    """Split a kind of block by the windows of its attention."""
+    layers_by_window: dict[int | None, list[int]] = {}
     for layer in block.layers:
-        found.setdefault(windows.get(layer), []).append(layer)
-    return [replace(block, layers=tuple(layers)) for layers in found.values()]
+        layers_by_window.setdefault(windows.get(layer), []).append(layer)
+    return [replace(block, layers=tuple(layers)) for layers in layers_by_window.values()]
 
 
-def _merged(blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Records of blocks that are alike as one; where their numbers differ, a list of them in the order of the blocks."""
-    single = sorted(
-        ((layer, block) for block in blocks for layer in block["layers"]), key=lambda one: one[0]
-    )
-    stream = []
-    for place, step in enumerate(blocks[0]["stream"]):
-        numbers = [block["stream"][place].get("by") for _, block in single]
-        stream.append(step if len(set(numbers)) == 1 else step | {"by": numbers})
-    merged = blocks[0] | {"layers": [layer for layer, _ in single], "stream": stream}
-    return merged | {"identity": _identity(merged)}
+def _merged(records: Sequence[BlockRecord]) -> BlockRecord:
+    """Merge records of equal blocks, listing the numbers of all blocks where they differ."""
+    by_layer = {layer: record for record in records for layer in record["layers"]}
+    layers = sorted(by_layer)
+    stream: list[StreamStep] = []
+    for at, step in enumerate(records[0]["stream"]):
+        numbers: list[Any] = [by_layer[layer]["stream"][at].get("by") for layer in layers]
+        stream.append(step if len(set(numbers)) == 1 else {**step, "by": numbers})
+    merged: BlockRecord = {**records[0], "layers": layers, "stream": stream}
+    merged["identity"] = _identity(merged)
+    return merged
 
 
 def class_of(block: Any, host: HostAnatomy) -> str:
-    """The class of a host's module; of the block itself where it has none."""
+    """Return the class of a host's module, or of the block where the host has none."""
     return type(block._module.get_submodule(host.module)).__name__
 
 
-def _block(model: LanguageModel, block: BlockAnatomy, window: int | None) -> dict[str, Any]:
+def _block(model: LanguageModel, block: BlockAnatomy, window: int | None) -> BlockRecord:
     layer = model.layers[block.layers[0]]
-    hosts = {}
+    hosts: dict[str, HostRecord] = {}
     for host in block.hosts.values():
         if host.hook_points and host.name != "layers":
             hosts[host.name] = {
@@ -78,10 +81,9 @@ def _block(model: LanguageModel, block: BlockAnatomy, window: int | None) -> dic
     return {
         "layers": list(block.layers),
         "class": type(layer._module).__name__,
-        "title": _in_words(sublayers),
+        "title": _block_title(sublayers),
         "hosts": hosts,
         "sublayers": sublayers,
-        # What the block does to its stream, in order, and after how much of that the stream is layer_mid.
         "stream": [
             {"kind": step.kind} if step.kind == "add" else {"kind": step.kind, "by": step.by}
             for step in block.steps
@@ -90,8 +92,8 @@ def _block(model: LanguageModel, block: BlockAnatomy, window: int | None) -> dic
     }
 
 
-def _identity(block: Mapping[str, Any]) -> str:
-    """What a block of the record adds to its stream, as code; in words where not all of it is served."""
+def _identity(block: BlockRecord) -> str:
+    """Return what a block adds to its stream as code, or which part of that is not served."""
     lacking = [
         vocabulary.HOSTS[sub["host"]].attribute
         for sub in block["sublayers"]
@@ -110,7 +112,7 @@ def _identity(block: Mapping[str, Any]) -> str:
             ]
             stream = " + ".join([stream, *added])
             continue
-        by = step["by"]
+        by = step.get("by")
         if isinstance(by, list):
             own.append(f"{'abcd'[len(own)]}[i]")
             by = own[-1]
@@ -130,16 +132,16 @@ def _identity(block: Mapping[str, Any]) -> str:
     )
 
 
-def _in_words(sublayers: Sequence[Mapping[str, Any]]) -> str:
-    """The sublayers' titles: beside each other where they read the same stream, else one after the other."""
+def _block_title(sublayers: Sequence[SublayerRecord]) -> str:
+    """Return the sublayers' titles, those that read the same stream joined by "beside"."""
     stages: dict[int | None, list[str]] = {}
     for sub in sublayers:
         stages.setdefault(sub["stage"], []).append(sub["title"])
     return ", then ".join(" beside ".join(titles) for titles in stages.values())
 
 
-def summary(blocks: Sequence[Mapping[str, Any]], count: int) -> str:
-    """A model's blocks in a sentence."""
+def summary(blocks: Sequence[BlockRecord], count: int) -> str:
+    """Return a sentence on a model's ``count`` blocks."""
     kinds: dict[str, int] = {}
     for block in blocks:
         kinds[block["title"]] = kinds.get(block["title"], 0) + len(block["layers"])
@@ -150,9 +152,9 @@ def summary(blocks: Sequence[Mapping[str, Any]], count: int) -> str:
     )
 
 
-def _sublayer(block: BlockAnatomy, sub: Sublayer, window: int | None) -> dict[str, Any]:
+def _sublayer(block: BlockAnatomy, sub: Sublayer, window: int | None) -> SublayerRecord:
     host = block.hosts[sub.host]
-    record: dict[str, Any] = {
+    record: SublayerRecord = {
         "role": sub.role,
         "title": _title(sub.role, host) if window is None else "Sliding-window attention",
         "window": window,
@@ -193,36 +195,30 @@ def _sublayer(block: BlockAnatomy, sub: Sublayer, window: int | None) -> dict[st
     return record
 
 
-def _norm(block: BlockAnatomy, sub: Sublayer) -> dict[str, Any] | None:
-    """The norm a sublayer reads, and the value that is what it hands on to this one."""
+def _norm(block: BlockAnatomy, sub: Sublayer) -> NormRecord | None:
+    """Return the norm that a sublayer reads, None where it reads none."""
     if sub.norm is None:
-        return (
-            {
-                "module": sub.scaled_norm.rsplit(".", 1)[-1],
-                "value": None,
-                "on_stream": False,
-                "scaled": True,
-            }
-            if sub.scaled_norm
-            else None
-        )
+        if not sub.scaled_norm:
+            return None
+        name = sub.scaled_norm.rsplit(".", 1)[-1]
+        return {"module": name, "value": None, "on_stream": False, "scaled": True}
     first, second = block.main_sublayers
     value = (
         "attention_norm_output" if sub is first else "mlp_norm_output" if sub is second else None
     )
     name = sub.norm.rsplit(".", 1)[-1]
-    # Where the stream itself goes through the norm just before, the sublayer reads the stream.
-    behind = block.steps[sub.stage - 1] if sub.stage else None
+    # Where the stream itself passes the norm just before, the sublayer reads the stream.
+    last = block.steps[sub.stage - 1] if sub.stage else None
     return {
         "module": name,
         "value": value,
-        "on_stream": behind is not None and behind.kind == "norm" and behind.by == name,
+        "on_stream": last is not None and last.kind == "norm" and last.by == name,
         "scaled": False,
     }
 
 
 def _note(sub: Sublayer, host: HostAnatomy) -> str | None:
-    """What is not known of a sublayer whose inside is not followed, or which does not read the stream at one point."""
+    """Return what is unknown of a sublayer; None where it is traced."""
     if sub.stage is None:
         return "reads the stream at several points"
     return (
@@ -247,7 +243,11 @@ def _title(role: str, host: HostAnatomy) -> str:
 def _summary(role: str, host: HostAnatomy) -> str:
     sizes = host.sizes
     if "value_dim" in sizes:
-        return f"{_counted(sizes['key_heads'], 'key head')} × {sizes['key_dim']} · {_counted(sizes['heads'], 'value head')} × {sizes['value_dim']}"
+        keys, values = (
+            _counted(sizes["key_heads"], "key head"),
+            _counted(sizes["heads"], "value head"),
+        )
+        return f"{keys} × {sizes['key_dim']} · {values} × {sizes['value_dim']}"
     if "channels" in sizes:
         state = f" · a state of {sizes['key_dim']} each" if "key_dim" in sizes else ""
         return f"{sizes['channels']} channels{state}"
@@ -280,18 +280,18 @@ def _counted(number: int, what: str) -> str:
 
 
 def _steps(host: HostAnatomy) -> list[str]:
-    """What follows the sublayer's core until its result is added, by the names the model gives its modules."""
+    """Return what follows the sublayer's core until its result is added, by the modules' names."""
     after = list(host.details.modules_after)
-    behind = host.details.output_steps
-    after += [path.rsplit(".", 1)[-1] for path in behind.norms]
-    after += ["× scale"] if behind.has_scale else []
-    after += ["+ bias"] if behind.has_shift else []
-    after += [] if behind.complete else ["…"]
+    steps = host.details.output_steps
+    after += [path.rsplit(".", 1)[-1] for path in steps.norms]
+    after += ["× scale"] if steps.has_scale else []
+    after += ["+ bias"] if steps.has_shift else []
+    after += [] if steps.complete else ["…"]
     return [" → ".join(after)] if after else []
 
 
 def _values(block: BlockAnatomy, host: HostAnatomy) -> list[str]:
-    """The host's values in the order the forward passes them, derived ones behind their sources."""
+    """Return the host's values in the order of the forward, derived ones after their sources."""
     order = [value for name, value in block.order if name == host.name]
     for value in reversed(vocabulary.BY_HOST[host.name].values()):
         if value.derived and value.name not in host.missing and value.source in order:

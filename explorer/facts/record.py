@@ -1,6 +1,6 @@
-"""Facts: everything a page says of one family's checkpoint, as one plain record.
+"""Facts: everything that a page shows of one checkpoint of a family, as one plain record.
 
-Shapes, places, the printout and the counts come from the model at its released size
+Shapes, hook points, the printout and the counts come from the model at its released size
 on the meta device; what is *proven* comes from the contract, run on the specimen.
 """
 
@@ -20,6 +20,14 @@ from explorer.checkpoints import cards
 from explorer.checkpoints.load import DEFAULT, SPECIMEN, load
 from explorer.contract import verified
 from explorer.facts.blocks import blocks, class_of, summary
+from explorer.facts.schema import (
+    AnatomyRecord,
+    CacheRecord,
+    ExtentsOfBlocks,
+    FactsRecord,
+    ValueRecord,
+    ValueShape,
+)
 from explorer.model.language_model import LanguageModel
 from explorer.model.printout import folded
 from explorer.model.shapes import shapes
@@ -29,7 +37,7 @@ from explorer.specimens import small
 from explorer.traits import traits
 from explorer.vocabulary.formatting import CALL
 
-#: Of a record's form: raised where a reader of the one before would fail.
+#: The version of the record's form: raised where readers of the last one would fail.
 SCHEMA = 2
 
 
@@ -39,13 +47,14 @@ def facts(
     contract: Mapping[str, Any] | None = None,
     specimen: Mapping[str, Any] | None = None,
     known: Known | None = None,
-) -> dict[str, Any]:
-    """The record of ``family``'s ``checkpoint`` (the first of `checkpoints` where none is named).
+) -> FactsRecord:
+    """Return the record of a checkpoint, of the first of `checkpoints` where none is given.
 
-    contract: the contract's report as JSON; specimen: what its numbers were run on; known: the types of the family's
-    other checkpoints, to start from and to add to.
-    Raises UnknownCheckpoint, LoadError where the model's forward is not followed, or ValueError when the checkpoint
-    is of another family.
+    contract: the contract's report as JSON. specimen: what the contract ran on. known: the types of
+    the family's other checkpoints, to start from and to add to.
+
+    Raises UnknownCheckpoint, LoadError where the model's forward cannot be traced, and ValueError
+    where the checkpoint is of another family.
     """
     checkpoint = checkpoint or checkpoints(family)[0]
     released = checkpoint not in (f"{DEFAULT}{family}", f"{SPECIMEN}{family}")
@@ -57,14 +66,14 @@ def facts(
     model = load(checkpoint, weights=checkpoint == f"{SPECIMEN}{family}")
     report = dict(contract) if contract is not None else {"checks": [], "passed": 0, "failed": 0}
     caches = _caches(model)
-    # What is kept of a window is all of it but the newest token's.
+    # A window's cache holds all of it but the newest token.
     windows = {
         layer: row["tokens_at_most"] + 1
         for row in caches["caches"]
         if row["tokens_at_most"]
         for layer in row["layers"]
     }
-    told = anatomy(model, verified(report["checks"]), windows)
+    drawn = anatomy(model, verified(report["checks"]), windows)
     return {
         "schema": SCHEMA,
         "family": family,
@@ -72,7 +81,7 @@ def facts(
         "released": released,
         "architecture": type(model.hf).__name__,
         "title": cards.card(checkpoint).title if released else _name(type(model.hf).__name__),
-        "summary": summary(told["blocks"], model.num_layers),
+        "summary": summary(drawn["blocks"], model.num_layers),
         "versions": {
             "bestiary": __version__,
             **{
@@ -84,10 +93,10 @@ def facts(
         "size_notes": model.size_notes,
         **caches,
         "config": config_of(model) | ({"dtype": cards.card(checkpoint).dtype} if released else {}),
-        **told,
+        **drawn,
         "printout": "\n".join(folded(repr(model).splitlines())),
         "traits": traits(model),
-        # Which values a check compared has gone into the values' own marks.
+        # Which values a check compared is in the values themselves, as ``verified``.
         "contract": {
             **report,
             "checks": [
@@ -100,7 +109,10 @@ def facts(
             "specimen": dict(specimen or {}),
             "sources": {
                 "config": _origin(family, checkpoint),
-                "shapes, places, printout, counts": f"the model at {'its released' if released else 'that'} size on the meta device, run once",
+                "shapes, places, printout, counts": (
+                    f"the model at {'its released' if released else 'that'} size "
+                    "on the meta device, run once"
+                ),
                 "contract": "a small model of the family, run",
                 "meanings and notes": "authored; the notes' code is executed at every build",
             },
@@ -110,14 +122,17 @@ def facts(
 
 
 def checkpoints(family: str) -> list[str]:
-    """What records there are of a family: one for each card, or of its type's default configuration where it has none."""
+    """Return the checkpoints of a family with records: those with cards, else its default."""
     return cards.family_checkpoints(family) or [f"{DEFAULT}{family}"]
 
 
 def _origin(family: str, checkpoint: str) -> str:
-    """Where a record's figures come from."""
+    """Return where the figures of a record come from."""
     if checkpoint == f"{SPECIMEN}{family}":
-        return "the small model made here, as the default of transformers' configuration class does not run; no checkpoint of these sizes was released"
+        return (
+            "the small model made here, as the default of transformers' configuration class "
+            "does not run; no checkpoint of these sizes was released"
+        )
     if checkpoint != f"{DEFAULT}{family}":
         return "the checkpoint's card, a file of configuration figures"
     mended = small.rules()["defaults"].get(family, {})
@@ -126,12 +141,12 @@ def _origin(family: str, checkpoint: str) -> str:
 
 
 def _name(architecture: str) -> str:
-    """What a class's name says of its family: ``"ApertusForCausalLM"`` is Apertus."""
+    """Return the family's name in a class's name: "Apertus" of ``"ApertusForCausalLM"``."""
     return re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", architecture) or architecture
 
 
-def _caches(model: LanguageModel) -> dict[str, Any]:
-    """What a call keeps between tokens, or in one sentence why that is not known."""
+def _caches(model: LanguageModel) -> CacheRecord:
+    """Return what a call keeps between tokens, or why that is unknown."""
     try:
         return {"caches": accounting.cache_sizes(model)}
     except ValueError as error:
@@ -140,11 +155,13 @@ def _caches(model: LanguageModel) -> dict[str, Any]:
 
 def anatomy(
     model: LanguageModel, proven: Collection[str] = (), windows: Mapping[int, int] | None = None
-) -> dict[str, Any]:
-    """The part of a record that a diagram is drawn from: ``{sizes, blocks, values}`` of a loaded model.
+) -> AnatomyRecord:
+    """Return the part of a loaded model's record that a diagram is drawn from.
 
-    Shapes are those of one forward of this model, at its own size. ``proven`` are the
-    values, as ``host.name``, that the contract has verified; ``windows`` the tokens that attention sees, by block that has a window.
+    Shapes are those of one forward of this model, at its own size.
+
+    proven: the values, as ``host.name``, that the contract has verified. windows: how many tokens
+    the attention of a block sees, by block that has a window.
     """
     found = shapes(model)
     return {
@@ -163,11 +180,11 @@ def _value(
     row: Row,
     found: Mapping[tuple[str, str, int | None], torch.Tensor],
     verified: bool,
-) -> dict[str, Any]:
+) -> ValueRecord:
     value = row.value
     layer = None if row.host == "model" else row.layers[0]
     first = None if layer is None else model.anatomy.block(layer).hosts[row.host]
-    # Of a value the run leaves out, the dtype is that of the kernel's state, or the integers of a size.
+    # A value that the run does not have is of the dtype of the kernel's state.
     name = row.name if (row.host, row.name, layer) in found else "state_output"
     there = [
         found[key]
@@ -197,8 +214,8 @@ def _value(
 
 def _shape(
     model: LanguageModel, row: Row, found: Mapping[tuple[str, str, int | None], torch.Tensor]
-) -> dict[str, Any]:
-    """The axes of a value: ``symbols``, and as ``numbers`` those of the first block that has it; ``others`` where kinds of blocks differ."""
+) -> ValueShape:
+    """Return the axes of a value."""
     widths = (
         model.top if row.host == "model" else model.anatomy.block(row.layers[0]).hosts[row.host]
     ).details.own_widths
@@ -218,20 +235,23 @@ def _shape(
                 row.value, found.get((row.host, row.name, block.layers[0])), sizes
             )
     first = kinds[row.layers[0]]
-    others = [
+    others: list[ExtentsOfBlocks] = [
         {"layers": list(model.anatomy.block(layer).layers), "numbers": numbers}
         for layer, numbers in kinds.items()
         if numbers != first
     ]
-    return {"symbols": symbols, "numbers": first} | ({"others": others} if others else {})
+    shape: ValueShape = {"symbols": symbols, "numbers": first}
+    if others:
+        shape["others"] = others
+    return shape
 
 
 def _extents(
     value: vocabulary.Value, tensor: torch.Tensor | None, sizes: Mapping[str, int]
 ) -> list[int | str]:
-    """One number for each axis, as the run had it; a letter where the call decides.
+    """Return a length for each axis, as the run had it; a letter where the call decides it.
 
-    Values the run leaves out (one state per token) have the sizes the others named.
+    A value that the run does not have, as one state per token, has the lengths of the host's sizes.
     """
     if tensor is None:
         return [CALL.get(axis) or sizes[axis] for axis in value.axes]
@@ -239,7 +259,7 @@ def _extents(
 
 
 def config_of(model: LanguageModel) -> dict[str, Any]:
-    """The configuration's figures: what this kind of model has beyond any model's, and a few that all have."""
+    """Return the configuration's figures: those that few models have, and some that all have."""
     from transformers import PreTrainedConfig
 
     config = model.config.get_text_config()

@@ -1,4 +1,4 @@
-"""The shapes and dtypes of a model's values: a tensor for each, on the first two blocks of each kind."""
+"""Shapes and dtypes of a model's values: a tensor for each, on two blocks of each kind."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
+from explorer.discovery.backbone import swapped_blocks
 from explorer.discovery.hook_point import HookPoint, get_element, read_value
 from explorer.discovery.record_run import kept_run
 from explorer.discovery.recorded_run import RecordedRun
 from explorer.discovery.trace_graph import Call
-from explorer.meta_device import probe_lengths, with_first_blocks
+from explorer.meta_device import probe_lengths
 from explorer.model.language_model import LanguageModel
 from explorer.model.support import Row
 
@@ -83,8 +84,10 @@ def _recorded(model: LanguageModel, rows: list[Row], layers: list[int]) -> Tenso
     ids = torch.zeros(*probe_lengths(model.hf), dtype=torch.long, device=model.hf.device)
     # By its host too: two mixers of a block may share a name.
     names = [row.name if row.host == "model" else f"{row.host}.{row.name}" for row in rows]
-    # Every kind of block is among the first so many; the others add nothing but time.
-    with model.lock, with_first_blocks(model.hf, model.anatomy.backbone.blocks, layers[-1] + 1):
+    # The blocks behind the last of these add nothing but time.
+    path = model.anatomy.backbone.blocks
+    blocks = list(model.hf.get_submodule(path).children())[: layers[-1] + 1]
+    with model.lock, swapped_blocks(model.hf, path, blocks):
         recording = model.record(ids, names, layers=layers)
     return {
         (row.host, row.name, layer): recording[name, layer]
