@@ -190,7 +190,7 @@ def _recurrence_results(canvas: Canvas, inside: Recurrence, y: float, rule: Box)
     # Below the type of what leaves, unless a gate comes between.
     if not inside.gate:
         return heads.bottom + 16
-    gate = canvas.typed_pill(inside.gate, X0 + 506, heads.bottom + 20)
+    gate = canvas.typed_pill(inside.gate, X0 + 506, heads.bottom + 20, room=X1 - X0 - 494)
     return canvas.gate(gate, X0 + 480, heads.bottom + 16, "recurrent")
 
 
