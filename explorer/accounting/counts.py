@@ -51,7 +51,7 @@ def parameters(model: Any) -> dict[str, Any]:
     ):  # whatever a foreign forward raises: counting goes without it, and parts become "other"
         seen = None
     parts = Parts(model, seen)
-    count = dict.fromkeys(PARTS, 0)
+    count: dict[str, int] = dict.fromkeys(PARTS, 0)
     active: dict[str, Fraction | None] = dict.fromkeys(PARTS, Fraction(0))
     notes = {"mixer": ", ".join(parts.classes("mixer"))}
     for path, parameter in model.named_parameters():
@@ -59,15 +59,16 @@ def parameters(model: Any) -> dict[str, Any]:
         used: Fraction | None = Fraction(parameter.numel())
         if part == "routed experts":
             experts, chosen = parts.routing(path)
-            used = None if chosen is None else used * chosen / experts
+            used = None if chosen is None else Fraction(parameter.numel() * chosen, experts)
             notes[part] = (
                 f"{chosen} of {experts} for each token"
                 if chosen
                 else "how many a token chooses is not known"
             )
         count[part] += parameter.numel()
-        active[part] = None if used is None or active[part] is None else active[part] + used
-    if parts.tied:
+        before = active[part]
+        active[part] = None if used is None or before is None else before + used
+    if parts.tied and parts.embedding is not None:
         alone = count["embedding"] == parts.embedding.numel()
         notes["embedding"] = (
             f"{'' if alone else 'its token matrix '}also the head: one matrix, counted once"
@@ -76,7 +77,7 @@ def parameters(model: Any) -> dict[str, Any]:
         {
             "part": part,
             "count": count[part],
-            "active": None if active[part] is None else int(active[part]),
+            "active": None if (used := active[part]) is None else int(used),
             **({"note": notes[part]} if part in notes else {}),
         }
         for part in PARTS

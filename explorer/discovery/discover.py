@@ -65,12 +65,17 @@ def discover(twin: torch.nn.Module) -> Anatomy:
 
 
 def _findings(run: RecordedRun) -> tuple[list[BlockFindings], list[BlockFindings | None]]:
-    """What is found in the first block of each kind: in the prompt, and in the decoding step where it runs other code."""
+    """Return what is found in the first block of each kind, in the prompt and in the decoding step.
+
+    The step is searched where a mixer is not softmax attention, since that runs other code there.
+    """
     paths = [run.block_path(layer) for layer in run.firsts]
     first = [find_block(run.prompt.blocks, path) for path in paths]
     batch, seq = run.prompt.batch, run.prompt.seq
     for path in paths:
-        shape = tuple(residual_input(run.prompt.blocks.module(path)).shape)
+        call = run.prompt.blocks.module(path)
+        assert call is not None  # else it was refused above
+        shape = tuple(residual_input(call).shape)
         if len(shape) != 3 or shape[:2] != (batch, seq):
             raise CannotTrace(
                 f"the stream entering {path} is {list(shape)}, "
@@ -85,7 +90,7 @@ def _findings(run: RecordedRun) -> tuple[list[BlockFindings], list[BlockFindings
 
 
 def _own_factors(run: RecordedRun) -> bool:
-    """Whether equal blocks multiply with different numbers, so that each has to be looked at."""
+    """Return whether equal blocks multiply with different numbers, so that each must be searched."""
 
     def factors(layer: int) -> list[tuple[str, tuple[float, ...]]]:
         call, graph = run.prompt.call(run.block_path(layer)), run.prompt.whole
@@ -103,7 +108,7 @@ def _own_factors(run: RecordedRun) -> bool:
 def _anatomy(
     run: RecordedRun, first: Sequence[BlockFindings], second: Sequence[BlockFindings | None]
 ) -> Anatomy:
-    """The anatomy that follows from what was found in the first block of each kind."""
+    """Return the anatomy, from what was found in the first block of each kind."""
     base, twin = run.backbone, run.model
     assert base is not None
     sizes = {"batch": run.prompt.batch, "seq": run.prompt.seq, "step": 1}
@@ -138,7 +143,7 @@ def _anatomy(
 
 
 def _comparable(value: object, path: str) -> object:
-    """What was found of the block at ``path``, as something that is equal for blocks that are: without tensors and positions in the run."""
+    """Return what was found of the block at ``path`` without its path, tensors and operations."""
     if isinstance(value, Step):
         return value.kind, _comparable(value.by, path)
     if isinstance(value, TensorCandidate | AttentionOperations):
@@ -158,7 +163,7 @@ def _comparable(value: object, path: str) -> object:
 def _blocks_skippable(
     twin: torch.nn.Module, base: Backbone, found: Sequence[BlockAnatomy], masked: bool
 ) -> bool:
-    """Whether a block runs where all others return the residual stream alone, and keep nothing for it."""
+    """Return whether a block runs where all others return the residual stream and nothing else."""
     blocks = list(twin.get_submodule(base.blocks))
     width = found[0].hosts["layers"].sizes["hidden_size"]
     entering = torch.zeros(1, 3, width, dtype=twin.dtype, device=twin.device)
@@ -193,12 +198,11 @@ def _choose_no_expert(twin: torch.nn.Module) -> None:
         *routing: torch.Tensor,
         **options: object,
     ) -> torch.Tensor:
-        chosen = sum(
-            tensor.sum()
-            for tensor in (*routing, *options.values())
-            if isinstance(tensor, torch.Tensor)
-        )
-        return torch.zeros_like(hidden_states) + (chosen * 0).to(hidden_states)
+        zeros = torch.zeros_like(hidden_states)
+        given = [one for one in (*routing, *options.values()) if isinstance(one, torch.Tensor)]
+        for tensor in given:
+            zeros = zeros + (tensor.sum() * 0).to(hidden_states)
+        return zeros
 
     made: dict[type, type] = {}
     for module in twin.modules():

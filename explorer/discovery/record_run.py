@@ -109,8 +109,9 @@ class _Run:
         self.model, self.masked, self.operations, self.step = model, masked, operations, step
         self.batch, self.seq = lengths or probe_lengths(model)
         self.backbone = _backbone(model, masked)
-        count = self.backbone.num_layers if self.backbone is not None else 0
-        self.blocks = [] if not count else list(model.get_submodule(self.backbone.blocks))
+        base = self.backbone
+        self.blocks = [] if base is None else list(model.get_submodule(base.blocks).children())
+        count = len(self.blocks)
         self.kinds = [(at,) for at in range(count)] if distinct else equal_blocks(self.blocks)
         few = sorted(at for group in self.kinds for at in group[:_RUN_OF_EACH_KIND])
         self.ran = tuple(range(count)) if every_block else tuple(few)
@@ -191,7 +192,14 @@ class _Run:
             with recorder:
                 out = self.model(input_ids=ids, use_cache=True, **options)
         assert recorder.whole is not None
-        found = RecordedForward(*ids.shape, out, recorder.blocks, recorder.whole, writers.wrote)
+        found = RecordedForward(
+            batch=ids.shape[0],
+            seq=ids.shape[1],
+            output=out,
+            blocks=recorder.blocks,
+            whole=recorder.whole,
+            writers=writers.wrote,
+        )
         cache = _carried(out)
         if cache is not None and "state" not in cache:
             found.cache = tuple(_cached(next(iter(cache.values())), writers.wrote))

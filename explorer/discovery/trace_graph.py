@@ -208,7 +208,7 @@ class TraceGraph:
 
 
 def _below(call: Call, ancestor: Call) -> bool:
-    while (call := call.parent) is not None:
-        if call is ancestor:
-            return True
-    return False
+    above = call.parent
+    while above is not None and above is not ancestor:
+        above = above.parent
+    return above is not None

@@ -172,8 +172,8 @@ def _sublayer(block: BlockAnatomy, sub: Sublayer, window: int | None) -> Sublaye
         "experts": None,
         "shared": None,
     }
-    if sub.role == "recurrent":
-        title, lines = vocabulary.MIXERS[sub.host].rule
+    if sub.role == "recurrent" and (rule := vocabulary.MIXERS[sub.host].rule) is not None:
+        title, lines = rule
         record["rule"] = {"title": title, "lines": list(lines)}
     if sub.role == "experts" and host.details.scoring is not None:
         scoring = host.details.scoring
