@@ -1,4 +1,4 @@
-"""Errors: what loading raises, which exceptions are mistakes of this package, and how others are quoted in one sentence."""
+"""The error of loading, which exceptions are bugs of this package, and quoting in one sentence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HERE = Path(__file__).parent
 
 
 def is_internal_error(error: BaseException) -> bool:
-    """Whether an error is a mistake in this package's own code: raised there, and of a kind that nothing here raises on purpose."""
+    """Whether an error is a bug: raised in this package, of a type it never raises itself."""
     frames = traceback.extract_tb(error.__traceback__)
     return (
         isinstance(error, _MISTAKES)

@@ -1,4 +1,4 @@
-"""What is in the files of a checkpoint, looked at before any library reads them."""
+"""Checks of a checkpoint's files, before any library reads them."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ OTHERS = {
     ".onnx": "an ONNX graph",
 }
 
-#: What is read, or at least answered for, by the end of its name.
+#: The suffixes by which a source counts as a path: what is read, and what is refused in words.
 KNOWN = (".gguf", ".safetensors", *PICKLES, *OTHERS)
 
 _WANTED = "convert it to safetensors and give its folder"
 
 
 def refuse_kind(path: Path) -> None:
-    """Raise LoadError for a single file whose very kind is not read, whether it is there or not."""
+    """Raise LoadError for a file of a kind that is not read, whether or not it exists."""
     if path.suffix.lower() in PICKLES:
         raise LoadError(
             f"{abbreviated(path)} is a pickle, which can run code when read; {_WANTED}."
         )
     if path.suffix.lower() in OTHERS:
         raise LoadError(
-            f"{abbreviated(path)} is {OTHERS[path.suffix.lower()]}, which is not read here; {_WANTED}."
+            f"{abbreviated(path)} is {OTHERS[path.suffix.lower()]}, which is not read here; "
+            f"{_WANTED}."
         )
 
 
 def check_weights(path: Path) -> None:
-    """Raise LoadError unless a folder has its weights as safetensors, all there and whole."""
+    """Raise LoadError unless a folder has all its weights, as readable safetensors."""
     from safetensors import SafetensorError, safe_open
 
     index = path / "model.safetensors.index.json"
@@ -72,12 +73,18 @@ def check_weights(path: Path) -> None:
 
 
 def _without(path: Path) -> str:
-    """What to say of a folder without safetensors."""
+    """The error for a folder without safetensors."""
     there = sorted(path.iterdir())
     if pickled := [file.name for file in there if file.suffix.lower() in PICKLES]:
-        return f"{path} holds its weights as pickles ({_few(pickled)}), which can run code when read; convert them to safetensors."
+        return (
+            f"{path} holds its weights as pickles ({_few(pickled)}), which can run code when read; "
+            "convert them to safetensors."
+        )
     if other := [file.name for file in there if file.suffix.lower() in OTHERS]:
-        return f"{path} holds weights in a form that is not read here ({_few(other)}); convert them to safetensors."
+        return (
+            f"{path} holds weights in a form that is not read here ({_few(other)}); "
+            "convert them to safetensors."
+        )
     if packed := [file.name for file in there if file.suffix.lower() == ".gguf"]:
         return f"{path} holds its weights in {packed[0]}; give the path of that file."
     return f"{path} has no weights; add its .safetensors files or load with weights=False."
@@ -89,7 +96,7 @@ def _few(names: list[str], most: int = 4) -> str:
 
 
 def check_surplus(label: str, names: Iterable[str], module: Any) -> None:
-    """Say which weights of a checkpoint its model has no place for: a warning, or LoadError where they are whole blocks."""
+    """Warn of weights that the model has no place for; raise LoadError where they are blocks."""
     lists = {
         path: len(part)
         for path, part in module.named_modules()
@@ -104,11 +111,15 @@ def check_surplus(label: str, names: Iterable[str], module: Any) -> None:
         raise LoadError(too_many(label, f"{path} ", numbers, lists[path]))
     if names := sorted(names):
         warnings.warn(
-            f"{label} holds weights that its model has no place for and that are left out: {_few(names, 1)}.",
+            f"{label} holds weights that its model has no place for and that are left out: "
+            f"{_few(names, 1)}.",
             stacklevel=2,
         )
 
 
 def too_many(label: str, of: str, numbers: Iterable[int], count: int) -> str:
-    """What to say of weights of blocks that the configuration does not have."""
-    return f"{label} holds weights of {of}{ranges(sorted(numbers))}, and its configuration has {numbered('block', count)}; fetch both again."
+    """The error for weights of blocks that the configuration does not have."""
+    return (
+        f"{label} holds weights of {of}{ranges(sorted(numbers))}, and its configuration has "
+        f"{numbered('block', count)}; fetch both again."
+    )

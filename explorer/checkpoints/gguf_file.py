@@ -35,14 +35,17 @@ def read_once(path: Path) -> Iterator[Any]:
             return reader
         return make["GGUFReader"](file, *args, **kwargs)
 
-    vars(gguf).update(
-        GGUFReader=reader_of,
-        get_tensor_name_map=functools.cache(gguf.get_tensor_name_map),  # which nobody writes to
-    )
+    shared = {
+        "GGUFReader": reader_of,
+        "get_tensor_name_map": functools.cache(gguf.get_tensor_name_map),  # nobody changes a table
+    }
     try:
+        for name, value in shared.items():
+            setattr(gguf, name, value)
         yield reader
     finally:
-        vars(gguf).update(make)
+        for name, value in make.items():
+            setattr(gguf, name, value)
 
 
 def _quick(reader: type) -> type:

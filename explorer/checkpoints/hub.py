@@ -1,4 +1,4 @@
-"""Checkpoints that are neither shipped nor a path: from the cache of downloads, else from the hub, asked once."""
+"""Checkpoints on the hub: read from the download cache, else downloaded."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PATIENCE = 10
 
 
 def read(source: str, fetch: Callable[[bool], T]) -> T:
-    """What ``fetch(True)`` finds among the downloads, else what ``fetch(False)`` gets from the hub.
+    """Return ``fetch(True)``, which reads downloaded files only, or else ``fetch(False)``.
 
-    The hub is asked once, shortly, whether it has ``source``, so that being offline
-    or misspelling an id is said at once. Raises UnknownCheckpoint for what is no
-    hub id and LoadError, one sentence each, for the rest.
+    Before the second, the hub is asked whether it has ``source``, with a short timeout: being
+    offline and misspelled ids are reported at once. Raises UnknownCheckpoint for what is no
+    hub id, and LoadError with one sentence otherwise.
     """
     if source.count("/") > 1:
         cards.card(source)  # raises, naming the nearest
@@ -27,7 +27,7 @@ def read(source: str, fetch: Callable[[bool], T]) -> T:
         return fetch(True)
     except LoadError:
         raise
-    except Exception as error:  # not all there, or not there at all: the same question to the hub
+    except Exception as error:  # missing or incomplete
         if is_internal_error(error):
             raise
         _ask(source)
@@ -40,7 +40,8 @@ def read(source: str, fetch: Callable[[bool], T]) -> T:
             raise
         if "trust_remote_code" in str(error):
             raise LoadError(
-                f"{source} brings modeling code of its own; read it, then load with trust_remote_code=True."
+                f"{source} brings modeling code of its own; read it, then load with "
+                "trust_remote_code=True."
             ) from error
         raise LoadError(f"{source} cannot be loaded ({first_sentence(error)}).") from error
 
@@ -54,7 +55,8 @@ def _ask(source: str) -> None:
         HfApi().model_info(source, timeout=PATIENCE)
     except GatedRepoError as error:
         raise LoadError(
-            f"{source} is given out by its owners on request: ask for it there and log in to the hub."
+            f"{source} is given out by its owners on request: ask for it there and log in to the "
+            "hub."
         ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise LoadError(
@@ -70,11 +72,14 @@ def _unreachable(source: str) -> str:
             f"The weights of {source} are not here and the hub cannot be reached; "
             "load it with weights=False for its shapes, or give the folder they are in."
         )
-    return f"There is no checkpoint {abbreviated(source)!r} here and the hub cannot be reached{_near(source)}"
+    return (
+        f"There is no checkpoint {abbreviated(source)!r} here and the hub cannot be reached"
+        f"{_near(source)}"
+    )
 
 
 def _near(source: str) -> str:
-    """The shipped ids that are nearly ``source``, as the end of a sentence."""
+    """The most similar ids with a card, as the end of a sentence."""
     try:
         cards.card(source)
     except cards.UnknownCheckpoint as error:

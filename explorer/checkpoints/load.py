@@ -1,4 +1,4 @@
-"""Loading: from a name or a path to a model with standard names and values."""
+"""Load a model with standard names and values from a name or a path."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ SPECIMEN = "specimen:"
 #: Before a model type: transformers' own default sizes for it, which are no released checkpoint's.
 DEFAULT = "default:"
 
-#: transformers sets torch's default dtype while it builds a model: two at once would build each other's.
+#: transformers sets torch's default dtype while it builds a model, so two are never built at once.
 _BUILDING = threading.RLock()
 
-#: Characters of a name that may be an id, or a path worth saying in a sentence.
+#: The most characters of an id, and of a path quoted in a sentence.
 _LONGEST = 500
 
-#: Parameters of a model that may be copied to be run once.
+#: The most parameters of a model that is copied to be run once.
 _SMALL = 50_000_000
 
 
@@ -102,16 +102,18 @@ def load(
 
 
 def _named(source: Any) -> str:
-    """What to load, as text, or one sentence when it names nothing."""
+    """Return what to load as text; raise LoadError where it names nothing."""
     if not isinstance(source, (str, os.PathLike)) or not os.fspath(source).strip():
         raise LoadError(
-            "Say what to load: 'specimen:<family>', the id of a checkpoint, a checkpoint folder or a .gguf file."
+            "Say what to load: 'specimen:<family>', the id of a checkpoint, a checkpoint folder or "
+            "a .gguf file."
         )
     source = os.fspath(source)
     there = os.path.exists(_expanded(source))
     if len(source) > _LONGEST and not there:
         raise LoadError(
-            f"What to load has {len(source):,} characters, more than an id or a path that is there: it begins {source[:40]!r}."
+            f"What to load has {len(source):,} characters, more than an id or a path that is "
+            f"there: it begins {source[:40]!r}."
         )
     if source in specimens.FAMILIES and not there:
         ids = cards.family_checkpoints(source)
@@ -123,9 +125,10 @@ def _named(source: Any) -> str:
 
 
 def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> Any:
-    """Where the values of ``module`` are, found on a twin without weights, which it may be itself.
+    """Find where the values of ``module`` are, on a copy on the meta device or on the model itself.
 
-    A forward that looks at its numbers does not run without any; where the model is small a copy of it runs instead.
+    A forward whose control flow depends on numbers cannot run there; a copy of a small model runs
+    with its weights instead.
     """
     itself = module.device.type == "meta" and module.dtype == torch.bfloat16 and experts is None
     try:
@@ -150,9 +153,7 @@ def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> An
             return discover(copy.deepcopy(module).eval())
     except (CannotTrace, NotADecoder) as error:
         raise NotTraceable(label, module, first_sentence(error)) from error
-    except (
-        Exception
-    ) as error:  # whatever a forward of another kind trips over, this model is not one of ours
+    except Exception as error:  # a forward of another kind may raise anything
         if is_internal_error(error):
             raise
         call = "called with token ids and asked to keep a cache"
@@ -160,11 +161,12 @@ def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> An
 
 
 class NotTraceable(LoadError):
-    """A model whose forward goes a way that is not followed; ``reason`` says in what."""
+    """A model whose forward cannot be traced; ``reason`` says why."""
 
     def __init__(self, label: str, module: Any, reason: str) -> None:
         super().__init__(
-            f"{label} is of the class {type(module).__name__}, whose forward does not go the way the standard values are found ({reason})."
+            f"{label} is of the class {type(module).__name__}, whose forward does not go the way "
+            f"the standard values are found ({reason})."
         )
         self.reason = reason
 
@@ -178,12 +180,13 @@ def _is_path(source: str) -> bool:
 
 
 def _expanded(source: str) -> str:
-    """A path with its ``~`` resolved; LoadError for somebody's folder whom this machine does not know."""
+    """A path with its ``~`` resolved; LoadError for the home of an unknown user."""
     path = os.path.expanduser(source)
     if path.startswith("~") and not os.path.exists(path):
         user = path[1:].split("/")[0]
         raise LoadError(
-            f"There is no user {user!r} on this machine, whose folder {abbreviated(path)} names; write the path out."
+            f"There is no user {user!r} on this machine, whose folder {abbreviated(path)} names; "
+            "write the path out."
         )
     return path
 
@@ -204,10 +207,11 @@ def _specimen(family: str, dtype: torch.dtype | None, weights: bool, attention: 
 
 
 def _default(family: str, dtype: torch.dtype | None, weights: bool, attention: str) -> tuple:
-    recipe(family)  # says so where there is no such family
+    recipe(family)  # raises where there is no such family
     if weights:
         raise LoadError(
-            f"The default configuration of {family} is no released checkpoint, so it has no weights: load it with "
+            f"The default configuration of {family} is no released checkpoint, so it has no "
+            "weights: load it with "
             f"weights=False, or the family's small model as 'specimen:{family}'."
         )
     with _broken(f"{DEFAULT}{family}"):
@@ -220,7 +224,7 @@ def _default(family: str, dtype: torch.dtype | None, weights: bool, attention: s
 
 
 def _specimen_tokenizer() -> Any:
-    """Some tokenizer for a model without weights: its shapes do not depend on which."""
+    """The tokenizer of a model without weights: its shapes do not depend on it."""
     return bpe.load_tokenizer(model_max_length=1 << 20)
 
 
@@ -264,7 +268,7 @@ def _hub(source: str, dtype: torch.dtype | None, attention: str, trust: bool) ->
 def _weighted(
     source: Any, label: str, dtype: torch.dtype | None, attention: str, **options: Any
 ) -> Any:
-    """A model with its weights, every one of them from the checkpoint; float32 unless told otherwise."""
+    """A model with all its weights from the checkpoint, in float32 unless ``dtype`` is given."""
     from transformers import AutoModelForCausalLM
 
     if not options.get("gguf_file"):
@@ -279,7 +283,8 @@ def _weighted(
     if missing := sorted(report["missing_keys"]):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise LoadError(
-            f"{label} lacks the weights {missing[0]}{more}, which its configuration calls for; fetch it again."
+            f"{label} lacks the weights {missing[0]}{more}, which its configuration calls for; "
+            "fetch it again."
         )
     files.check_surplus(label, report["unexpected_keys"], model)
     return model
@@ -310,7 +315,8 @@ def _folder(
             config, "auto_map"
         ):
             raise LoadError(
-                f"{path} is a {config.model_type}, of which transformers has no causal language model."
+                f"{path} is a {config.model_type}, of which transformers has no causal language "
+                "model."
             )
         try:
             tokenizer = AutoTokenizer.from_pretrained(
@@ -320,7 +326,7 @@ def _folder(
             raise LoadError(
                 f"{path} has no tokenizer that transformers can read; add its tokenizer.json."
             ) from error
-        if len(tokenizer) < 2:  # transformers makes up an empty one where there is none
+        if len(tokenizer) < 2:  # transformers makes an empty one where there is none
             raise LoadError(f"{path} has no tokenizer; add its tokenizer.json.")
         if not weights:
             return (
@@ -337,7 +343,7 @@ def _folder(
 
 @contextlib.contextmanager
 def _broken(path: Path | str):
-    """Turn what the libraries say of files they cannot read into one sentence."""
+    """Turn the libraries' errors about files they cannot read into a LoadError of one sentence."""
     try:
         yield
     except (LoadError, specimens.SpecimenError, specimens.UnknownFamily):
@@ -347,11 +353,13 @@ def _broken(path: Path | str):
             raise
         if "trust_remote_code" in str(error):
             raise LoadError(
-                f"{path} brings modeling code of its own; read it, then load with trust_remote_code=True."
+                f"{path} brings modeling code of its own; read it, then load with "
+                "trust_remote_code=True."
             ) from error
         if "ignore_mismatched_sizes" in str(error):
             raise LoadError(
-                f"The weights in {path} do not have the sizes its configuration says; fetch both again."
+                f"The weights in {path} do not have the sizes its configuration says; fetch both "
+                "again."
             ) from error
         raise LoadError(f"{path} cannot be loaded ({first_sentence(error)}).") from error
 

@@ -66,7 +66,9 @@ def delta_rule_steps(
         v, g, b = (pick(x[:, span], chosen).to(dtype) for x in (values, decays, betas))
         keep = g.exp()
         keep = keep[..., None] if keep.dim() == 4 else keep[..., None, None]
-        for q_t, k_t, v_t, keep_t, b_t in zip(*(x.unbind(1) for x in (q, k, v, keep, b))):
+        for q_t, k_t, v_t, keep_t, b_t in zip(
+            *(x.unbind(1) for x in (q, k, v, keep, b)), strict=True
+        ):
             current = current * keep_t
             predicted = _read(current, k_t)
             correction = (v_t - predicted) * b_t.unsqueeze(-1)
@@ -85,8 +87,9 @@ def delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """Head outputs ``LinearV [batch seq heads value_dim]`` and the last ``State`` of a replay."""
     outputs, last = [], None
-    for output, last in delta_rule_steps(queries, keys, values, decays, betas, state, heads):
+    for output, new in delta_rule_steps(queries, keys, values, decays, betas, state, heads):
         outputs.append(output)
+        last = new
     if last is None:
         raise ValueError("a replay needs at least one token")
     return torch.stack(outputs, dim=1), last
@@ -223,7 +226,7 @@ def _implied_attention(
 
 
 def _faded(q: Tensor, k: Tensor, decays: Tensor, dtype: torch.dtype) -> Tensor:
-    """Products of queries and keys ``[batch heads query key]``, each faded by the decays between the two."""
+    """``Q Kᵀ ∘ L [batch heads query key]``: queries times keys, decayed between the two."""
     if decays.dim() == 3:
         return (q @ k.transpose(-1, -2)) * decay_products(decays, dtype)
     parts = []
@@ -236,7 +239,7 @@ def _faded(q: Tensor, k: Tensor, decays: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def decay_products(decays: Tensor, dtype: torch.dtype) -> Tensor:
-    """``L [batch heads query key]``: what is left at ``query`` of a write at ``key``; 0 above the diagonal."""
+    """``L [batch heads query key]``: the share of a write at ``key`` left at ``query``, else 0."""
     total = decays.to(torch.float64).clamp(min=_LOWEST_DECAY).cumsum(-1)
     between = total.unsqueeze(-1) - total.unsqueeze(-2)
     length = decays.shape[-1]
@@ -245,7 +248,7 @@ def decay_products(decays: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _read(state: Tensor, direction: Tensor) -> Tensor:
-    """``state' direction``: ``[batch heads value_dim]`` out of a state and one key or query per head."""
+    """``state' direction``: ``[batch heads value_dim]``, from a key or query per head."""
     return (direction.unsqueeze(-2) @ state).squeeze(-2)
 
 
@@ -258,7 +261,7 @@ def _unit_pair(
 
 
 def _unit(x: Tensor) -> Tensor:
-    """l2 norm over the last axis as the kernel does it: the epsilon stands inside the root of the sum."""
+    """l2-normalise the last axis as the kernel does, with the epsilon inside the root."""
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 
@@ -271,7 +274,7 @@ def _key_heads(x: Tensor, count: int, chosen: list[int] | None) -> Tensor:
 
 
 def pick(x: Tensor, chosen: list[int] | None) -> Tensor:
-    """The chosen heads of ``[batch seq heads ...]``; a view when there is nothing or one to choose."""
+    """The chosen heads of ``[batch seq heads ...]``; a view of all or of one."""
     if chosen is None:
         return x
     if len(chosen) == 1:
@@ -292,12 +295,10 @@ def _initial_state(
             dtype=dtype,
             device=values.device,
         )
-    state = state.to(device=values.device, dtype=dtype)
-    return (
-        state
-        if chosen is None
-        else state.index_select(1, torch.tensor(chosen, device=state.device))
-    )
+    entering = state.to(device=values.device, dtype=dtype)
+    if chosen is None:
+        return entering
+    return entering.index_select(1, torch.tensor(chosen, device=entering.device))
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
@@ -340,7 +341,8 @@ def _check(
     heads = decays.shape[2] if decays.dim() >= 3 else 0
     if heads == 0 or heads % key_heads:
         raise ValueError(
-            f"decays {_shape(decays)} do not give one number per token and head of keys {_shape(keys)}"
+            f"decays {_shape(decays)} do not give one number per token and head of keys "
+            f"{_shape(keys)}"
         )
     expected = {"decays": (decays, (batch, seq, heads) + ((key_dim,) if decays.dim() == 4 else ()))}
     expected["betas"] = (betas, (batch, seq, heads))

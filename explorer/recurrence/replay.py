@@ -1,4 +1,4 @@
-"""Replay: a recurrence run again from what its kernel was given in one call."""
+"""Replay: run a recurrence again from the arguments of its kernel in one call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from explorer.recurrence.delta_rule import Heads
 
 @dataclass(frozen=True)
 class Replay:
-    """What the recurrent kernel of one call was given, to run its recurrence again.
+    """The arguments of a recurrence's kernel in one call, to run the recurrence again.
 
     ``given`` holds, by the names in ```Mixer.replayed```, tensors in the vocabulary's
     layouts; ``state_input`` may be None. Where a method takes ``heads``, those are replayed
@@ -32,7 +32,10 @@ class Replay:
         return self.given.get("state_input")
 
     def lacks(self, missing: Collection[str]) -> str | None:
-        """A value it cannot do without and was not given, beside those the model has not (``missing``); None where it is complete."""
+        """The first value that is needed and not given; None where all are.
+
+        Those in ``missing``, which the model does not have, are not needed.
+        """
         needed = [
             name for name in self._kind.replayed if name != "state_input" and name not in missing
         ]
@@ -40,9 +43,10 @@ class Replay:
 
     @property
     def fresh(self) -> bool:
-        """Whether no state entered the call, or what entered is forgotten at once."""
+        """Whether no state entered the call, or the first token resets it."""
         if (gate := self._kind.reset_gate) is not None:
-            return not self.given[gate][:, 0].any()
+            values = self.given[gate]
+            return values is not None and not values[:, 0].any()
         return self.state_input is None
 
     def _arguments(self, *without: str) -> list[torch.Tensor | None]:
@@ -69,8 +73,11 @@ class Replay:
     def run(self, heads: Heads = None) -> tuple[torch.Tensor, torch.Tensor]:
         """What every token reads [batch seq heads …], and the last state."""
         outputs, last = [], None
-        for output, last in self.steps(heads):
+        for output, state in self.steps(heads):
             outputs.append(output)
+            last = state
+        if last is None:
+            raise ValueError("a replay needs at least one token")
         return torch.stack(outputs, dim=1), last
 
     def states(self, heads: Heads = None) -> torch.Tensor:
@@ -78,7 +85,10 @@ class Replay:
         return torch.stack([state for _, state in self.steps(heads)], dim=1)
 
     def state_at(self, token: int, heads: Heads = None) -> torch.Tensor:
-        """The state after one token [batch heads …], with memory for one; raises ValueError for a token there is not."""
+        """The state after one token [batch heads …], holding one state at a time.
+
+        Raises ValueError where the call has no such token.
+        """
         count = next(
             tensor for tensor in self._arguments()[::-1] if tensor is not None and tensor.dim() > 1
         ).shape[1]

@@ -1,15 +1,15 @@
 """State-space recurrences as plain tensor arithmetic: replay, states and implied attention.
 
-All three forget by a factor and add what a token writes; none looks at what its state
-already holds, so the implied attention is a product and needs no solve.
+Each multiplies its state with a factor and adds what a token writes. What is written does not
+depend on the state, so that the implied attention is a product and needs no solve.
 
 *ssd* (Dao and Gu, "Transformers are SSMs", 2024; Mamba-2): per head, with keys B, queries C,
 values x, steps b and log decays g = b A,
 
     S <- exp(g) S + b k v'        y = S'q + D v
 
-*retention* (Sun et al., "Retentive Network", 2023; Qin et al., "Lightning Attention-2", 2024) is the same with b = 1,
-one g for each head and no D.
+*retention* (Sun et al., "Retentive Network", 2023; Qin et al., "Lightning Attention-2", 2024) is
+the same with b = 1, one g for each head and no D.
 
 *selective scan* (Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State
 Spaces", 2023): per channel, keys and queries shared by all channels, a log decay for
@@ -21,7 +21,7 @@ each entry of the channel's state,
 
     h <- a h + v                  y = h
 
-Layouts are the vocabulary's. Everything is done in float32, or float64 where the values are float64.
+Layouts are the vocabulary's. Arithmetic is in float32, or in float64 where the values are float64.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def ssd_steps(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Per token ``(head_output [batch heads value_dim], state [batch heads key_dim value_dim])``.
 
-    queries, keys: LinearQK [batch seq heads key_dim]; values: LinearV [batch seq heads value_dim]; decays, betas:
-    Gates [batch seq heads]; skip: [heads]; state: the State entering, None for zeros. ``heads`` replays those alone.
+    queries, keys: LinearQK [batch seq heads key_dim]; values: LinearV [batch seq heads value_dim];
+    decays, betas: Gates [batch seq heads]; skip: [heads]; state: the State entering, None for
+    zeros. With ``heads``, only those are replayed.
     Raises ValueError for a head out of range.
     """
     some = chosen_heads(heads, values.shape[2])
@@ -60,7 +61,7 @@ def ssd_steps(
         )
     else:
         current = _picked(state, some, 1).to(dtype)
-    for q_t, k_t, v_t, g_t, b_t in zip(*(x.unbind(1) for x in (q, k, v, g, b))):
+    for q_t, k_t, v_t, g_t, b_t in zip(*(x.unbind(1) for x in (q, k, v, g, b)), strict=True):
         written = (k_t * b_t[..., None]).unsqueeze(-1) * v_t.unsqueeze(-2)
         current = current * g_t.exp()[..., None, None] + written
         output = (q_t.unsqueeze(-2) @ current).squeeze(-2)
@@ -75,7 +76,10 @@ def fixed_decay_steps(
     state: Tensor | None = None,
     heads: Heads = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Per token ``(head_output [batch heads value_dim], state [batch heads key_dim value_dim])``: *ssd* with every step one and fixed decays [heads]."""
+    """Per token ``(head_output [batch heads value_dim], state [batch heads key_dim value_dim])``.
+
+    This is *ssd* with every step one and fixed decays [heads].
+    """
     fixed = decays.expand(*values.shape[:3])
     return ssd_steps(queries, keys, values, fixed, torch.ones_like(fixed), state=state, heads=heads)
 
@@ -83,7 +87,10 @@ def fixed_decay_steps(
 def fixed_decay_attention(
     queries: Tensor, keys: Tensor, decays: Tensor, heads: Heads = None
 ) -> Tensor:
-    """``M [batch heads query key]`` with head outputs = M · values on a fresh prompt: tril(Q Kᵀ ∘ L), decays [heads]."""
+    """``M [batch heads query key]`` with head outputs = M · values on a fresh prompt.
+
+    M = tril(Q Kᵀ ∘ L), with decays [heads].
+    """
     fixed = decays.expand(*queries.shape[:3])
     return ssd_attention(queries, keys, fixed, torch.ones_like(fixed), heads=heads)
 
@@ -96,7 +103,9 @@ def ssd_attention(
     skip: Tensor | None = None,
     heads: Heads = None,
 ) -> Tensor:
-    """``M [batch heads query key]`` with head outputs = M · values: tril(Q Kᵀ ∘ L) diag(b), the skip on its diagonal.
+    """``M [batch heads query key]`` with head outputs = M · values on a fresh prompt.
+
+    M = tril(Q Kᵀ ∘ L) diag(b), with the skip added on the diagonal.
 
     ``L[i, j] = exp(g_{j+1} + ... + g_i)``; it is that of a fresh prompt.
     """
@@ -125,8 +134,9 @@ def scan_steps(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Per token ``(output [batch channels], state [batch channels key_dim])``.
 
-    queries, keys: SharedQK [batch seq key_dim]; values, betas: Channels [batch seq channels]; decays: ChannelDecays
-    [batch seq channels key_dim]; skip: [channels]. ``heads`` are channels here.
+    queries, keys: SharedQK [batch seq key_dim]; values, betas: Channels [batch seq channels];
+    decays: ChannelDecays [batch seq channels key_dim]; skip: [channels]. ``heads`` are
+    channels here.
     """
     some = chosen_heads(heads, values.shape[2])
     dtype = working_dtype(values)
@@ -138,7 +148,7 @@ def scan_steps(
         if state is None
         else _picked(state, some, 1).to(dtype)
     )
-    for q_t, k_t, v_t, g_t, b_t in zip(*(x.unbind(1) for x in (q, k, v, g, b))):
+    for q_t, k_t, v_t, g_t, b_t in zip(*(x.unbind(1) for x in (q, k, v, g, b)), strict=True):
         current = current * g_t.exp() + (b_t * v_t)[..., None] * k_t[:, None]
         output = (current * q_t[:, None]).sum(-1)
         yield (output if past is None else output + past * v_t), current
@@ -152,10 +162,11 @@ def scan_attention(
     skip: Tensor | None = None,
     heads: Heads = None,
 ) -> Tensor:
-    """``M [batch channels query key]``, one matrix per channel, with its outputs = M · its values on a fresh prompt.
+    """``M [batch channels query key]`` with outputs = M · values by channel, on a fresh prompt.
 
-    ``M[i, j] = b_j sum_n q_i[n] k_j[n] exp(g_{j+1}[n] + ... + g_i[n])`` for j <= i, the skip on the diagonal.
-    Worked out channel by channel, so that what it holds beside the result is one ``[batch query key key_dim]``.
+    ``M[i, j] = b_j sum_n q_i[n] k_j[n] exp(g_{j+1}[n] + ... + g_i[n])`` for j <= i, with the
+    skip added on the diagonal. Computed channel by channel, so that the working memory is one
+    ``[batch query key key_dim]``.
     """
     some = chosen_heads(heads, decays.shape[2])
     dtype = working_dtype(queries)
@@ -180,19 +191,23 @@ def gated_steps(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Per token ``(output [batch channels], state [batch channels])``, which are the same numbers.
 
-    values, gates: Channels [batch seq channels]; state: UnitState [batch channels]. ``heads`` are channels here.
+    values, gates: Channels [batch seq channels]; state: UnitState [batch channels]. ``heads`` are
+    channels here.
     """
     some = chosen_heads(heads, values.shape[2])
     dtype = working_dtype(values)
     v, a = (pick(x, some).to(dtype) for x in (values, gates))
     current = torch.zeros_like(v[:, 0]) if state is None else _picked(state, some, 1).to(dtype)
-    for v_t, a_t in zip(v.unbind(1), a.unbind(1)):
+    for v_t, a_t in zip(v.unbind(1), a.unbind(1), strict=True):
         current = a_t * current + v_t
         yield current, current
 
 
 def gated_attention(gates: Tensor, heads: Heads = None) -> Tensor:
-    """``M [batch channels query key]`` with outputs = M · values: the product of the gates after ``key``, up to ``query``."""
+    """``M [batch channels query key]`` with outputs = M · values on a fresh prompt.
+
+    M[i, j] is the product of the gates after token j, up to token i.
+    """
     some = chosen_heads(heads, gates.shape[2])
     # The first token's gate, which may be nought, is in no product.
     logs = pick(gates, some).transpose(1, 2).to(torch.float64).log().clamp(min=-1e4)

@@ -36,9 +36,9 @@ def train_tokenizer(texts: list[str], entries: int = ENTRIES) -> Tokenizer:
 
 
 def load_tokenizer(model_max_length: int) -> PreTrainedTokenizerFast:
-    """The committed tokenizer: no beginning token, end and padding are one token, padding on the left.
+    """Load the committed tokenizer: no beginning token, one for end and padding, left padding.
 
-    Left padding keeps the last position of every row a real token, which is the one generation continues.
+    With left padding the last position of every row, where generation goes on, is a real token.
     """
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_file(str(PATH)),

@@ -49,7 +49,7 @@ def config_of(family: str) -> PreTrainedConfig:
 def build(
     family: str, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
 ) -> Specimen:
-    """Builds the specimen of ``family``: eager attention, evaluation mode, no gradients needed to run it.
+    """Build the specimen of ``family``, with eager attention and in evaluation mode.
 
     Numbers are made in float32 and rounded to ``dtype`` afterwards, so that every dtype is the same
     model. Raises UnknownFamily, or SpecimenError where a weights file is missing or damaged.
@@ -73,7 +73,7 @@ def build(
 
 
 def untrained(family: str) -> PreTrainedModel:
-    """The model of ``family`` as its recipe's seed draws it, whether or not it has a weights file."""
+    """The model of ``family`` as its recipe's seed draws it; a weights file is not read."""
     made = recipe(family)
     model = _empty(made)
     weights.fill(model, made.seed, made.std, made.norm_std)
@@ -81,7 +81,7 @@ def untrained(family: str) -> PreTrainedModel:
 
 
 def _empty(made: Recipe) -> PreTrainedModel:
-    """The model in float32 with whatever its class starts from; the process's random state is put back."""
+    """The model in float32 as its class initialises it; the process's random state is restored."""
     with torch.random.fork_rng(devices=[]):
         return AutoModelForCausalLM.from_config(
             config_of(made.family), attn_implementation="eager", dtype=torch.float32
@@ -94,7 +94,7 @@ def _longest(config: PreTrainedConfig) -> int:
 
 
 def _round(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Casts the parameters alone: buffers such as rotary frequencies stay float32, as released models load."""
+    """Cast the parameters only: buffers such as rotary frequencies stay float32, as in releases."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype

@@ -1,4 +1,4 @@
-"""How each specimen is made: the generic small configuration, and what a committed file says otherwise."""
+"""How each specimen is made: the generic small configuration, changed by a committed file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from explorer.specimens.errors import UnknownFamily
 
 FOLDER = Path(__file__).parent
 
-#: The families that have notes and a page of their own; every other decoder of transformers is built by rules alone.
+#: The families with notes and a page; every other decoder of transformers is built by rules.
 FAMILIES = (
     "llama",
     "qwen3_moe",
@@ -55,7 +55,8 @@ class Recipe:
     """How a specimen is made.
 
     ``config`` are arguments of the configuration's class that come before the generic small ones.
-    ``std`` and ``norm_std`` are the deviations of the numbers drawn from ``seed``; ``weights`` is None where all are drawn.
+    ``std`` and ``norm_std`` are the standard deviations of what is drawn with ``seed``; ``weights``
+    is None where all weights are drawn.
     """
 
     family: str
@@ -74,9 +75,9 @@ class Recipe:
 
 @cache
 def recipe(family: str) -> Recipe:
-    """The recipe of ``family``, a decoder's model type: its ``<family>.json`` where there is one, else the generic one.
+    """The recipe of ``family``, a decoder's model type: ``<family>.json``, else the generic one.
 
-    Every key of the file may be left out. Raises UnknownFamily, naming the nearest, for any other name.
+    Every key of the file may be left out. Raises UnknownFamily, with the nearest names, for others.
     """
     if family not in small.types():
         raise UnknownFamily(_unknown(str(family)))
@@ -100,7 +101,10 @@ def recipe(family: str) -> Recipe:
 def _unknown(family: str) -> str:
     """Why there is no such specimen, and what to ask for instead."""
     if (reason := small.why_apart(family)) is not None:
-        return f"There is no specimen of the family {family!r}, which is {reason}; ask for a decoder, such as 'llama'."
+        return (
+            f"There is no specimen of the family {family!r}, which is {reason}; "
+            "ask for a decoder, such as 'llama'."
+        )
     known = small.types()
     begun = sorted(
         (name for name in known if family and name.startswith(family)),

@@ -1,4 +1,4 @@
-"""Small configurations of model types nobody prepared: the class's default, shrunk by rules over its key names.
+"""Small configurations of any model type: the class's default, shrunk by rules over key names.
 
 What the rules are, and what is left over per type, is data: ``defaults.json``.
 """
@@ -25,29 +25,29 @@ _BLOCKS = 3
 
 @cache
 def rules() -> dict[str, Any]:
-    """The committed rules: types set ``apart`` by reason, ``sizes`` by key name, and what single types need."""
+    """The committed rules: excluded types by reason, ``sizes`` by key name, changes by type."""
     return json.loads(Path(__file__).with_name("defaults.json").read_text(encoding="utf-8"))
 
 
 @cache
 def types() -> tuple[str, ...]:
-    """The model types of transformers' causal language models that are decoders and nothing else, by name."""
+    """The model types of transformers' causal language models that are plain decoders, sorted."""
     apart = {name for names in rules()["apart"].values() for name in names}
     return tuple(sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - apart))
 
 
 def why_apart(model_type: str) -> str | None:
-    """What a causal language model of transformers is, where it is no decoder; None for any other name."""
+    """What a causal language model is, where it is no plain decoder; None for any other name."""
     return next((reason for reason, names in rules()["apart"].items() if model_type in names), None)
 
 
 def default_config(model_type: str) -> PreTrainedConfig:
-    """The default configuration of a type's class, with what mends it where no model can be built from it."""
+    """The default configuration of a type, corrected where no model can be built from it."""
     return _class(model_type)(**_mended(model_type))
 
 
 def small_config(model_type: str, **overrides: Any) -> PreTrainedConfig:
-    """A small configuration of a type, a fresh object: few narrow blocks, one of each kind at least.
+    """A new small configuration of a type: few narrow blocks, at least one of each kind.
 
     ``overrides`` are arguments of the configuration's class and come before the rules; with a depth
     among them, the class decides the kinds of the blocks. A list over the blocks goes with a depth.
@@ -66,7 +66,7 @@ def _mended(model_type: str) -> dict[str, Any]:
         for name, value in rules()["defaults"].get(model_type, {}).items()
     }
     for name, part in _class(model_type).sub_configs.items():
-        of = getattr(part, "model_type", None)
+        of = getattr(part, "model_type", "")
         if name not in found and of in rules()["defaults"]:
             found[name] = {"model_type": of, **_mended(of)}
     return found
@@ -75,7 +75,7 @@ def _mended(model_type: str) -> dict[str, Any]:
 def _full(model_type: str, period: list[Any]) -> list[Any]:
     """A list over the blocks of the class's default, from the period the data give."""
     fields = {field.name: field.default for field in dataclasses.fields(_class(model_type))}
-    depth = next(fields[name] for name in rules()["depth"] if name in fields)
+    depth: Any = next(fields[name] for name in rules()["depth"] if name in fields)
     return [period[i % len(period)] for i in range(depth)]
 
 
@@ -138,7 +138,11 @@ def _is_list(value: Any) -> bool:
 
 def _chosen(depth: int, lists: dict[str, Any]) -> list[int]:
     """Which blocks to keep: the first of each kind, and the first others until there are enough."""
-    kinds = list(zip(*(value[:depth] for value in lists.values()))) if lists else [()] * depth
+    kinds = (
+        list(zip(*(value[:depth] for value in lists.values()), strict=False))
+        if lists
+        else [()] * depth
+    )
     firsts = sorted({kind: index for index, kind in reversed(list(enumerate(kinds)))}.values())
     others = [index for index in range(depth) if index not in firsts]
     return sorted(firsts + others[: max(0, _BLOCKS - len(firsts))])

@@ -27,7 +27,7 @@ def fill(model: nn.Module, seed: int, std: float, norm_std: float) -> None:
     1 + weight) plus noise of deviation ``norm_std``, so that the two conventions can be told apart;
     so do other numbers of one value throughout, among them the buffers that a checkpoint stores
     (a selection bias, a block's scale), which would go unseen at 0 or 1. Vectors that the class
-    starts at random (sinks, a router's bias) are drawn as the class draws them, plus the same noise.
+    draws (sinks, a router's bias) are drawn as the class draws them, plus the same noise.
     """
     _draw_vectors_again(model, seed)
     generator = torch.Generator().manual_seed(seed)
@@ -41,7 +41,7 @@ def fill(model: nn.Module, seed: int, std: float, norm_std: float) -> None:
 
 
 def _draw_vectors_again(model: nn.Module, seed: int) -> None:
-    """Lets the class start its random vectors anew from ``seed``: when the model was built, nothing fixed them."""
+    """Draw the class's random vectors again from ``seed``: nothing fixed them when it was built."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for module in model.modules():
@@ -78,7 +78,7 @@ def _uniform(
 
 
 def save(model: nn.Module, path: Path) -> None:
-    """Writes the parameters as bfloat16 safetensors: half the bytes, read back exactly as rounded."""
+    """Write the parameters, rounded to bfloat16, as safetensors."""
     tensors = {
         name: p.detach().to(torch.bfloat16).contiguous() for name, p in model.named_parameters()
     }
@@ -86,7 +86,7 @@ def save(model: nn.Module, path: Path) -> None:
 
 
 def load(model: nn.Module, path: Path) -> None:
-    """Fills every parameter from a safetensors file, in place, widened to the parameter's own dtype.
+    """Fill every parameter from a safetensors file, in place, in the parameter's own dtype.
 
     Raises SpecimenError with one sentence where the file is missing, damaged or of another model.
     """
@@ -102,7 +102,8 @@ def load(model: nn.Module, path: Path) -> None:
             if stored[name].shape != parameter.shape:
                 raise SpecimenError(
                     f"The weights file {path.name} is of another model: {name} is "
-                    f"{list(stored[name].shape)}, the configuration asks for {list(parameter.shape)}."
+                    f"{list(stored[name].shape)}, the configuration asks for "
+                    f"{list(parameter.shape)}."
                 )
             parameter.copy_(stored[name])
 
@@ -110,7 +111,8 @@ def load(model: nn.Module, path: Path) -> None:
 def _read(path: Path) -> dict[str, torch.Tensor]:
     if not path.is_file():
         raise SpecimenError(
-            f"The weights file {path.name} is missing; train it with python -m explorer.specimens.training {path.stem}."
+            f"The weights file {path.name} is missing; train it with python -m "
+            f"explorer.specimens.training {path.stem}."
         )
     try:
         return load_file(str(path))

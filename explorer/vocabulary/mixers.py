@@ -16,11 +16,13 @@ from explorer.vocabulary.hosts import Host
 from explorer.vocabulary.values import Value
 
 
-def resolve(entry_point: str) -> Callable[..., Any]:
+def resolve(entry_point: str | None) -> Callable[..., Any]:
     """Return the function that ``"package.module:function"`` names.
 
-    Raises AttributeError or ImportError where there is none.
+    Raises AttributeError or ImportError where there is none, ValueError for None.
     """
+    if entry_point is None:
+        raise ValueError("This kind of mixer has no such function.")
     return pkgutil.resolve_name(entry_point)
 
 

@@ -9,6 +9,7 @@ read. The count computed from the figures has to meet the stated one, which is t
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -62,7 +63,7 @@ class CardError(ValueError):
 
 
 class UnknownCheckpoint(ValueError):
-    """An id no card has; the message names the nearest ones, or where there are none the families with cards."""
+    """An id that no card has; the message names the nearest ids, else the families with cards."""
 
     def __init__(self, asked: str, nearest: list[str]) -> None:
         self.asked, self.nearest = asked, nearest
@@ -128,7 +129,7 @@ class Card:
 
     @property
     def stated_active_within(self) -> float:
-        """How far a computed active count may lie from the stated one: less than one of the last digit.
+        """How far a computed active count may be from the stated one: under one of its last digit.
 
         Names round it either way, and differ in whether the embedding matrix, of which a
         token reads one row, is in it.
@@ -137,7 +138,7 @@ class Card:
 
 
 def _count(written: str) -> tuple[float, float]:
-    """A count as written, as a number, with the worth of its last digit: "30.5B" is (30.5e9, 0.1e9)."""
+    """A count as a number, with the value of its last digit: "30.5B" is (30.5e9, 0.1e9)."""
     if _EXACT.fullmatch(written):
         return float(written.replace(",", "")), 1.0
     match = _COUNT.fullmatch(written)
@@ -149,7 +150,7 @@ def _count(written: str) -> tuple[float, float]:
 
 
 def parse(text: str, name: str) -> Card:
-    """The card a file holds. Raises CardError, naming the file, on the first thing wrong with it."""
+    """Read a card. Raises CardError, naming the file and the first mistake in it."""
     try:
         raw = json.loads(text)
     except ValueError as error:
@@ -180,17 +181,18 @@ def parse(text: str, name: str) -> Card:
 
 @cache
 def all_cards() -> tuple[Card, ...]:
-    """Every card, by family and then by place. Raises CardError if two of them contradict each other."""
+    """Every card, by family and then by place. Raises CardError where two contradict each other."""
     found = [
         parse(file.read_text(encoding="utf-8"), file.name)
-        for file in files(__package__).iterdir()
+        for file in files(__name__).iterdir()
         if file.name.endswith(".json")
     ]
     found.sort(key=lambda one: (one.family, one.place, one.id))
-    for before, after in zip(found, found[1:]):
+    for before, after in itertools.pairwise(found):
         if (before.family, before.place) == (after.family, after.place):
             raise CardError(
-                f"cards {before.id} and {after.id} both stand at place {after.place} of {after.family}"
+                f"cards {before.id} and {after.id} both stand at place {after.place} of "
+                f"{after.family}"
             )
     if len({one.id for one in found}) != len(found):
         raise CardError("two cards have one id")
@@ -208,7 +210,7 @@ def __getattr__(name: str) -> Any:
 
 
 def card(id: str) -> Card:
-    """The card of one checkpoint. Raises UnknownCheckpoint, with the nearest ids, if there is none."""
+    """The card of a checkpoint. Raises UnknownCheckpoint, with the nearest ids, without one."""
     for one in all_cards():
         if one.id == id:
             return one
@@ -216,7 +218,7 @@ def card(id: str) -> Card:
 
 
 def _nearest(asked: str) -> list[str]:
-    """At most three ids like the one asked, with or without the owner before the slash, whatever the case."""
+    """At most three ids similar to the given one, in any case, with or without the owner."""
     wanted = asked.lower().strip()
 
     def score(id: str) -> float:

@@ -11,7 +11,7 @@ FIRST_WORD_ID = 1  # entry 0 is the end token, which is no part of a text
 
 @dataclass(frozen=True)
 class Diet:
-    """What is drawn: sequences of ``length`` tokens, shares of each kind, and how long a said-twice segment may be.
+    """What is drawn: lengths of sequences and repeated segments, and the share of each kind.
 
     What the two shares leave over is random tokens repeated.
     """

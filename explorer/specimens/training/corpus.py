@@ -50,7 +50,7 @@ def chapters(lines: list[str]) -> list[str]:
 
 
 def split(all_chapters: list[str]) -> tuple[list[str], list[str]]:
-    """(chapters to train on, held-out chapters); the choice depends on the chapter's place alone."""
+    """(chapters to train on, held-out chapters), chosen by the chapter's position."""
     middle = HELD_OUT_EVERY // 2
     held_out = [text for i, text in enumerate(all_chapters) if i % HELD_OUT_EVERY == middle]
     train = [text for i, text in enumerate(all_chapters) if i % HELD_OUT_EVERY != middle]

@@ -24,16 +24,17 @@ Patterns = dict[
 
 
 def figures(model: PreTrainedModel, windows: Tensor, segments: Tensor) -> dict[str, Any]:
-    """The strongest heads, per kind of mixer, with their mean share and what looking evenly back would give.
+    """The strongest heads of each kind of mixer: their mean share, and that of an even pattern.
 
-    ``windows`` [batch, seq] is text, for the previous token; ``segments`` [batch, seq] is said twice in a
-    row, for the induction target: the token after the earlier copy of the present one.
+    ``windows`` [batch, seq] is text, for the previous token. ``segments`` [batch, seq] is repeated
+    once, for the induction target: the token after the earlier copy of the present one.
     """
     size = segments.shape[1]
     twice = torch.cat([segments, segments], dim=1)
     found = patterns(model, windows)
     read_as = {
-        "linear_attn_read_as": "absolute implied attention, each row divided by its sum; keys stand after the convolution"
+        "linear_attn_read_as": "absolute implied attention, each row divided by its sum; "
+        "keys stand after the convolution"
     }
     return {
         "previous_token": _strongest(found, windows.shape[1], back=1, first=1),
@@ -43,7 +44,10 @@ def figures(model: PreTrainedModel, windows: Tensor, segments: Tensor) -> dict[s
 
 
 def _strongest(found: Patterns, length: int, back: int, first: int) -> dict[str, Any]:
-    """The head of each kind with the largest mean share ``back`` positions behind, from position ``first`` on."""
+    """The head of each kind with the largest mean share ``back`` positions back.
+
+    Positions before ``first`` are left out.
+    """
     queries = torch.arange(first, length)
     best: dict[str, Any] = {}
     for (host, layer), rows in found.items():
@@ -72,7 +76,7 @@ def patterns(model: PreTrainedModel, rows: Tensor) -> Patterns:
 
 
 class _Inputs(ExitStack):
-    """While open, keeps what each DeltaNet mixer of ``model`` is called with: ``seen[layer]`` [batch seq hidden_size]."""
+    """While open, collect each DeltaNet mixer's input: ``seen[layer]`` [batch seq hidden_size]."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -92,7 +96,7 @@ class _Inputs(ExitStack):
 
 
 def implied_attention(mixer: nn.Module, hidden: Tensor) -> Tensor:
-    """M [batch heads query key] of a Qwen3-Next DeltaNet ``mixer`` on a fresh prompt, from its own weights.
+    """M [batch heads query key] of a Qwen3-Next DeltaNet ``mixer`` on a fresh prompt.
 
     ``hidden`` [batch seq hidden_size] is the mixer's input, without padding.
     """

@@ -70,7 +70,7 @@ def versions() -> dict[str, str]:
 
 
 def text_figures(model: PreTrainedModel, windows: Tensor, seen: Tensor) -> dict[str, Any]:
-    """Loss in nats per token on ``windows`` [rows, seq], beside what knowing the word counts alone gives."""
+    """Loss in nats per token on ``windows`` [rows, seq], beside that of the unigram counts."""
     losses = torch.cat(
         [next_token_losses(model, rows).flatten() for rows in windows.split(ROWS_AT_ONCE)]
     )
@@ -115,7 +115,7 @@ def repetition_figures(model: PreTrainedModel, segments: Tensor) -> dict[str, fl
 
 
 def router_figures(model: PreTrainedModel, windows: Tensor, seed: int) -> dict[str, Any]:
-    """How much a token's id tells of its first expert, per layer, beside the same tokens in shuffled order."""
+    """Mutual information of a token's id and its first expert, by layer; and of shuffled tokens."""
     generator = torch.Generator().manual_seed(seed)
     choices = _routing(model, windows)
     layers = [
@@ -164,7 +164,7 @@ def _layer_figures(
 
 
 def mutual_information(left: Tensor, right: Tensor) -> float:
-    """Mutual information in nats of two equally long lists of small whole numbers, from their counts.
+    """Mutual information in nats of two lists of small integers of one length, from counts.
 
     Counts of a finite sample give more than nothing even where there is nothing, which is why a
     figure is always shown beside that of the same list shuffled.

@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrix is made orthogonal before the step. It needs far fewer steps than Adam here.
+"""Muon: momentum, made orthogonal before each step. It needs far fewer steps than Adam here.
 
 Source: Keller Jordan and others, "Muon: An optimizer for hidden layers in neural networks", 2024.
 """
@@ -13,7 +13,7 @@ ITERATIONS = 5
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    """The nearest (semi-)orthogonal matrix, roughly: [..., rows, columns] in, the same shape out."""
+    """Roughly the nearest (semi-)orthogonal matrix, of the shape [..., rows, columns] given."""
     a, b, c = QUINTIC
     x = matrix / (matrix.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     tall = x.shape[-2] > x.shape[-1]

@@ -20,10 +20,11 @@ def figures(
 ) -> dict[str, Any] | None:
     """What every head gives its sink, beside an even share; None for a family without sinks.
 
-    On ``windows`` [batch, seq] of text: by all tokens, by a window's first token and by the later ones; and, for
-    comparison, what the later ones give that first token as a key. On ``segments`` [batch, seq] said twice in a row: by
-    the tokens of each copy. The even share is the sink's where it is one more key and all in sight get
-    the same. ``untrained`` is the same model before training. Lists are by head; eager attention assumed.
+    On ``windows`` [batch, seq] of text: by all tokens, by a window's first token and by the later
+    ones; and, for comparison, what the later ones give that first token as a key. On ``segments``
+    [batch, seq], repeated once: by the tokens of each copy. The even share is the sink's where it
+    is one more key and every visible key gets the same. ``untrained`` is the same model before
+    training. Lists are by head; eager attention is assumed.
     """
     if not sinks(model):
         return None

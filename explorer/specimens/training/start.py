@@ -1,4 +1,4 @@
-"""Where training starts. The recipe's plain random numbers, with a few placed so that copying is in reach.
+"""Initial weights: the recipe's random numbers, with a few set so that copying is soon learned.
 
 A small model finds "what followed this token last time?" only after very many
 steps from a plain random start. These choices shorten that wait; everything is
@@ -26,10 +26,10 @@ SLOWEST_TURN = 0.05  # radians a token; a slower pair of channels hardly tells n
 
 @torch.no_grad()
 def place(model: PreTrainedModel, std: float) -> None:
-    """Changes the freshly drawn parameters of ``model`` in place; its matrices have deviation ``std``.
+    """Change the freshly drawn parameters of ``model``, whose matrices have deviation ``std``.
 
-    The token before is brought within reach by what the family has for it: the short convolution of a
-    Gated DeltaNet mixer, or else the biases on the first block's queries and keys.
+    The token before is brought within reach by the short convolution of a Gated DeltaNet mixer, or
+    else by the biases on the first block's queries and keys.
     """
     embedding = model.model.embed_tokens.weight
     model.lm_head.weight.copy_(embedding)  # a token read is at first the token said
@@ -46,7 +46,7 @@ def place(model: PreTrainedModel, std: float) -> None:
 
 
 def _align(mixer: torch.nn.Module) -> None:
-    """Keys start as queries do but one token late: a query meets the key of the token after its own."""
+    """Start keys as queries of the token before: a query meets the token after its own."""
     width, keys = mixer.head_k_dim, mixer.key_dim
     fused = mixer.in_proj_qkvz.weight.view(mixer.num_k_heads, -1, mixer.hidden_size)
     fused[:, width : 2 * width] = fused[:, :width]
@@ -62,9 +62,9 @@ def _align(mixer: torch.nn.Module) -> None:
 def _look_back(attention: torch.nn.Module, turns: torch.Tensor) -> None:
     """The heads that read the first key head start by looking one token back.
 
-    A bias is the same at every token, so what two biases add to a score depends, once rotated by ``turns``
-    [head_dim / 2] (radians a token), on the distance alone. It is largest one token back where
-    the query's bias is the key's turned back by one token.
+    A bias is the same at every token, so what two biases add to a score depends, once rotated by
+    ``turns`` [head_dim / 2] (radians a token), on the distance alone. It is largest one token back
+    where the query's bias is the key's, turned back by one token.
     """
     sizes = LOOK_BACK * (turns > SLOWEST_TURN)
     key = torch.cat([sizes, torch.zeros_like(sizes)])

@@ -1,6 +1,6 @@
-"""Trains a family's specimen and measures it: ``python -m explorer.specimens.training FAMILY``.
+"""Train a family's specimen and measure it: ``python -m explorer.specimens.training FAMILY``.
 
-How long is in the family's recipe, under ``training``; where it starts follows from what its blocks have, see start.py.
+The number of steps is in the family's recipe, under ``training``; start.py sets initial weights.
 The same versions, kind of processor and number of threads give the same
 weights. The text is what the ``bible`` command prints; see corpus.py.
 """
@@ -52,7 +52,7 @@ def encode(texts: list[str]) -> torch.Tensor:
 def balance_loss(router_logits: torch.Tensor, top_k: int) -> torch.Tensor:
     """How unevenly one layer's router spreads its tokens: 1 where even, up to num_experts / top_k.
 
-    ``router_logits`` is [tokens, num_experts]. Formula: Switch Transformer, equation 4, with top-k choices.
+    ``router_logits`` is [tokens, num_experts]. Formula: Switch Transformer, equation 4, for top-k.
     """
     scores = router_logits.float().softmax(-1)
     chosen = torch.zeros_like(scores).scatter(-1, scores.topk(top_k, dim=-1).indices, 1.0 / top_k)
@@ -77,7 +77,7 @@ def loss_of(
 
 
 def rate_at(step: int, steps: int) -> float:
-    """Learning rate as a share of the peak: linear warm-up, then a half cosine down to LAST_RATE."""
+    """Learning rate as a share of the peak: linear warm-up, then half a cosine to LAST_RATE."""
     if step < WARMUP:
         return (step + 1) / WARMUP
     done = (step - WARMUP) / max(1, steps - WARMUP)
@@ -85,7 +85,7 @@ def rate_at(step: int, steps: int) -> float:
 
 
 def optimizers_of(model: PreTrainedModel) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the blocks, Adam for embedding, head, routers, convolutions, biases and vectors."""
+    """Muon for the blocks' matrices; Adam for embedding, head, routers, convolutions, vectors."""
     embedding = model.model.embed_tokens.weight
     inner = [
         p
@@ -176,11 +176,12 @@ def run(
 def steps_of(family: str) -> int:
     """How many steps the recipe of ``family`` asks for.
 
-    Raises UnknownFamily, or SpecimenError with one sentence where the family's specimen is drawn, not trained.
+    Raises UnknownFamily, or SpecimenError where the family's specimen is drawn, not trained.
     """
     if recipe(family).weights is None:
         raise SpecimenError(
-            f"The specimen of {family} is drawn from a seed, not trained: its recipe names no weights file."
+            f"The specimen of {family} is drawn from a seed, not trained: its recipe names no "
+            "weights file."
         )
     return json.loads((FOLDER / f"{family}.json").read_text(encoding="utf-8"))["training"]["steps"]
 
@@ -226,7 +227,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def work(family: str, out: Path, steps: int | None, threads: int, measure_only: bool) -> None:
-    """Trains the specimen of ``family`` unless it is to be measured only, and writes weights and figures to ``out``.
+    """Train the specimen of ``family``, or only measure it; write weights and figures to ``out``.
 
     Raises UnknownFamily, SpecimenError or CorpusError, each with one sentence.
     """
