@@ -169,7 +169,7 @@ def test_a_module_called_on_the_side_takes_no_visit(model):
 def test_a_scan_gives_shapes():
     model = specimen("llama")
     with model.scan(PROMPT):
-        shapes = dict().save()
+        shapes = {}.save()
         shapes["queries"] = tuple(model.layers[1].self_attn.attention_queries.shape)
         shapes["pattern"] = tuple(model.layers[1].self_attn.attention_probabilities.shape)
         shapes["logits"] = tuple(model.logits.shape)
@@ -188,7 +188,7 @@ def test_a_scan_gives_shapes():
 def test_a_scan_gives_shapes_of_state_and_experts_too(model):
     model = model()
     with model.scan("a b c d"):
-        seen = dict().save()
+        seen = {}.save()
         seen["states"] = tuple(model.layers[0].linear_attn.states.shape)
         seen["slots"] = tuple(model.layers[1].mlp.expert_outputs.shape)
     mix, moe = model.layers[0].linear_attn, model.layers[1].mlp
@@ -238,7 +238,7 @@ def test_an_error_in_a_trace_leaves_the_model_as_it_was(model, failing):
     assert all(kind is State for _, _, kind, *_ in before)
     with torch.no_grad():
         clean = model.hf(ids(model)).logits
-    with pytest.raises(Exception) as caught:
+    with pytest.raises(Exception) as caught:  # noqa: PT011  of several kinds
         failing(model)
     assert not isinstance(caught.value, nnsight.tracing.tracer.ExitTracingException)
     assert specimen_state(model) == before and not model.taps.open

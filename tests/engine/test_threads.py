@@ -82,7 +82,7 @@ def test_threads_on_one_model_take_turns_and_get_their_own(model):
 def test_generations_and_traces_in_threads_take_turns(model):
     def generate():
         with model.generate(TEXTS[0], max_new_tokens=4, do_sample=False, eos_token_id=-1) as tracer:
-            widths = list().save()
+            widths = [].save()
             for _ in tracer.iter[:4]:
                 widths.append(model.layers[1].mlp.expert_indices.shape[1])
         return widths
@@ -137,13 +137,13 @@ def test_two_models_in_two_threads_do_not_disturb_each_other():
     def with_states():
         with one.trace(PROMPT):
             states = one.layers[0].linear_attn.states.save()
-        return states
+        return states  # noqa: RET504  the block ends first
 
     def edited():
         with other.trace(PROMPT):
             other.layers[0].linear_attn.betas[:] = 0
             out = other.layers[0].linear_attn.attention_head_outputs.save()
-        return out
+        return out  # noqa: RET504  the block ends first
 
     expected = with_states()
     for states, heads in (batched(with_states, edited) for _ in range(4)):
@@ -176,5 +176,5 @@ def test_models_loaded_at_once_are_those_loaded_one_by_one():
     with ThreadPoolExecutor(4) as pool:
         models = list(pool.map(lambda family: load(f"specimen:{family}"), families))
     assert torch.get_default_dtype() == torch.float32
-    for family, model in zip(families, models):
+    for family, model in zip(families, models, strict=True):
         assert torch.equal(model.record(PROMPT, ["logits"])["logits"], alone[family])

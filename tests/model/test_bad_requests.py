@@ -1,4 +1,4 @@
-"""What cannot be recorded, edited or read back is answered in one sentence that says what can be."""
+"""What cannot be recorded, edited or read back raises an error that says what can be."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def answered(error: type, description: str, ask) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt, description",
+    ("prompt", "description"),
     [
         (None, "A prompt is a text"),
         ([1.5], "A prompt is a text"),
@@ -125,7 +125,7 @@ def test_names_from_a_generator_are_checked_like_any(model):
 
 
 @pytest.mark.parametrize(
-    "edits, description",
+    ("edits", "description"),
     [
         (zero_head(0, 1), "edits is a list of edits"),
         (None, "edits is a list of edits"),
@@ -182,7 +182,7 @@ def test_a_block_that_a_recording_has_not(rec, layer):
         lambda layer: rec.state(layer, 0, 0),
         lambda layer: list(rec.states(layer, 0)),
     ):
-        answered(NotRecorded, said, lambda: ask(layer))
+        answered(NotRecorded, said, lambda ask=ask: ask(layer))
 
 
 def test_blocks_counted_from_the_end(rec):
@@ -191,7 +191,7 @@ def test_blocks_counted_from_the_end(rec):
 
 
 @pytest.mark.parametrize(
-    "head, token, description",
+    ("head", "token", "description"),
     [
         ("a", 0, "A head is given by its number"),
         (0, "a", "A token is given by its number"),

@@ -1,4 +1,4 @@
-"""Decoding steps of state-space mixers: what their kernels hold, what they do not, and that looking changes nothing."""
+"""Decoding steps of state-space mixers: what their kernels hold; reading changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loaded model: sizes, names, support, methods on the stream, threads, and forwards outside a trace."""
+"""The loaded model: sizes, names, support, methods on the stream, and plain forwards."""
 
 from __future__ import annotations
 
@@ -115,9 +115,9 @@ def test_blocks_are_counted_from_either_end_and_no_further(any_model):
     assert any_model.layer_index(-1) == last and any_model.layer_index(0) == 0
     for wrong in (last + 1, -last - 2, 99):
         for ask in (
-            lambda: any_model.layers[wrong],
-            lambda: any_model.layer_index(wrong),
-            lambda: any_model.support(wrong),
+            lambda wrong=wrong: any_model.layers[wrong],
+            lambda wrong=wrong: any_model.layer_index(wrong),
+            lambda wrong=wrong: any_model.support(wrong),
         ):
             with pytest.raises(
                 (ValueError, IndexError),

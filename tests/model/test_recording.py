@@ -1,4 +1,4 @@
-"""Recordings: any values in any order from one forward, edits in it, and what is said of the rest."""
+"""Recordings: any values in any order from one forward, and edits in it."""
 
 from __future__ import annotations
 

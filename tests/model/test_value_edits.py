@@ -26,7 +26,7 @@ def last_line(error: BaseException) -> tuple[str, str]:
 
 @pytest.mark.parametrize("value", ["layer_output", "mlp_output"])
 def test_what_was_read_does_not_show_what_the_model_does_to_it_later(model, value):
-    """Block 1 gets the very tensor block 0 returned, and the engine hands out the model's own tensors."""
+    """Block 1 gets the tensor block 0 returned, and the engine returns the model's own tensors."""
     host = model.layers[0] if value == "layer_output" else model.layers[0].mlp
     clean = model.record(PROMPT, [value])[value, 0]
     with torch.no_grad():
@@ -170,7 +170,7 @@ def test_an_edit_at_one_position_reaches_no_earlier_one_and_no_other_head(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_edit_of_a_repeated_key_head_is_one_value_heads_own(dtype):
-    """Queries and keys of the delta rule are served one per value head, also where the family has fewer."""
+    """Queries and keys of the delta rule are served per value head, where there are fewer too."""
     model = specimen("qwen3_5_moe_text", dtype)
     mix = model.layers[0].linear_attn
     assert mix.key_heads < mix.heads
@@ -221,7 +221,10 @@ def test_the_models_own_values_are_written_where_they_stand(model):
 def test_a_value_of_another_shape_is_refused_where_it_is_written(model, new, description):
     with pytest.raises(
         ValueError,
-        match=rf"layers\[1\]\.mlp\.router_logits is a tensor \[1, \d+, 12\]; it was given {description}",
+        match=(
+            r"layers\[1\]\.mlp\.router_logits is a tensor \[1, \d+, 12\]; "
+            rf"it was given {description}"
+        ),
     ) as caught:
         with model.trace(PROMPT):
             model.layers[1].mlp.router_logits = new
@@ -313,7 +316,7 @@ def test_gradients_flow_through_what_is_served(model):
     layer = model.kinds.index("self_attn")
     block, mix = model.layers[layer], model.layers[0].linear_attn
     with model.trace(PROMPT):
-        seen = list().save()
+        seen = [].save()
         for host, names in (
             (
                 mix,
@@ -396,7 +399,7 @@ def test_a_value_of_another_dtype_is_refused_in_words(model):
 
 
 def test_an_edit_of_what_is_computed_is_refused_and_not_lost(hybrid):
-    """A derived value is handed out as a tensor like any other; writing into it reaches nothing, and says so."""
+    """A derived value is a tensor like any other; a write into it raises an error."""
     reads = {
         "next_token_probs": lambda: hybrid.next_token_probs,
         "state_attention": lambda: hybrid.layers[0].linear_attn.state_attention,

@@ -36,7 +36,7 @@ def test_values_of_one_moment_are_read_in_any_order(hybrid):
     seen = []
     for order in (names, names[::-1], names[3:] + names[:3]):
         with hybrid.trace(PROMPT):
-            found = dict().save()
+            found = {}.save()
             for name in order:
                 found[name] = getattr(mix, name)
         seen.append(found)
@@ -64,7 +64,7 @@ def test_every_value_of_a_block_is_read_in_the_order_the_model_gives(any_model):
     block = any_model.layers[layer]
     order = any_model.reading_order(layer)
     with any_model.trace(PROMPT):
-        found = dict().save()
+        found = {}.save()
         for name in order:
             host, _, value = name.rpartition(".")
             envoy = {"": block, "shared_experts": getattr(block.mlp, "shared_experts", None)}.get(
@@ -202,7 +202,7 @@ def test_a_misspelt_value_is_answered_with_the_nearest(model):
 
 
 def generated(model, steps: int, text: str = PROMPT) -> torch.Tensor:
-    """The greedy continuation by plain forwards of ever longer prompts, with nothing of ours in between."""
+    """The greedy continuation by plain forwards of ever longer prompts."""
     tokens = ids(model, text)
     for _ in range(steps):
         with torch.no_grad():
@@ -223,7 +223,7 @@ def test_each_step_gets_its_own_tensors(family):
     layer = model.kinds.index("self_attn")
     attention, block = model.layers[layer].self_attn, model.layers[layer]
     with model.generate(PROMPT, max_new_tokens=steps, do_sample=False, eos_token_id=-1) as tracer:
-        seen = list().save()
+        seen = [].save()
         for _ in tracer.iter[:]:
             seen.append(
                 (
@@ -252,7 +252,7 @@ def test_chosen_steps_get_theirs(model):
     start = ids(model).shape[1]
     for chosen in ([0, 2], [1], [2, 3]):
         with model.generate(PROMPT, max_new_tokens=4, do_sample=False, eos_token_id=-1) as tracer:
-            seen = list().save()
+            seen = [].save()
             for _ in tracer.iter[chosen]:
                 seen.append((model.input_ids, model.layers[1].mlp.expert_indices))
         for step, (tokens_in, indices) in zip(chosen, seen, strict=True):
@@ -296,7 +296,7 @@ def test_a_step_without_iteration_is_the_first_one(model):
     "value", ["router_logits", "expert_weights", "routed_output", "shared_expert_output"]
 )
 def test_a_step_that_left_a_module_out_is_not_given_a_later_ones(model, value, skipped):
-    """A step skips the mixture, so its inside is not reached; the next step's visit must not be taken for it."""
+    """A step skips the mixture; the next step's visit must not be taken for this step's."""
     moe = model.layers[1].mlp
     with pytest.raises(AlreadyPassed, match=rf"{value} was never reached"):
         with model.generate(PROMPT, max_new_tokens=4, eos_token_id=-1) as tracer:
@@ -309,7 +309,7 @@ def test_a_step_that_left_a_module_out_is_not_given_a_later_ones(model, value, s
 def test_after_a_skipped_step_the_later_ones_keep_their_numbers(model):
     moe = model.layers[1].mlp
     with model.generate(PROMPT, max_new_tokens=3, do_sample=False, eos_token_id=-1) as tracer:
-        seen = list().save()
+        seen = [].save()
         for step in tracer.iter[:3]:
             if step == 1:
                 moe.skip(model.layers[1].mlp_input * 0)
@@ -327,7 +327,7 @@ def test_a_loop_that_outruns_the_generation_keeps_what_it_saw(model):
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
         with model.generate(PROMPT, max_new_tokens=2, eos_token_id=-1) as tracer:
-            seen = list().save()
+            seen = [].save()
             for _ in tracer.iter[:9]:
                 seen.append(model.layers[1].mlp.router_logits)
     assert len(seen) == 2
@@ -336,7 +336,7 @@ def test_a_loop_that_outruns_the_generation_keeps_what_it_saw(model):
 def test_state_is_iterated_over_the_tokens(hybrid):
     mix = hybrid.layers[1].linear_attn
     with hybrid.trace(PROMPT) as tracer:
-        seen = list().save()
+        seen = [].save()
         for _ in tracer.iter[:]:
             seen.append(mix.state)
     with hybrid.trace(PROMPT):
@@ -347,7 +347,7 @@ def test_state_is_iterated_over_the_tokens(hybrid):
     assert_close(torch.stack(seen, 1), states)
     assert_close(states[:, -1], final, rtol=1e-4, atol=1e-5)
     with hybrid.trace(PROMPT) as tracer:
-        few = list().save()
+        few = [].save()
         for _ in tracer.iter[2:4]:
             few.append(mix.state)
     assert_close(torch.stack(few, 1), states[:, 2:4])
@@ -356,7 +356,7 @@ def test_state_is_iterated_over_the_tokens(hybrid):
 def test_the_recurrent_state_of_a_step_is_what_the_last_one_left(hybrid):
     mix = hybrid.layers[0].linear_attn
     with hybrid.generate(PROMPT, max_new_tokens=3, eos_token_id=-1) as tracer:
-        seen = list().save()
+        seen = [].save()
         for _ in tracer.iter[:]:
             entering = mix.state_input
             seen.append((entering, mix.state_output))
@@ -450,7 +450,7 @@ def test_every_value_has_a_docstring_on_its_envoy():
 
 
 @pytest.mark.parametrize(
-    "wrong, description",
+    ("wrong", "description"),
     [
         ("the " * 5000, "takes at most"),
         ([""], "empty"),
