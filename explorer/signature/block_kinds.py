@@ -23,9 +23,9 @@ def few_blocks(
 ) -> tuple[PreTrainedConfig, list[list[int]], int | None]:
     """A configuration with few blocks and, for each of them, the blocks of ``model`` that are so.
 
-    ``path`` is the block list's. One block of each kind, where the class builds the same ones of such a configuration; else the
-    first blocks up to the first of the last kind, by a configuration of so many or, where there is none, by the number of
-    blocks to keep of all, which comes last.
+    ``path`` is the block list's. One block of each kind, where the class builds the same ones of
+    such a configuration; else the first blocks up to the first of the last kind, by a configuration
+    of so many or, where there is none, by the number of blocks to keep of all, which comes last.
     """
     lists = list(per_block(model.config))
     kinds = _kinds(model.config, model.get_submodule(path), lists)
@@ -56,7 +56,8 @@ def few_blocks(
 
 
 def counterparts(small: PreTrainedModel, model: PreTrainedModel, path: str) -> list[list[int]]:
-    """For each block of a small model of the same class, the blocks of ``model`` that have the same modules and parameters."""
+    """For each block of a small model of the same class, the blocks of ``model`` that have the same
+    modules and parameters."""
 
     def built(block: nn.Module) -> tuple:
         modules = tuple((name, type(one).__name__) for name, one in block.named_modules())
@@ -77,7 +78,8 @@ def block_list(model: PreTrainedModel) -> str:
 def _kinds(
     config: PreTrainedConfig, blocks: Sequence[nn.Module], lists: Sequence[Key]
 ) -> list[tuple]:
-    """What tells each block from others: how it is built, what the configuration's lists say of it, how far it looks back."""
+    """What tells each block from others: how it is built, what the configuration's lists say of it,
+    how far it looks back."""
     said = [values for key in lists if len(values := at(config, key)) == len(blocks)]
     said = [values for values in said if all(isinstance(one, str | int) for one in values)]
     return [

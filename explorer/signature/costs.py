@@ -1,4 +1,5 @@
-"""What a model costs, each as a formula over its generics: parameters, bytes of weights and caches, operations for a token."""
+"""What a model costs, each as a formula over its generics: parameters, bytes of weights and caches,
+operations for a token."""
 
 from __future__ import annotations
 
@@ -23,13 +24,15 @@ Json = dict[str, Any]
 #: What the operations counted are, for whoever prints the number.
 COUNTED = "matrix products and convolutions of one decoding step, a multiplication and an addition counted as two"
 
-#: The part of the operations that grows with the context: queries with keys, probabilities with values.
+#: The part of the operations that grows with the context: queries with keys, probabilities with
+#: values.
 OVER_CONTEXT = "attention over the context"
 
 #: Tokens in the cache and the new one together, in formulas.
 CONTEXT = "T"
 
-#: The shortest context a cost is worked out for, at most that share of the longest, and the longest where none is named.
+#: The shortest context a cost is worked out for, at most that share of the longest, and the longest
+#: where none is named.
 _SHORTEST, _SHARE, _LONGEST = 1024, 16, 1 << 17
 
 
@@ -41,9 +44,9 @@ class Unknown(ValueError):
 class Costs:
     """Formulas of one model.
 
-    ``few`` has one block of each kind and is what ``types`` are of; ``blocks`` is the block list's path; ``layers`` are,
-    for each block of ``few``, those of ``whole`` that are so; ``sizes`` the numbers of the generics, to which the kinds
-    of blocks are added.
+    ``few`` has one block of each kind and is what ``types`` are of; ``blocks`` is the block list's
+    path; ``layers`` are, for each block of ``few``, those of ``whole`` that are so; ``sizes`` the
+    numbers of the generics, to which the kinds of blocks are added.
     """
 
     whole: nn.Module
@@ -80,10 +83,11 @@ class Costs:
     # -- everything ---------------------------------------------------------------
 
     def json(self) -> Json:
-        """``{parameters, weights, cache, flops, kinds}``; what cannot be had is ``{unknown: reason}``.
+        """``{parameters, weights, cache, flops, kinds}``; what cannot be had is ``{unknown:
+        reason}``.
 
-        ``over``, of the cache and of the operations, is what they come to for one sequence at some lengths of the context:
-        rows of the length, what grows with it and what does not.
+        ``over``, of the cache and of the operations, is what they come to for one sequence at some
+        lengths of the context: rows of the length, what grows with it and what does not.
         """
         return {
             "kinds": [
@@ -144,7 +148,8 @@ class Costs:
         ]
 
     def _parameters(self) -> list[tuple[str, str, Expr, Expr]]:
-        """Part, dtype, count and active count of every parameter, over all blocks that have it; one shared by two modules once."""
+        """Part, dtype, count and active count of every parameter, over all blocks that have it; one
+        shared by two modules once."""
         found: dict[tuple[str, str, str, Expr, Expr], list[int | None]] = {}
         own = dict(self.whole.named_parameters())
         for path, parameter in self.few.named_parameters():
@@ -197,7 +202,8 @@ class Costs:
     # -- what a call keeps ------------------------------------------------------------
 
     def cache(self) -> Json:
-        """Bytes kept after ``S`` tokens of ``B`` sequences, by kind of block and whether they grow."""
+        """Bytes kept after ``S`` tokens of ``B`` sequences, by kind of block and whether they
+        grow."""
         try:
             accounting.cache_sizes(self.whole)
         except (
@@ -295,7 +301,8 @@ class Costs:
     # -- formulas ---------------------------------------------------------------------
 
     def _formula(self, expression: Expr) -> Json:
-        """``{formula, numbers, number}``: with names, with this model's sizes, and the number where nothing else is in it."""
+        """``{formula, numbers, number}``: with names, with this model's sizes, and the number where
+        nothing else is in it."""
         expression = self._gathered(expression)
         filled = expression.at(self.sizes)
         constant = filled.constant
@@ -306,7 +313,8 @@ class Costs:
         }
 
     def _over(self, whole: Expr, length: str, where: Mapping[str, Expr]) -> list[list[int]]:
-        """Rows of a length of the context, what grows with it and what does not, of one sequence; lengths double up to the longest."""
+        """Rows of a length of the context, what grows with it and what does not, of one sequence;
+        lengths double up to the longest."""
         longest = self.sizes.get("MaxSeq", _LONGEST)
         shortest = min(_SHORTEST, longest // _SHARE)
         lengths = [
@@ -416,8 +424,8 @@ def _or_unknown(ask: Any) -> Any:
 
 
 def _labels(model: nn.Module, blocks: Sequence[nn.Module], said: Sequence[str]) -> list[str]:
-    """A word for each kind of block: the classes of its parts where others have other classes, without the family's name;
-    else what is ``said`` of it.
+    """A word for each kind of block: the classes of its parts where others have other classes,
+    without the family's name; else what is ``said`` of it.
     """
     prefix = type(model).__name__.partition("For")[0]
     parts = [

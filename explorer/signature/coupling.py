@@ -1,4 +1,5 @@
-"""Sizes that cannot be chosen since others decide them, found by trying what their numbers suggest."""
+"""Sizes that cannot be chosen since others decide them, found by trying what their numbers
+suggest."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _MOST_RELATIONS = 16
 
 
 def find_dependent(probes: Probes, failed: Sequence[str], among: bool = False) -> list[str]:
-    """Find one size that follows from others, so that most of ``failed`` can change that could not; what is left of them.
+    """Find one size that follows from others, so that most of ``failed`` can change that could not;
+    what is left of them.
 
     among: take none but one that follows from others of ``failed``.
     """
@@ -57,7 +59,8 @@ def find_dependent(probes: Probes, failed: Sequence[str], among: bool = False) -
 
 
 def _hints(probes: Probes, name: str, failed: Sequence[str]) -> list[tuple[str, Expr]]:
-    """Relations to try for one size: the likeliest, and those that are between sizes that do not change alone."""
+    """Relations to try for one size: the likeliest, and those that are between sizes that do not
+    change alone."""
     found = relations(probes.model.numbers, name, probes.model.derived)
     return [
         *found[:_MOST_RELATIONS],
@@ -72,3 +75,33 @@ def can_change(probes: Probes, name: str) -> bool:
         if observation is not None:
             return probes.changes_shapes(observation)
     return False
+
+
+def without_coupled(probes: Probes, failed: list[str]) -> list[str]:
+    """Find sizes that follow from others among those that refuse to change with all others; what is
+    left to change alone."""
+    # Some refused only because a size that has to be their multiple did.
+    failed = [name for name in failed if not can_change(probes, name)]
+    while len(failed) > 1:
+        left = find_dependent(probes, failed, among=True)
+        if len(left) == len(failed):
+            break
+        failed = left
+    return failed
+
+
+def change_alone(probes: Probes, names: Sequence[str]) -> None:
+    """Change each size alone, or with sizes found to depend on it."""
+    failed = [name for name in names if not probes.move(name)]
+    # Such a size may have to move together with one that does not move at all.
+    rounded = probes.perhaps_rounded if failed else []
+    failed += rounded
+    while set(failed) - set(rounded):
+        left = find_dependent(probes, failed)
+        if len(left) == len(failed):
+            break
+        failed = left
+    probes.fixed += [name for name in failed if name not in (*probes.dependent, *rounded)]
+    for name in probes.dependent:
+        probes.singles.pop(name, None)
+        probes.steps.pop(name, None)

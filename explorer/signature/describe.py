@@ -1,4 +1,5 @@
-"""From the types of every tensor to what a page says: generics, entries, the cache, and each module class once."""
+"""From the types of every tensor to what a page says: generics, entries, the cache, and each module
+class once."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from explorer.signature.types import Type, Types
 
 Json = dict[str, Any]
 
-#: What leaf classes that stand in a model with several sizes call the axes of their parameters, by the number of axes.
+#: What leaf classes that stand in a model with several sizes call the axes of their parameters, by
+#: the number of axes.
 _FORMAL = {
     "Linear": {"weight": ("Out", "In"), "bias": ("Out",)},
     "Conv1D": {"weight": ("In", "Out"), "bias": ("Out",)},
@@ -27,8 +29,9 @@ _FORMAL = {
 class Description:
     """A model with one block of each kind, its types, and how pages write a type.
 
-    ``layers`` are, for each block of ``module``, the blocks of the whole model that are so; ``blocks`` is the block list's
-    path; ``cache_writers`` is, by block, the path of the module that writes to its cache.
+    ``layers`` are, for each block of ``module``, the blocks of the whole model that are so;
+    ``blocks`` is the block list's path; ``cache_writers`` is, by block, the path of the module that
+    writes to its cache.
     """
 
     module: nn.Module
@@ -41,7 +44,8 @@ class Description:
     # -- entries ---------------------------------------------------------------
 
     def entries(self) -> list[Json]:
-        """The calls a model takes: a prompt without a cache, with one, one token more, and what comes of the last position alone."""
+        """The calls a model takes: a prompt without a cache, with one, one token more, and what
+        comes of the last position alone."""
         given, returned = self._io(PREFILL, "")
         logits = next((one for one in returned if one["name"] == "logits"), None)
         entries = [
@@ -235,8 +239,8 @@ class Description:
 class _GenericClass:
     """One class and the generics of its own: names for the axes in which its instances differ.
 
-    An axis that all instances have alike is written in the model's generics. Axes that differ in the same way
-    share a name. Leading axes of what a forward takes, where they differ, are any.
+    An axis that all instances have alike is written in the model's generics. Axes that differ in
+    the same way share a name. Leading axes of what a forward takes, where they differ, are any.
     """
 
     def __init__(self, model: Description, paths: Sequence[str]) -> None:
@@ -271,7 +275,8 @@ class _GenericClass:
         )
 
     def _fields(self, call: str, what: str) -> Iterator[tuple[str, list[Type]]]:
-        """Of each name the types in the instances; one that did not run takes and returns nothing."""
+        """Of each name the types in the instances; one that did not run takes and returns
+        nothing."""
         every = [dict(self.model.types.at(call, path, what)) for path in self.paths]
         for name in dict.fromkeys(name for one in every for name in one):
             if call or all(name in one for one in every):

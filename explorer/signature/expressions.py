@@ -13,7 +13,8 @@ Powers = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Expr:
-    """A sum of products: ``terms`` holds for each its powers and its factor, none of them zero, in a fixed order.
+    """A sum of products: ``terms`` holds for each its powers and its factor, none of them zero, in
+    a fixed order.
 
     ``cap`` is a second expression where the size is the smaller of the two.
     """
@@ -65,7 +66,8 @@ class Expr:
         return total if self.cap is None else min(total, self.cap.value(sizes))
 
     def replaced(self, by: Mapping[str, Expr]) -> Expr:
-        """The same with names written out; a sum cannot be put where the name is a divisor, and is left."""
+        """The same with names written out; a sum cannot be put where the name is a divisor, and is
+        left."""
         whole = total(self._written(powers, factor, by) for powers, factor in self.terms)
         if whole != self and whole.names & by.keys():
             return whole.replaced(by)
@@ -98,7 +100,8 @@ class Expr:
         return Expr.of([(_merged([*a, *b]), x * y) for a, x in self.terms for b, y in other.terms])
 
     def text(self, order: Mapping[str, int] | None = None) -> str:
-        """As pages write it: ``2 * Heads * HeadDim + KeyDim``, ``-1 + Width``, ``HeadDim / 4``; names in ``order``."""
+        """As pages write it: ``2 * Heads * HeadDim + KeyDim``, ``-1 + Width``, ``HeadDim / 4``;
+        names in ``order``."""
         rank = order or {}
 
         def place(name: str) -> tuple[int, str]:

@@ -17,7 +17,8 @@ from explorer.signature.joint_fitting import LARGEST_DIVISOR, LARGEST_FACTOR, Jo
 _TERMS = {1: 2, 2: 3, 3: 4, 4: 4, 5: 3, 6: 3, 7: 2}
 
 
-#: Candidates that are looked at in one go, and how far off they may be, of the numbers' own size, to be solved for.
+#: Candidates that are looked at in one go, and how far off they may be, of the numbers' own size,
+#: to be solved for.
 _AT_ONCE, _NEAR = 256, 1e-3
 
 
@@ -44,9 +45,10 @@ class Rounded:
 class Fitter:
     """Finds the expression of an axis from its numbers in all probes.
 
-    joint: reads it off the probes in which all sizes changed; singles: by name, the index of the probes in which that one
-    size differs from the first probe, alone or with sizes that follow from it, for what cannot be read off; roundings:
-    pairs of sizes of which the first may be rounded up to a multiple of the second.
+    joint: reads it off the probes in which all sizes changed; singles: by name, the index of the
+    probes in which that one size differs from the first probe, alone or with sizes that follow from
+    it, for what cannot be read off; roundings: pairs of sizes of which the first may be rounded up
+    to a multiple of the second.
     """
 
     def __init__(
@@ -73,7 +75,8 @@ class Fitter:
         return {numbers: self.fit(numbers) for numbers in wanted}
 
     def fit(self, observed: Sequence[int]) -> Expr | None:
-        """The simplest expression with these numbers, None where there is none or several are as simple."""
+        """The simplest expression with these numbers, None where there is none or several are as
+        simple."""
         key = tuple(observed)
         if key not in self._known:
             self._known[key] = self._without_bare_share(self._read(key)) or self._rounded(key)
@@ -91,7 +94,8 @@ class Fitter:
 
     @staticmethod
     def _without_bare_share(found: Expr | None) -> Expr | None:
-        """What was found, unless it is a share and a bare number besides: so a root or a rounding looks between a few points."""
+        """What was found, unless it is a share and a bare number besides: so a root or a rounding
+        looks between a few points."""
         parts = dict(found.terms) if found is not None else {}
         bent = () in parts and any(factor.denominator > 1 for factor in parts.values())
         return None if bent else found
@@ -140,7 +144,8 @@ class Fitter:
     ) -> Iterator[tuple[tuple, tuple[Powers, ...]]]:
         """The candidates that some real factors bring near the numbers, simplest first.
 
-        Many are looked at in one go, which is far faster than solving for each; none that fits is left out.
+        Many are looked at in one go, which is far faster than solving for each; none that fits is
+        left out.
         """
         candidates, wanted = _candidates(names), np.array(observed, dtype=float)
         columns = {
@@ -242,7 +247,8 @@ class Fitter:
 
 @lru_cache(maxsize=512)
 def _ranked(names: tuple[str, ...]) -> list[tuple[tuple[int, int], Powers]]:
-    """Every product of some of the names, at most one of them a divisor, with how involved it is; the bare number first.
+    """Every product of some of the names, at most one of them a divisor, with how involved it is;
+    the bare number first.
 
     A name may come twice where there are few of them.
     """

@@ -1,4 +1,5 @@
-"""The signature of a model: inferring the types of its tensors, checking them on the whole model, and writing them down."""
+"""The signature of a model: inferring the types of its tensors, checking them on the whole model,
+and writing them down."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from explorer.signature.observation import (
     of_recorded_run,
 )
 from explorer.signature.probes import OTHER_BATCHES, OTHER_SEQS, Probes
+from explorer.signature.probing import probe
 from explorer.signature.resizable import ResizableModel
 from explorer.signature.sizes import depth_key, order, table
 from explorer.signature.types import Type, Types
@@ -79,7 +81,8 @@ Known = list[InferredTypes]
 
 
 def recorded(model: LanguageModel, known: Known | None = None) -> Json:
-    """The signature of a loaded model as records keep it: ``{unknown: reason}`` where there is none.
+    """The signature of a loaded model as records keep it: ``{unknown: reason}`` where there is
+    none.
 
     known: as for `signature`.
     """
@@ -90,15 +93,17 @@ def recorded(model: LanguageModel, known: Known | None = None) -> Json:
 
 
 def signature(model: LanguageModel | Any, known: Known | None = None) -> Json:
-    """The signature of a loaded model, or of a transformers model on the meta device, as plain JSON-able data.
+    """The signature of a loaded model, or of a transformers model on the meta device, as plain
+    JSON-able data.
 
-    ``{generics, axes, variables, dtype, entries, cache, blocks, values, costs, resolved}``; a type is ``{dims, numbers,
-    dtype}`` with axes as text over the generics and with this model's numbers (text where the call decides). ``numbers``
-    is None in a class that stands in the model with several sizes; an axis that did not resolve is "?" and its number.
-    ``axes`` are all axes there are that are more than one name, each with its number.
+    ``{generics, axes, variables, dtype, entries, cache, blocks, values, costs, resolved}``; a type
+    is ``{dims, numbers, dtype}`` with axes as text over the generics and with this model's numbers
+    (text where the call decides). ``numbers`` is None in a class that stands in the model with
+    several sizes; an axis that did not resolve is "?" and its number. ``axes`` are all axes there
+    are that are more than one name, each with its number.
 
-    known: what earlier calls inferred, to which this one adds. A model that differs from one of those in sizes alone is
-    run once with few blocks instead of being probed.
+    known: what earlier calls inferred, to which this one adds. A model that differs from one of
+    those in sizes alone is run once with few blocks instead of being probed.
 
     Raises NoSignature where the class has no list of blocks, or does not run at any size tried.
     """
@@ -127,8 +132,9 @@ def signature(model: LanguageModel | Any, known: Known | None = None) -> Json:
 class _Signature:
     """One model's types, checked on the whole model.
 
-    module: the whole model; path: its block list's; ``asked``: the model with few blocks; ``layers``: for each of those
-    blocks the equal ones of the whole model; ``sizes``: the numbers of the generics.
+    module: the whole model; path: its block list's; ``asked``: the model with few blocks;
+    ``layers``: for each of those blocks the equal ones of the whole model; ``sizes``: the numbers
+    of the generics.
     """
 
     def __init__(self, module: Any, path: str, known: Known) -> None:
@@ -156,7 +162,7 @@ class _Signature:
                     self.inferred, self.types, self.reused = inferred, types, True
                     return
         try:
-            probes = Probes(self.asked)
+            probes = probe(self.asked)
         except Exception as error:
             probes = self._probed_with_weights(error)
         self.inferred = InferredTypes(probes, Types.of(probes))
@@ -165,7 +171,8 @@ class _Signature:
         self.types = self._checked(self.inferred.types)
 
     def _probed_with_weights(self, error: Exception) -> Probes:
-        """The probes of a small model of the type; raises ``error`` where there is none or it does not run either."""
+        """The probes of a small model of the type; raises ``error`` where there is none or it does
+        not run either."""
         config = self.module.config
         kind = config.model_type
         if kind not in decoder_types():
@@ -175,7 +182,7 @@ class _Signature:
         small, model_class = small_config(kind), type(self.module)
         self.asked = ResizableModel(small, model_class, released_config=config)
         try:
-            probes = Probes(self.asked)
+            probes = probe(self.asked)
         except Exception:
             raise error from None
         self.layers = counterparts(build(small, model_class), self.module, self.path)
@@ -186,7 +193,8 @@ class _Signature:
         return {**self.asked.released, "Layers": len(self.module.get_submodule(self.path))}
 
     def _checked(self, types: Types) -> Types:
-        """The types, checked against the run of the whole model; against its parameters alone where it does not run."""
+        """The types, checked against the run of the whole model; against its parameters alone where
+        it does not run."""
         call = {"B": 1, "S": 1, "Past": 1}
         observation = of_parameters(self.module)
         if self.run is not None:
@@ -232,7 +240,8 @@ class _Signature:
     # -- written down --------------------------------------------------------------
 
     def json(self, model: LanguageModel | None) -> Json:
-        """The signature as `signature` has it; with the standard values of ``model``, the loaded one."""
+        """The signature as `signature` has it; with the standard values of ``model``, the loaded
+        one."""
         sizes, aliases = self.sizes, self._aliases()
         axes: dict[str, int | str] = {}
 
@@ -286,7 +295,8 @@ class _Signature:
     def _add_values(
         self, model: LanguageModel, write: Any, classes: list[Json], resolved: Json
     ) -> list[Json]:
-        """The standard values, typed; added to the classes that have them and to what is counted as resolved."""
+        """The standard values, typed; added to the classes that have them and to what is counted as
+        resolved."""
         expressions = self.inferred.hosts.expressions(
             model, self.types, self.layers, self.asked.released
         )
@@ -304,7 +314,8 @@ class _Signature:
         return values
 
     def _aliases(self) -> dict[Expr, str]:
-        """Names for expressions that are sizes in their own right: a convolution's channels, and a head's width that no figure gives."""
+        """Names for expressions that are sizes in their own right: a convolution's channels, and a
+        head's width that no figure gives."""
         found: dict[Expr, str] = {}
         taken = set(self.asked.names.values())
         for site, one in self.types.by_site.items():
@@ -316,8 +327,9 @@ class _Signature:
                 axis, name = one.axes[-1], "HeadDim"
             else:
                 continue
-            composed = isinstance(axis, Expr) and len(axis.names) > 1 and axis.cap is None
-            if composed and name not in (*taken, *found.values()):
+            if not isinstance(axis, Expr) or axis.cap is not None or len(axis.names) < 2:
+                continue
+            if name not in (*taken, *found.values()):
                 found[axis] = name
         return found
 

@@ -1,4 +1,5 @@
-"""Expressions read off probes in which all sizes change at once: products by their prime factors, sums by a search."""
+"""Expressions read off probes in which all sizes change at once: products by their prime factors,
+sums by a search."""
 
 from __future__ import annotations
 
@@ -32,17 +33,20 @@ _PARALLEL = 1e-7
 
 @dataclass(frozen=True)
 class JointRun:
-    """A probe in which many sizes changed: its place among the runs, and the multiple that each regular size changed to."""
+    """A probe in which many sizes changed: its place among the runs, and the multiple that each
+    regular size changed to."""
 
     run: int
     multiples: Mapping[str, Multiple]
 
 
 class JointFitter:
-    """Finds the expression of an axis from its numbers in joint probes, without knowing which sizes it depends on.
+    """Finds the expression of an axis from its numbers in joint probes, without knowing which sizes
+    it depends on.
 
-    runs: the sizes of each probe, the first probe's first; joints: those in which most sizes changed to multiples by
-    primes of their own; dependent: sizes that follow from others; irregular: names of sizes that changed in another way.
+    runs: the sizes of each probe, the first probe's first; joints: those in which most sizes
+    changed to multiples by primes of their own; dependent: sizes that follow from others;
+    irregular: names of sizes that changed in another way.
     """
 
     def __init__(
@@ -92,7 +96,8 @@ class JointFitter:
                     yield dict(zip(names, powers, strict=True))
 
     def _decoded(self, observed: tuple[int, ...], irregular: Mapping[str, int]) -> Expr | None:
-        """The product with the given powers of irregular sizes; the powers of the others are read off the joint probes."""
+        """The product with the given powers of irregular sizes; the powers of the others are read
+        off the joint probes."""
 
         def irregular_part(run: int) -> Fraction:
             found = Fraction(1)
@@ -118,7 +123,8 @@ class JointFitter:
         return found if self._holds(found, observed) else None
 
     def _rank(self, expression: Expr) -> tuple[int, ...]:
-        """How involved an expression is: terms, divisors, factors, sizes that follow from others."""
+        """How involved an expression is: terms, divisors, factors, sizes that follow from
+        others."""
         powers = [power for term, _ in expression.terms for _, power in term]
         return (
             len(expression.terms),
@@ -146,7 +152,8 @@ class JointFitter:
         return whole[0] if len(whole) == 1 else None
 
     def sum(self, observed: tuple[int, ...]) -> Expr | None:
-        """The simplest sum of up to three products of up to two sizes each, or of products that are axes by themselves."""
+        """The simplest sum of up to three products of up to two sizes each, or of products that are
+        axes by themselves."""
         for terms in (2, 3):
             if len(self.runs) < terms + _SPARE:
                 return None
@@ -168,7 +175,8 @@ class JointFitter:
     def _near(self, observed: tuple[int, ...], terms: int) -> Iterator[list[Powers]]:
         """The pairs or triples of the pool that some real factors bring to the numbers.
 
-        Two products span a plane; the numbers are near a sum with a third where what the plane leaves of both is parallel.
+        Two products span a plane; the numbers are near a sum with a third where what the plane
+        leaves of both is parallel.
         """
         pool, numbers = self._candidates()
         # Relative to the numbers wanted, so that every probe weighs the same.
@@ -248,6 +256,7 @@ class JointFitter:
 def rounding_pairs(
     names: Sequence[str], keys: Mapping[str, tuple[str, ...]]
 ) -> list[tuple[str, str]]:
-    """Pairs of sizes of which the first may be rounded up to a multiple of the second, by the second's key."""
+    """Pairs of sizes of which the first may be rounded up to a multiple of the second, by the
+    second's key."""
     multiples = [name for name in names if re.search(table()["roundings"], keys[name][-1])]
     return [(name, multiple) for multiple in multiples for name in names if name != multiple]

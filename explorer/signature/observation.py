@@ -1,4 +1,5 @@
-"""One probe: a model built on the meta device and run, with the shape and dtype of every tensor that passes a name.
+"""One probe: a model built on the meta device and run, with the shape and dtype of every tensor
+that passes a name.
 
 This is the only module here that runs torch.
 """
@@ -27,7 +28,8 @@ PREFILL, DECODE = "prefill", "decode"
 class TensorSite(NamedTuple):
     """Where a tensor is: of which call, at which module's path, as what, and its name there.
 
-    ``what`` is "parameter", "buffer", "in", "out", "cache", "held" (by a module, for the next call) or "matmul".
+    ``what`` is "parameter", "buffer", "in", "out", "cache", "held" (by a module, for the next call)
+    or "matmul".
     """
 
     call: str
@@ -45,7 +47,8 @@ class TensorShape(NamedTuple):
 
 Observation = dict[TensorSite, TensorShape]
 
-#: Which arguments of an operation are the matrices that are multiplied; all others of torch come down to these.
+#: Which arguments of an operation are the matrices that are multiplied; all others of torch come
+#: down to these.
 _OPERANDS = {
     "aten.mm": (0, 1),
     "aten.addmm": (1, 2),
@@ -63,7 +66,8 @@ _MODULE_FILE = os.path.join("nn", "modules", "module.py")
 
 
 def build(config: Any, model_class: type, numbers: bool = False) -> torch.nn.Module:
-    """A model of a configuration: of shapes alone, in bfloat16; or with random numbers, in float32 on the processor."""
+    """A model of a configuration: of shapes alone, in bfloat16; or with random numbers, in float32
+    on the processor."""
     if not numbers:
         return build_meta(config, model_class=model_class)
     return model_class._from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
@@ -108,7 +112,8 @@ def of_recorded_run(run: RecordedRun) -> Observation:
 def observe(model: torch.nn.Module, batch: int, seq: int, products: bool = False) -> Observation:
     """Run ``model`` on a prompt [batch seq] and one further token, and note every tensor.
 
-    products: note the matrices multiplied in the decoding step too. Raises whatever the forward raises.
+    products: note the matrices multiplied in the decoding step too. Raises whatever the forward
+    raises.
     """
     sites = of_parameters(model)
     for name, buffer in model.named_buffers():
@@ -135,7 +140,8 @@ def observe(model: torch.nn.Module, batch: int, seq: int, products: bool = False
 
 
 def _cache_arguments(out: Any) -> dict[str, Any] | None:
-    """What a further call is given of what the first one returned; None where it returned nothing to go on from."""
+    """What a further call is given of what the first one returned; None where it returned nothing
+    to go on from."""
     for name in ("cache", "past_key_values", "cache_params", "state"):
         if out.get(name) is not None:
             return {name: out[name]}
@@ -157,7 +163,8 @@ def _signature_of_forward(kind: type) -> inspect.Signature:
 
 
 def _filled_cache(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, Any] | None:
-    """A cache filled by a call that gets it and does not hand it back; None where the class takes none."""
+    """A cache filled by a call that gets it and does not hand it back; None where the class takes
+    none."""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
@@ -176,7 +183,8 @@ def _filled_cache(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, Any] |
 
 @contextmanager
 def _noting_calls(model: torch.nn.Module, sites: Observation, call: str) -> Iterator[list[str]]:
-    """Note what modules are called with and return, the first time they run; gives the stack of running modules."""
+    """Note what modules are called with and return, the first time they run; gives the stack of
+    running modules."""
     stack: list[str] = []
     handles = []
 
@@ -242,8 +250,8 @@ def _note_cache(
 class _NotingProducts(TorchDispatchMode):
     """Notes the operands of every product of matrices, under the module that runs.
 
-    What one line of it multiplies again and again, as for each expert, is one product that has all their rows: how often
-    it is done may depend on sizes.
+    What one line of it multiplies again and again, as for each expert, is one product that has all
+    their rows: how often it is done may depend on sizes.
     """
 
     def __init__(self, sites: Observation, stack: list[str]) -> None:
@@ -289,7 +297,8 @@ class _NotingProducts(TorchDispatchMode):
 
 
 def _source_lines() -> tuple[tuple[str, int], ...]:
-    """Where in the running module's own forward an operation is, the calls on the way there included."""
+    """Where in the running module's own forward an operation is, the calls on the way there
+    included."""
     found, frame = [], sys._getframe(2)
     while frame is not None and not frame.f_code.co_filename.endswith(_MODULE_FILE):
         found.append((frame.f_code.co_filename, frame.f_lineno))

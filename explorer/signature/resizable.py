@@ -1,4 +1,5 @@
-"""A model class with a configuration whose sizes can be changed: built with few blocks at any sizes, and run."""
+"""A model class with a configuration whose sizes can be changed: built with few blocks at any
+sizes, and run."""
 
 from __future__ import annotations
 
@@ -16,14 +17,15 @@ if TYPE_CHECKING:
 class ResizableModel:
     """A configuration with few blocks, its class, and the sizes that may change.
 
-    ``names`` are the sizes' names by where they stand in the configuration, ``keys`` the reverse; ``numbers`` are the sizes of
-    the first probe by name, which are the configuration's own but for ``windows``: those wider than the probes' calls are
-    narrowed. ``released`` are the sizes that types are written for. ``derived`` are the names of sizes that the
-    configuration's class computes from others where they are not given.
+    ``names`` are the sizes' names by where they stand in the configuration, ``keys`` the reverse;
+    ``numbers`` are the sizes of the first probe by name, which are the configuration's own but for
+    ``windows``: those wider than the probes' calls are narrowed. ``released`` are the sizes that
+    types are written for. ``derived`` are the names of sizes that the configuration's class
+    computes from others where they are not given.
 
-    released_config: the configuration whose sizes types are written for, where ``config`` is a small one that is run with
-    weights because the class does not run without. first_blocks: the block list's path and how many of its blocks to
-    keep, where no configuration has so few.
+    released_config: the configuration whose sizes types are written for, where ``config`` is a
+    small one that is run with weights because the class does not run without. first_blocks: the
+    block list's path and how many of its blocks to keep, where no configuration has so few.
     """
 
     def __init__(
@@ -57,7 +59,8 @@ class ResizableModel:
         }
 
     def build(self, numbers: Mapping[str, int] = {}) -> nn.Module:
-        """The model with other numbers for some sizes; windows are narrow unless they are among them."""
+        """The model with other numbers for some sizes; windows are narrow unless they are among
+        them."""
         figures_changed = {**self.windows} | {
             self.keys[name]: number for name, number in numbers.items()
         }
@@ -75,7 +78,8 @@ class ResizableModel:
         )
 
     def has_same_sizes(self, other: ResizableModel) -> bool:
-        """Whether two configurations differ in numbers alone: they have the same sizes, flags and words."""
+        """Whether two configurations differ in numbers alone: they have the same sizes, flags and
+        words."""
         return (
             not (self.with_weights or other.with_weights)
             and (self.model_class, self.first_blocks) == (other.model_class, other.first_blocks)

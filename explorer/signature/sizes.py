@@ -1,4 +1,5 @@
-"""The sizes of a configuration: which of its figures there are, what they are called, and a copy with other numbers."""
+"""The sizes of a configuration: which of its figures there are, what they are called, and a copy
+with other numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ Key = tuple[str, ...]
 
 @cache
 def table() -> dict[str, Any]:
-    """The committed data: patterns of key names for each generic, call variables, windows, and what is never a size."""
+    """The committed data: patterns of key names for each generic, call variables, windows, and what
+    is never a size."""
     return json.loads(Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
 
 
@@ -56,7 +58,8 @@ def text_key(config: PreTrainedConfig) -> Key:
 
 
 def figures(config: PreTrainedConfig, everything: bool = False) -> dict[Key, int]:
-    """Every whole number of a configuration that may be a size, in its order; of its language part where it has several.
+    """Every whole number of a configuration that may be a size, in its order; of its language part
+    where it has several.
 
     everything: those that are never sizes too.
     """
@@ -94,7 +97,8 @@ def _figures(holder: Any, where: Key, found: dict[Key, int]) -> None:
 
 
 def choices(config: PreTrainedConfig) -> dict[Key, Any]:
-    """What a configuration, its language part where it has several, says in flags and words: not how large, but what is built."""
+    """What a configuration, its language part where it has several, says in flags and words: not
+    how large, but what is built."""
     found: dict[Key, Any] = {}
 
     def gather(holder: Any, where: Key) -> None:
@@ -136,7 +140,8 @@ def named(keys: Sequence[Key]) -> dict[Key, str]:
 
 
 def changed(config: PreTrainedConfig, numbers: Mapping[Key, Any]) -> PreTrainedConfig:
-    """A copy with other numbers, set without the checks of the class: they look at one figure at a time."""
+    """A copy with other numbers, set without the checks of the class: they look at one figure at a
+    time."""
     other = copy.deepcopy(config)
     for key, number in numbers.items():
         holder = at(other, key[:-1])
@@ -190,7 +195,8 @@ def per_block(config: PreTrainedConfig) -> dict[Key, list[Any]]:
 
 
 def with_blocks(config: PreTrainedConfig, blocks: Sequence[int]) -> PreTrainedConfig:
-    """A copy with as many blocks as ``blocks`` has entries, of the kinds that those blocks have in its lists."""
+    """A copy with as many blocks as ``blocks`` has entries, of the kinds that those blocks have in
+    its lists."""
     start, key, count = text_key(config), depth_key(config), _depth(config) or 0
     new: dict[Key, Any] = {
         where: [values[i] for i in blocks] for where, values in per_block(config).items()
@@ -232,11 +238,14 @@ def derived(config: PreTrainedConfig) -> set[Key]:
 def relations(
     numbers: Mapping[str, int], moved: str, derived: Collection[str] = ()
 ) -> list[tuple[str, Expr]]:
-    """What other sizes may follow from ``moved``, since the numbers fit: ``(name, expression)``, the likeliest first.
+    """What other sizes may follow from ``moved``, since the numbers fit: ``(name, expression)``,
+    the likeliest first.
 
-    Those in ``derived``, which the configuration's class works out where nobody gives them, come before others.
+    Those in ``derived``, which the configuration's class works out where nobody gives them, come
+    before others.
 
-    Such a relation is a thing to try; what is taken for one is up to a model that builds with it and not without.
+    Such a relation is a thing to try; what is taken for one is up to a model that builds with it
+    and not without.
     """
     value, found = numbers[moved], []
 

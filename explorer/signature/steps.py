@@ -1,4 +1,5 @@
-"""The numbers that sizes change to in a probe: multiples by primes of their own, or other numbers close by."""
+"""The numbers that sizes change to in a probe: multiples by primes of their own, or other numbers
+close by."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ WINDOW_STEPS: tuple[Step, ...] = (just_above,)
 
 @dataclass(frozen=True)
 class Multiple:
-    """What one size is multiplied by in a joint probe, and a prime in that factor which no later size's factor has."""
+    """What one size is multiplied by in a joint probe, and a prime in that factor which no later
+    size's factor has."""
 
     factor: Fraction
     prime: int
@@ -84,12 +86,13 @@ def joint_multiples(
 ) -> dict[str, Multiple]:
     """A multiple for each size such that a product of sizes shows its factors by the primes in it.
 
-    calls: by name what the call decides (batch, tokens), before and in this probe; divisors: pairs of sizes of which
-    the first has to divide the second; used: primes that a size had in earlier probes.
+    calls: by name what the call decides (batch, tokens), before and in this probe; divisors: pairs
+    of sizes of which the first has to divide the second; used: primes that a size had in earlier
+    probes.
 
-    A larger size has a larger prime, so that what may not exceed another does not. A size that a count may have to
-    divide is multiplied by the count's factor too. The order is the one to read off factors in: of two sizes of which one
-    has the other's prime, that one comes first.
+    A larger size has a larger prime, so that what may not exceed another does not. A size that a
+    count may have to divide is multiplied by the count's factor too. The order is the one to read
+    off factors in: of two sizes of which one has the other's prime, that one comes first.
     """
     taken = {after for _, after in calls.values()}
     primes = (prime for prime in _primes() if prime not in taken)
@@ -125,7 +128,8 @@ def joint_multiples(
 
 
 def exponents(ratio: Fraction, multiples: Mapping[str, Multiple]) -> dict[str, int] | None:
-    """The powers of sizes in a product that changed by ``ratio``; None where it is no such product."""
+    """The powers of sizes in a product that changed by ``ratio``; None where it is no such
+    product."""
     found = {}
     for name, multiple in multiples.items():
         power = _valuation(ratio, multiple.prime)

@@ -15,13 +15,15 @@ class UnknownBlock(ValueError):
 
 
 def typed(one: _Json, numbers: bool = False) -> str:
-    """A type on one line: ``bf16[B, S, Hidden]``, or with numbers for what this model has of them."""
+    """A type on one line: ``bf16[B, S, Hidden]``, or with numbers for what this model has of
+    them."""
     axes = one["numbers"] if numbers and one["numbers"] is not None else one["dims"]
     return f"{short_dtype(one['dtype'])}[{', '.join(map(str, axes))}]"
 
 
 def text(signature: _Json, block: str | None = None, numbers: bool = False) -> str:
-    """The whole signature, or that of the module classes called ``block``; raises UnknownBlock where there is none."""
+    """The whole signature, or that of the module classes called ``block``; raises UnknownBlock
+    where there is none."""
     if block is None:
         return "\n".join(_whole(signature, numbers))
     found = [one for one in signature["blocks"] if one["class"] == block]

@@ -24,7 +24,8 @@ LONGER = SEQ + 2
 class Type:
     """A tensor; ``dtype`` is torch's name.
 
-    ``axes`` are expressions; where none was found the bare number, if it was the same at all sizes tried, else None.
+    ``axes`` are expressions; where none was found the bare number, if it was the same at all sizes
+    tried, else None.
     """
 
     axes: tuple[Expr | int | None, ...]
@@ -40,7 +41,8 @@ class Type:
         )
 
     def json(self, sizes: Mapping[str, int], aliases: Mapping[Expr, str]) -> dict[str, Any]:
-        """``{dims, numbers, dtype}``: axes as text, and the same with ``sizes`` filled in; an unresolved one is "?" and its number, if that is known."""
+        """``{dims, numbers, dtype}``: axes as text, and the same with ``sizes`` filled in; an
+        unresolved one is "?" and its number, if that is known."""
         numbers: list[int | str] = []
         dims: list[str] = []
         for axis in self.axes:
@@ -58,7 +60,8 @@ class Type:
 class Types:
     """Every tensor that was seen, with its type.
 
-    ``unresolved`` are the axes no expression was found for; ``rounded`` the sizes that are others rounded up.
+    ``unresolved`` are the axes no expression was found for; ``rounded`` the sizes that are others
+    rounded up.
     """
 
     by_site: dict[TensorSite, Type]
@@ -103,15 +106,17 @@ class Types:
     ) -> Types:
         """The same types, corrected by what the whole model shows at its own size.
 
-        ``sizes`` are those of that run; ``same_site`` gives the site of these types that one of the whole model corresponds to,
-        None where there is none; ``depth`` is how many blocks these types are of. As nothing but the depth differs, an axis that
-        it contradicts grows with that, or is unresolved. A tensor of another dtype on some blocks has both, as
+        ``sizes`` are those of that run; ``same_site`` gives the site of these types that one of the
+        whole model corresponds to, None where there is none; ``depth`` is how many blocks these
+        types are of. As nothing but the depth differs, an axis that it contradicts grows with that,
+        or is unresolved. A tensor of another dtype on some blocks has both, as
         ``bfloat16|float32``.
         """
         per_block = Expr.of({(("Layers", 1),): Fraction(1, depth)})
         seen: dict[TensorSite, list[TensorShape]] = {}
         for site, one in observation.items():
-            if (own := same_site(site)) in self.by_site:
+            own = same_site(site)
+            if own is not None and own in self.by_site:
                 seen.setdefault(own, []).append(one)
         types = Types({}, [*self.unresolved], self.rounded)
         for site, one in self.by_site.items():
@@ -169,14 +174,16 @@ def _perhaps_a_fixed_size(expression: Expr, probes: Probes) -> bool:
 
 
 def _with_wide_windows(probes: Probes) -> list[Observation]:
-    """What is seen where every window is wider than the call, for two lengths of it; nothing where there are no windows."""
+    """What is seen where every window is wider than the call, for two lengths of it; nothing where
+    there are no windows."""
     if not probes.model.windows:
         return []
     return [probes.model.observe_with_wide_windows(BATCH, seq) for seq in (SEQ, LONGER)]
 
 
 def _capped(expression: Expr, lengths: list[int], probes: Probes) -> Expr | None:
-    """The smaller of two where an axis has another length as soon as the window is wider than the call.
+    """The smaller of two where an axis has another length as soon as the window is wider than the
+    call.
 
     lengths: the axis's in calls of `SEQ` and of `LONGER` tokens with wide windows.
     """

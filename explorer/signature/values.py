@@ -1,4 +1,5 @@
-"""The standard values of a loaded model, typed: each axis of a layout as an expression over the family's sizes."""
+"""The standard values of a loaded model, typed: each axis of a layout as an expression over the
+family's sizes."""
 
 from __future__ import annotations
 
@@ -35,10 +36,11 @@ def typed_values(
     released: Mapping[str, int],
     write: Callable[[Type], dict[str, Any]],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A row for each value, or for each of its types where kinds of blocks differ, and what did not resolve.
+    """A row for each value, or for each of its types where kinds of blocks differ, and what did not
+    resolve.
 
-    A row is ``{host, name, modules, layers, type}``, what did not resolve ``{at, axis, number}``. ``sizes`` are the hosts'
-    (`ProbedHosts.expressions`), ``released`` the model's own sizes.
+    A row is ``{host, name, modules, layers, type}``, what did not resolve ``{at, axis, number}``.
+    ``sizes`` are the hosts' (`ProbedHosts.expressions`), ``released`` the model's own sizes.
     """
     tensors = shapes(model)
     rows, unresolved = [], []
@@ -80,7 +82,8 @@ def typed_values(
 
 
 def _kinds(row: Row, anatomy: Anatomy) -> Iterator[tuple[int, list[int]]]:
-    """The kinds of blocks that have a value, each with those of its blocks; the model's own is of none."""
+    """The kinds of blocks that have a value, each with those of its blocks; the model's own is of
+    none."""
     if row.host == "model":
         yield -1, []
         return
@@ -117,7 +120,8 @@ def _dtype(
     tensors: Mapping[tuple, torch.Tensor],
     blocks: Sequence[int],
 ) -> str:
-    """A value's dtype, or both where blocks differ. Of one the run leaves out: that of what it is derived from or comes back as, or a size's integers."""
+    """A value's dtype, or both where blocks differ. Of one the run leaves out: that of what it is
+    derived from or comes back as, or a size's integers."""
     source = "state_output" if row.value.name == "state_input" else row.value.source
     name = (
         source if tensor is None and source is not None and row.value.layout != "Size" else row.name
@@ -131,7 +135,8 @@ def _dtype(
 
 
 class ProbedHosts:
-    """The sizes that discovery gives the hosts in one probe where all sizes changed, to tell expressions for them."""
+    """The sizes that discovery gives the hosts in one probe where all sizes changed, to tell
+    expressions for them."""
 
     def __init__(self, probes: Probes) -> None:
         self.probes = probes
@@ -158,8 +163,9 @@ class ProbedHosts:
     ) -> HostSizes:
         """The expression of each size that discovery gives a host of ``model``.
 
-        It is the one of the model's tensors' axes that has that number in the model and in the probe, where no other as
-        simple does. ``layers`` are, for each block of the probes, the model's blocks that are equal.
+        It is the one of the model's tensors' axes that has that number in the model and in the
+        probe, where no other as simple does. ``layers`` are, for each block of the probes, the
+        model's blocks that are equal.
         """
         found: HostSizes = {}
         if self._run is None:
@@ -193,7 +199,8 @@ class ProbedHosts:
         return found
 
     def _candidates(self, types: Types) -> tuple[list[Expr], list[Expr]]:
-        """What a host's size may be: an axis of a tensor, or a size; else a quotient of two, such as a head's width that the class computes."""
+        """What a host's size may be: an axis of a tensor, or a size; else a quotient of two, such
+        as a head's width that the class computes."""
         dependent = self.probes.dependent
         axes = {axis.replaced(dependent): axis for axis in types.expressions() if axis.cap is None}
         axes = {key: axis for key, axis in axes.items() if not axis.names & {*CALL_NAMES, "Layers"}}

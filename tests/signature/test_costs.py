@@ -1,4 +1,5 @@
-"""Costs as formulas: against counts of the model itself, its caches' real tensors, and torch's own counter of operations."""
+"""Costs as formulas: against counts of the model itself, its caches' real tensors, and torch's own
+counter of operations."""
 
 from __future__ import annotations
 
@@ -159,7 +160,8 @@ def test_costs_over_the_context_are_those_of_the_model(family):
 
 
 def test_what_does_not_grow_is_the_state_of_one_size():
-    """Of a hybrid the recurrent and convolution state, by the types of its cache; of other decoders nothing."""
+    """Of a hybrid the recurrent and convolution state, by the types of its cache; of other decoders
+    nothing."""
     found = signed("qwen3_next")
     layers, tensors = found["cache"][0]["layers"], found["cache"][0]["tensors"]
     sizes = {"bfloat16": 2, "float32": 4}

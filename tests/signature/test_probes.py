@@ -13,6 +13,7 @@ from explorer.meta_device import build_meta
 from explorer.signature import signature
 from explorer.signature.observation import TensorSite, observe
 from explorer.signature.probes import Probes
+from explorer.signature.probing import probe
 from explorer.signature.resizable import ResizableModel
 from explorer.signature.sizes import changed
 from explorer.signature.types import Types
@@ -31,7 +32,7 @@ OTHERS = {
 @cache
 def probed(family: str) -> tuple[Probes, Types]:
     config = small_config(family)
-    probes = Probes(ResizableModel(config, type(build_meta(config))))
+    probes = probe(ResizableModel(config, type(build_meta(config))))
     return probes, Types.of(probes)
 
 
@@ -69,7 +70,8 @@ def test_a_width_that_is_rounded_up_shows_where_the_multiple_is_a_size_of_the_co
 
 
 def test_a_multiple_of_a_size_that_cannot_change_is_taken_for_no_bare_number():
-    """The one number of "zamba" that no size gives stands, until a size that might be in it is one that nobody could change."""
+    """The one number of "zamba" that no size gives stands, until a size that might be in it is one
+    that nobody could change."""
     probes, whole = probed("zamba")
     numbers = {
         one.axes[axis].constant for one in whole.by_site.values() for axis in range(len(one.axes))
@@ -94,7 +96,8 @@ def test_operations_of_a_loop_over_heads_are_those_torch_counts():
 
 
 class Loops(torch.nn.Module):
-    """Multiplies by each of some matrices on one line, and by another of the same shape on the next."""
+    """Multiplies by each of some matrices on one line, and by another of the same shape on the
+    next."""
 
     def __init__(self, times: int) -> None:
         super().__init__()

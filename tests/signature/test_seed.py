@@ -1,4 +1,5 @@
-"""The inferred types of Qwen3.6 35B-A3B against a page of it typed by hand, on every axis that both have."""
+"""The inferred types of Qwen3.6 35B-A3B against a page of it typed by hand, on every axis that both
+have."""
 
 from __future__ import annotations
 
@@ -173,7 +174,8 @@ def test_what_is_kept_agrees_and_the_state_is_float32_in_a_bfloat16_model(found)
             "dtype": "float32",
         }
     )
-    # The page keeps Width - 1 inputs of the convolution, channels last; transformers all Width, channels before them.
+    # The page keeps Width - 1 inputs of the convolution, channels last; transformers all Width,
+    # channels before them.
     assert kept["conv_states"]["after_prefill"]["dims"] == ["B", "Conv", "Width"]
     for name in ("keys", "values"):
         assert kept[name]["after_prefill"]["dims"] == ["B", "KvHeads", "S", "HeadDim"]

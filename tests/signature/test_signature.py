@@ -1,4 +1,5 @@
-"""Signatures: what the inferred types of whole families say, and that they hold on models that were not probed."""
+"""Signatures: what the inferred types of whole families say, and that they hold on models that were
+not probed."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from explorer.signature import NoSignature, recorded, signature
 from explorer.signature.block_kinds import block_list, few_blocks
 from explorer.signature.observation import observe
 from explorer.signature.probes import Probes
+from explorer.signature.probing import probe
 from explorer.signature.resizable import ResizableModel
 from explorer.signature.sizes import figures
 from explorer.signature.text import text
@@ -43,7 +45,7 @@ def signed(family: str) -> dict:
 def probed(family: str) -> tuple[Probes, Types]:
     module = shapes({**FIRST, **MORE}[family]).hf
     config, _, _ = few_blocks(module, block_list(module))
-    probes = Probes(ResizableModel(config, type(module)))
+    probes = probe(ResizableModel(config, type(module)))
     return probes, Types.of(probes)
 
 
@@ -169,7 +171,8 @@ def test_every_axis_that_is_more_than_a_name_is_listed_with_its_number(family):
     ],
 )
 def test_types_of_another_checkpoint_are_those_of_its_own_probes(first, second):
-    """Types that were inferred for one checkpoint and hold for the next are taken; the result is as if they had not been."""
+    """Types that were inferred for one checkpoint and hold for the next are taken; the result is as
+    if they had not been."""
     model, known = shapes(second), []
     fresh = signature(model)
     signature(shapes(first), known)
@@ -210,7 +213,8 @@ def small(**changes) -> torch.nn.Module:
 
 
 def test_only_what_holds_is_taken_from_another_model():
-    """Where no more than sizes differ; not where a flag does, by which a matrix is shared or biases are tensors of their own, nor where figures that follow do not."""
+    """Where no more than sizes differ; not where a flag does, by which a matrix is shared or biases
+    are tensors of their own, nor where figures that follow do not."""
     known = []
     first, wider = (
         signature(small(), known),
@@ -237,7 +241,8 @@ def test_only_what_holds_is_taken_from_another_model():
 
 
 def test_types_are_held_to_the_whole_model():
-    """What shows with more blocks alone: a table with columns for each of them, and a stream that goes on in another dtype."""
+    """What shows with more blocks alone: a table with columns for each of them, and a stream that
+    goes on in another dtype."""
     model = shapes("default:gemma4_text")
     found = signature(model)
     table = next(
@@ -260,7 +265,8 @@ def test_types_are_held_to_the_whole_model():
 
 
 def test_what_a_cache_does_not_hold_is_no_zero():
-    """A state that a family keeps in a way of its own is not left out of what is kept: nothing is said of it."""
+    """A state that a family keeps in a way of its own is not left out of what is kept: nothing is
+    said of it."""
     for family in ("rwkv", "minimax"):
         assert "not known" in signature(specimen(family))["costs"]["cache"]["unknown"]
 
@@ -271,7 +277,8 @@ def test_a_signature_is_plain_json():
 
 
 def test_a_class_whose_forward_looks_at_numbers_is_run_with_some():
-    """How often its loop over experts multiplies is up to the tokens' choice, and keeps no size from changing."""
+    """How often its loop over experts multiplies is up to the tokens' choice, and keeps no size
+    from changing."""
     found = signature(build_meta(small_config("dbrx")))
     assert found["resolved"]["resolved"] == found["resolved"]["axes"] > 100
     assert found["resolved"]["fixed"] == found["resolved"]["unresolved"] == []
