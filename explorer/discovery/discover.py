@@ -30,9 +30,9 @@ from explorer.vocabulary.availability import not_present
 
 
 def discover(twin: torch.nn.Module) -> Anatomy:
-    """Find the standard values of ``twin``, a model that no engine has wrapped yet: on the meta device, or a small one.
+    """Find the standard values of ``twin``, a model on the meta device, or a small one.
 
-    The model is run once (see `explorer.discovery.recorded_run`) and left as it was found, unless
+    The engine must not have wrapped it. It is run once (see `explorer.discovery.recorded_run`) and left as it was found, unless
     its experts run in a loop: such a twin must not be used for anything else.
 
     Raises NotADecoder when the model has no list of blocks between an embedding and a head,
@@ -90,7 +90,7 @@ def _findings(run: RecordedRun) -> tuple[list[BlockFindings], list[BlockFindings
 
 
 def _own_factors(run: RecordedRun) -> bool:
-    """Return whether equal blocks multiply with different numbers, so that each must be searched."""
+    """Return whether equal blocks multiply with different numbers, so that all are searched."""
 
     def factors(layer: int) -> list[tuple[str, tuple[float, ...]]]:
         call, graph = run.prompt.call(run.block_path(layer)), run.prompt.whole
@@ -185,11 +185,11 @@ def _blocks_skippable(
 
 
 def _choose_no_expert(twin: torch.nn.Module) -> None:
-    """Let the loop over the chosen experts run on shapes alone.
+    """Let the loop over the selected experts run on the meta device.
 
-    Which experts are chosen is data, and the meta device has none. The loop starts from zeros in the
-    shape of its input and adds each chosen expert's tokens; with none chosen it returns the zeros.
-    They are made of the routing's tensors too, as what the loop returns is.
+    Which experts are selected is data, and the meta device has none. The loop starts from zeros in
+    the shape of its input and adds the output of each selected expert; with none it returns the
+    zeros. They are made of the routing's tensors too, as the loop's output is.
     """
 
     def forward(
@@ -215,7 +215,7 @@ def _choose_no_expert(twin: torch.nn.Module) -> None:
 
 
 def _shared(twin: torch.nn.Module) -> set[str]:
-    """Paths of modules that stand in the model more than once, so that what passes in one passes in all."""
+    """Return the paths of modules that are in the model more than once."""
     paths: dict[int, list[str]] = {}
     for name, module in twin.named_modules(remove_duplicate=False):
         paths.setdefault(id(module), []).append(name)
