@@ -75,7 +75,7 @@ def test_a_record_of_an_older_version_is_said_in_todays_words() -> None:
     groups = index.trait_groups(index.cards([[record]], {}))
     assert [
         (group["label"], [trait["label"] for trait in group["traits"]]) for group in groups
-    ] == [("attention", ["Multi-query attention"]), ("others", ["A trait there was"])]
+    ] == [("attention", [BY_NAME["multi_query"].label]), ("others", ["A trait there was"])]
     assert groups[0]["traits"][0]["meaning"] == BY_NAME["multi_query"].meaning
 
 
