@@ -33,8 +33,7 @@ def discover(twin: torch.nn.Module) -> Anatomy:
     """Find the standard values of ``twin``, a model on the meta device, or a small one.
 
     The engine must not have wrapped it. It is run once (see `explorer.discovery.recorded_run`) and
-    left as it was found, unless its experts run in a loop: such a twin must not be used for anything
-    else.
+    left as it was found, unless its experts run in a loop: such a twin must not be used for more.
 
     Raises NotADecoder when the model has no list of blocks between an embedding and a head,
     CannotTrace when a block is not its input plus what mixers and MLPs return, and whatever the
