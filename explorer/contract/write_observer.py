@@ -36,7 +36,7 @@ class WriteObserver:
         def handled(provider: str, value: Any) -> Any:
             value = handle(provider, value)
             for key in self._at(provider, native=True):
-                self._see(key, self.address(key).place, value)
+                self._see(key, self.address(key).hook_point, value)
             return value
 
         def fired(hook_group: Any, container: Any) -> Any:

@@ -36,7 +36,7 @@ class ValueAddress:
     """
 
     location: str
-    place: HookPoint
+    hook_point: HookPoint
     native: bool
 
 

@@ -122,7 +122,7 @@ class _RecordingObserver:
 
 
 def _value_in(container: Any, name: str, address: ValueAddress) -> Any:
-    return get_element(container, address.place) if address.native else unwrap(container[name])
+    return get_element(container, address.hook_point) if address.native else unwrap(container[name])
 
 
 def _edited(container: Any, edit: Edit, name: str, address: ValueAddress) -> Any:
@@ -145,7 +145,7 @@ def _edited(container: Any, edit: Edit, name: str, address: ValueAddress) -> Any
             f"The edit of {edit.value} returned {new.dtype} where {now.dtype} belongs."
         )
     if address.native:
-        return with_element(container, address.place, new)
+        return with_element(container, address.hook_point, new)
     shared = isinstance(container[name], BatchShared)
     return {**container, name: BatchShared(new) if shared else new}
 

@@ -90,7 +90,7 @@ class ServedValues:
     def _passed(self, name: str, address: ValueAddress) -> Any:
         """Return a value as the forward passed it."""
         if self.native:
-            return get_element(self.raw, address.place)
+            return get_element(self.raw, address.hook_point)
         if name not in self.raw:
             raise Unavailable(
                 f"{name} is unavailable: a decoding step's kernel does not hold it as a tensor of "
@@ -100,14 +100,14 @@ class ServedValues:
 
     def _key(self, address: ValueAddress) -> Hashable:
         """Return what values that are one tensor, laid out alike, have in common."""
-        place = address.place
-        return place.element if self.native else (place.element, place.arrangement, place.repeat)
+        point = address.hook_point
+        return point.element if self.native else (point.element, point.arrangement, point.repeat)
 
     def _put(self, container: Any, name: str, address: ValueAddress, value: Any) -> Any:
         if name == "expert_indices" and self.num_experts is not None:
             self._check_experts(value, self.num_experts)
         if self.native:
-            return with_element(container, address.place, value)
+            return with_element(container, address.hook_point, value)
         shared = isinstance(container[name], BatchShared)
         return {**container, name: BatchShared(value) if shared else value}
 

@@ -281,7 +281,7 @@ def test_a_read_that_waits_for_the_next_step(monkeypatch):
 
 def test_values_that_are_not_snapshots(monkeypatch):
     def aliased(self, name, address):
-        return get_element(self.raw, address.place) if self.native else self.raw[name]
+        return get_element(self.raw, address.hook_point) if self.native else self.raw[name]
 
     model = load("specimen:llama")
     model.hf.model.layers[0].mlp.register_forward_hook(

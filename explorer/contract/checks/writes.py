@@ -122,7 +122,7 @@ def _by_tensor(
     values: dict[ValueKey, tuple[vocabulary.Value, ...]] = {}
     for key in keys:
         address = subject.model.taps.hosts[key[0].host, key[1]].addresses[key[0].name]
-        point = address.place
+        point = address.hook_point
         key_of_tensor = first.setdefault((address.location, point.element, point.call_site), key)
         values[key_of_tensor] = (*values.get(key_of_tensor, ()), key[0])
     return values
