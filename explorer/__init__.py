@@ -1,4 +1,5 @@
-"""Bestiary's library: language models with standard names and values, found by asking the built model.
+"""Bestiary's library: language models with standard names and values, found by asking the built
+model.
 
 from explorer import load
 

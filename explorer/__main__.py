@@ -1,4 +1,6 @@
-"""``python -m explorer [MODEL] [--port N] [--host H] [--prompt TEXT] [--no-browser]``: the live explorer."""
+"""``python -m explorer [MODEL] [--port N] [--host H] [--prompt TEXT] [--no-browser]``: the live
+explorer.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,17 @@ import sys
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m explorer",
-        description="Look inside a language model while it runs: routers, attention, recurrent state.",
+        description=(
+            "Look inside a language model while it runs: routers, attention, recurrent state."
+        ),
     )
     parser.add_argument(
         "model",
         nargs="?",
         default="specimen:qwen3_next",
         metavar="MODEL",
-        help='"specimen:FAMILY" for a small shipped model, a checkpoint folder, a .gguf file, or a checkpoint id '
+        help='"specimen:FAMILY" for a small shipped model, a checkpoint folder, a .gguf file, '
+        "or a checkpoint id "
         "(default: %(default)s)",
     )
     parser.add_argument(

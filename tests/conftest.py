@@ -1,4 +1,6 @@
-"""What every test shares: no network, one thread for torch, the shared fixtures, and the marks that follow from them."""
+"""What every test shares: no network, one thread for torch, the shared fixtures, and the marks that
+follow from them.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("PYTHONUNBUFFERED", "1")
-# The models are small: a second thread gains little on a quiet machine and waits for ever on a busy one.
+# The models are small: a second thread gains little on a quiet machine and waits for ever on a busy
+# one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.support.browser import chromium, serve, visit  # noqa: E402,F401  fixtures, found by name
-from tests.support.models import any_model, hybrid, model  # noqa: E402,F401
+from tests.support.browser import chromium, serve, visit  # noqa: F401  fixtures, found by name
+from tests.support.models import any_model, hybrid, model  # noqa: F401
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

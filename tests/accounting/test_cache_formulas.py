@@ -1,4 +1,6 @@
-"""Sizes of caches and states against hand arithmetic and against the tensors transformers really keeps."""
+"""Sizes of caches and states against hand arithmetic and against the tensors transformers really
+keeps.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from explorer.specimens.small import small_config
 from tests.support.configs import FAMILIES, TWENTY, built, small
 
 
-@pytest.mark.parametrize("family", (*FAMILIES, "mistral"))
+@pytest.mark.parametrize("family", [*FAMILIES, "mistral"])
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (2, 3), (3, 11)])
 def test_sizes_are_those_of_the_cache_transformers_makes(family, batch, tokens):
     model = build_meta(small(family))

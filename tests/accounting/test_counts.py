@@ -188,7 +188,9 @@ def test_parts_of_blocks_with_one_sublayer_by_hand():
     ],
 )
 def test_mixers_are_told_from_attention(family, mixer):
-    """A mixer's parameters are those of the modules of its class, whatever they are called and hold."""
+    """A mixer's parameters are those of the modules of its class, whatever they are called and
+    hold.
+    """
     model = build_meta(small_config(family))
     (row,) = (row for row in accounting.parameters(model)["by_part"] if row["part"] == "mixer")
     modules = [module for module in model.modules() if type(module).__name__ == mixer]
@@ -436,7 +438,9 @@ REPEATING = (
 
 @pytest.mark.parametrize("family", REPEATING)
 def test_blocks_built_alike_are_run_once_and_come_to_the_same(family):
-    """A deeper model, where blocks repeat: those of gemma3n_text need earlier ones, and dory goes round in loops."""
+    """A deeper model, where blocks repeat: those of gemma3n_text need earlier ones, and dory goes
+    round in loops.
+    """
     deep = {"gemma2": 8, "deepseek_v3": 8, "falcon_h1": 5, "recurrent_gemma": 9}
     model = build_meta(
         small_config(family, **({"num_hidden_layers": deep[family]} if family in deep else {}))

@@ -106,8 +106,13 @@ def test_a_count_that_leaves_something_out_does_not_fit_with_it(id):
         without(id, "active", card.active_without),
     )
     whole = (counted(id)["total"], counted(id)["active"])
-    assert all(abs(number - said) <= most for number, said, most in zip(left_out, stated, within))
-    assert not all(abs(number - said) <= most for number, said, most in zip(whole, stated, within))
+    assert all(
+        abs(number - said) <= most
+        for number, said, most in zip(left_out, stated, within, strict=True)
+    )
+    assert not all(
+        abs(number - said) <= most for number, said, most in zip(whole, stated, within, strict=True)
+    )
     assert set(card.stated_without) <= set(card.active_without) <= set(accounting.PARTS)
 
 
@@ -175,7 +180,9 @@ def test_counts_to_the_last_parameter(id, number):
 
 
 def test_what_gpt_j_counts_eight_times():
-    """Its card's count has eight copies of every norm, of the MLP's output bias and of a bias of the embedding."""
+    """Its card's count has eight copies of every norm, of the MLP's output bias and of a bias of
+    the embedding.
+    """
     width, blocks = 4096, 28
     norms, biases, embedding = 2 * (blocks + 1) * width, blocks * width, width
     assert (

@@ -1,4 +1,6 @@
-"""A real model from a GGUF file: loaded once, run on real text; and files that are no such thing."""
+"""A real model from a GGUF file: loaded once, run on real text; and files that are no such
+thing.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def test_a_head_of_a_real_model_matters(real):
 @pytest.mark.parametrize("stored", ["F32", "F16", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize("vocab_size", [True, False])
 def test_a_file_is_loaded_as_transformers_loads_it(tmp_path, stored, vocab_size):
-    """Weights to the bit, configuration and tokenizer, with the quick reader and with gguf's own."""
+    """Weights to the bit, configuration and tokenizer, with the quick reader and with gguf's
+    own.
+    """
     import gguf
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -180,12 +184,15 @@ def test_a_file_with_more_blocks_than_it_says_is_refused(tmp_path, smollm2):
     field.parts[field.data[0]][0] = 28
     refused(
         file,
-        r"model.gguf holds weights of blocks 28–29, and its configuration has blocks 0 to 27; fetch both again",
+        (
+            r"model.gguf holds weights of blocks 28–29, and its configuration has blocks 0 to "
+            r"27; fetch both again"
+        ),
     )
 
 
 @pytest.mark.parametrize(
-    "said, words",
+    ("said", "words"),
     [
         (None, "its precision not stated"),
         (9999, "its precision not stated"),

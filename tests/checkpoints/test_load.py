@@ -232,7 +232,10 @@ def test_the_hub_has_ids_without_a_slash(name, near, hub_that_answers, no_networ
 def test_a_card_asked_for_with_weights_says_how_to_have_it_without(no_network):
     refused(
         "Qwen/Qwen3-30B-A3B",
-        "weights of Qwen/Qwen3-30B-A3B are not here.*weights=False for its shapes, or give the folder",
+        (
+            "weights of Qwen/Qwen3-30B-A3B are not here.*weights=False for its shapes, or "
+            "give the folder"
+        ),
     )
 
 
@@ -306,7 +309,9 @@ def test_what_a_library_says_is_cut_to_its_first_sentence():
 
 
 def test_a_mistake_of_our_own_is_not_taken_for_one_of_the_model(monkeypatch):
-    """What the model trips over is one sentence, with its cause; what this package gets wrong is not hidden behind it."""
+    """What the model trips over is one sentence, with its cause; what this package gets wrong is
+    not hidden behind it.
+    """
     monkeypatch.setattr(loading, "discover", lambda twin: torch.nn.Linear(2, 2)(None))
     with pytest.raises(
         LoadError, match="does not go the way the standard values are found"
@@ -454,7 +459,10 @@ def test_weights_of_blocks_that_the_configuration_does_not_have_are_refused(brok
     add_weights(broken, "model.layers.3.mlp.up_proj.weight", "model.layers.4.mlp.up_proj.weight")
     refused(
         broken,
-        r"holds weights of model\.layers 3–4, and its configuration has blocks 0 to 2; fetch both again",
+        (
+            r"holds weights of model\.layers 3–4, and its configuration has blocks 0 to 2; "
+            r"fetch both again"
+        ),
     )
 
 

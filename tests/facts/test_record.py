@@ -38,14 +38,25 @@ KEYS = {
 
 #: Rows every reference page of a mixture family lists, by host.
 ROWS = {
-    "model": "logits token_embeddings final_norm_output lm_head_output next_token_probs input_ids attention_mask input_size",
-    "model.layers[i]": "layer_input attention_norm_output layer_mid mlp_norm_output mlp_input layer_output",
-    "model.layers[i].self_attn": "attention_queries attention_keys attention_values attention_scores attention_premix "
-    "attention_output attention_probabilities attention_head_outputs",
-    "model.layers[i].mlp": "mlp_output router_logits expert_weights expert_indices expert_outputs routed_output",
+    "model": (
+        "logits token_embeddings final_norm_output lm_head_output next_token_probs "
+        "input_ids attention_mask input_size"
+    ),
+    "model.layers[i]": (
+        "layer_input attention_norm_output layer_mid mlp_norm_output mlp_input layer_output"
+    ),
+    "model.layers[i].self_attn": (
+        "attention_queries attention_keys attention_values "
+        "attention_scores attention_premix "
+        "attention_output attention_probabilities attention_head_outputs"
+    ),
+    "model.layers[i].mlp": (
+        "mlp_output router_logits expert_weights expert_indices expert_outputs routed_output"
+    ),
 }
 RECURRENT = (
-    "attention_output state states attention_queries attention_keys attention_values decays betas state_input "
+    "attention_output state states attention_queries attention_keys attention_values "
+    "decays betas state_input "
     "attention_head_outputs state_output"
 )
 
@@ -244,7 +255,10 @@ def test_the_shapes_are_those_of_a_forward_through_the_whole_model():
                 "hosts": {"ssd", "self_attn", "mlp"},
                 "stages": [0, 0, 1],
                 "mid": 1,
-                "identity": "layers[i].input + mixer.attention_output + self_attn.attention_output + mlp.mlp_output == layer_output",
+                "identity": (
+                    "layers[i].input + mixer.attention_output + "
+                    "self_attn.attention_output + mlp.mlp_output == layer_output"
+                ),
                 "norms": [
                     ("input_layernorm", False),
                     ("input_layernorm", True),
@@ -259,7 +273,9 @@ def test_the_shapes_are_those_of_a_forward_through_the_whole_model():
                 "hosts": {"self_attn", "mlp"},
                 "stages": [0, 0],
                 "mid": None,
-                "identity": "layers[i].input + self_attn.attention_output + mlp.mlp_output == layer_output",
+                "identity": (
+                    "layers[i].input + self_attn.attention_output + mlp.mlp_output == layer_output"
+                ),
                 "norms": [("input_layernorm", False), ("input_layernorm", False)],
             },
         ),
@@ -281,7 +297,9 @@ def test_the_shapes_are_those_of_a_forward_through_the_whole_model():
                 "hosts": {"self_attn", "mlp"},
                 "stages": [0, 1],
                 "mid": 1,
-                "identity": "layers[i].input + self_attn.attention_output + mlp.mlp_output == layer_output",
+                "identity": (
+                    "layers[i].input + self_attn.attention_output + mlp.mlp_output == layer_output"
+                ),
                 "norms": [("self_attn_layer_norm", False), ("final_layer_norm", False)],
             },
         ),
@@ -314,9 +332,9 @@ def test_blocks_of_other_builds_are_told_as_they_are(family, block):
 
 def test_a_block_that_norms_its_stream_says_so_in_its_identity():
     found = drawn("openai-gpt")["blocks"][0]
-    assert (
-        found["identity"]
-        == "layers[i].ln_2(layers[i].ln_1(layers[i].input + self_attn.attention_output) + mlp.mlp_output) == layer_output"
+    assert found["identity"] == (
+        "layers[i].ln_2(layers[i].ln_1(layers[i].input + self_attn.attention_output) "
+        "+ mlp.mlp_output) == layer_output"
     )
     assert [step["kind"] for step in found["stream"]] == ["add", "norm", "add", "norm"]
     assert found["sublayers"][1]["norm"]["on_stream"]

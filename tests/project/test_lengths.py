@@ -14,10 +14,7 @@ SOURCES = sorted(
     path
     for top in ("explorer", "builder", "tests", "site/assets")
     for path in (ROOT / top).rglob("*")
-    if (
-        path.suffix in (".py", ".js", ".css")
-        and path.name not in write.SHARED
-    )
+    if (path.suffix in (".py", ".js", ".css") and path.name not in write.SHARED)
     or (path.parent.name == "assets" and path.suffix in (".js", ".css") and "widgets" in path.parts)
 )
 MOST_LINES, MOST_FUNCTION_LINES = 400, 60

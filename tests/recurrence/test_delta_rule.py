@@ -21,7 +21,9 @@ TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 def arguments(
     batch=2, seq=13, heads=3, key_dim=8, value_dim=5, key_heads=None, dtype=torch.float32, seed=0
 ):
-    """Kernel arguments of the kind a mixer hands on: unnormed keys, decays at most 0, betas in (0, 1)."""
+    """Kernel arguments of the kind a mixer hands on: unnormed keys, decays at most 0, betas in (0,
+    1).
+    """
     make = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -107,7 +109,8 @@ def test_prefill_then_decode_is_one_longer_prefill():
 def test_a_state_does_not_see_later_tokens():
     args = arguments(seq=11)
     changed = tuple(
-        torch.cat([x[:, :6], y[:, 6:]], dim=1) for x, y in zip(args, arguments(seq=11, seed=1))
+        torch.cat([x[:, :6], y[:, 6:]], dim=1)
+        for x, y in zip(args, arguments(seq=11, seed=1), strict=True)
     )
     before, after = recurrence.delta_rule_states(*args), recurrence.delta_rule_states(*changed)
     assert torch.equal(before[:, :6], after[:, :6])
@@ -130,7 +133,7 @@ def test_yielded_states_are_tensors_of_their_own():
     kept = [state for _, state in recurrence.delta_rule_steps(*arguments())]
     copies = [state.clone() for state in kept]
     kept[0].zero_()
-    assert all(torch.equal(a, b) for a, b in zip(kept[1:], copies[1:]))
+    assert all(torch.equal(a, b) for a, b in zip(kept[1:], copies[1:], strict=True))
 
 
 def test_state_at_keeps_the_asked_tokens_in_the_order_asked():

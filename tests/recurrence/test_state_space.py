@@ -1,4 +1,6 @@
-"""Replays of state-space recurrences against transformers' own kernels, and the attention they imply."""
+"""Replays of state-space recurrences against transformers' own kernels, and the attention they
+imply.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The small models of every decoder: built by rules, showing what the type has, alive, and the same at every build."""
+"""The small models of every decoder: built by rules, showing what the type has, alive, and the same
+at every build.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +182,9 @@ def test_a_composite_type_is_shrunk_in_all_its_parts():
 
 @pytest.mark.parametrize("name", BUILT)
 def test_every_small_model_is_alive_finite_and_the_same_again(name):
-    """Many in one process, one after the other: none leaves anything behind that another trips over."""
+    """Many in one process, one after the other: none leaves anything behind that another trips
+    over.
+    """
     first = specimens.build(name)
     for path, parameter in first.model.named_parameters():
         assert parameter.numel() == 1 or parameter.unique().numel() > 1, (

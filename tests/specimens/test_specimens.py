@@ -1,4 +1,6 @@
-"""The specimens: built alike every time, readable, small, and the trained one better than chance."""
+"""The specimens: built alike every time, readable, small, and the trained one better than
+chance.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ TRAINED = "qwen3_next"
 ALL_TRAINED = ("qwen3_next", "gpt_oss")
 RANDOM = tuple(family for family in FAMILIES if family not in ALL_TRAINED)
 
-#: Whose sizes were chosen by hand, all of them apart; the others' are made by rules and told apart by what finding knows.
+#: Whose sizes were chosen by hand, all of them apart; the others' are made by rules and told apart
+#: by what finding knows.
 BY_HAND = ("llama", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
 
 #: Whose forward, called as it is, counts padding among the positions, or lets it into its state.
@@ -225,7 +228,7 @@ def test_the_trained_one_copies_and_routes_by_token(built):
 
 
 @pytest.mark.parametrize(
-    "asked, nearest",
+    ("asked", "nearest"),
     [
         ("qwen3next", "qwen3_next"),
         ("lama", "llama"),

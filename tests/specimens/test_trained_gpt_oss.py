@@ -1,4 +1,6 @@
-"""The trained specimen with attention sinks: made alike every time, and what its heads give their sinks."""
+"""The trained specimen with attention sinks: made alike every time, and what its heads give their
+sinks.
+"""
 
 from __future__ import annotations
 
@@ -197,7 +199,7 @@ def test_two_short_trainings_write_the_same_bytes_and_move_the_sinks(monkeypatch
 
 
 @pytest.mark.parametrize(
-    "family, said",
+    ("family", "said"),
     [("gptoss", "did you mean 'gpt_oss'"), ("llama", "drawn from a seed, not trained")],
 )
 def test_what_cannot_be_trained_is_one_sentence_and_status_2(capsys, family, said):
@@ -218,6 +220,6 @@ def test_measuring_without_weights_is_one_sentence_and_status_2(monkeypatch, cap
     monkeypatch.setattr(corpus, "read_verses", lambda: ["Ge1:1 In the beginning."] * 20)
     assert train.main([FAMILY, "--measure-only", "--out", str(tmp_path)]) == 2
     assert (
-        "gpt_oss.safetensors is missing; train it with python -m explorer.specimens.training gpt_oss"
-        in capsys.readouterr().err
-    )
+        "gpt_oss.safetensors is missing; train it with python -m "
+        "explorer.specimens.training gpt_oss"
+    ) in capsys.readouterr().err

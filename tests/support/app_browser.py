@@ -1,4 +1,6 @@
-"""The explorer's page in a real browser, as the tests use it: a person's doings, and when what they asked for is shown."""
+"""The explorer's page in a real browser, as the tests use it: a person's doings, and when what they
+asked for is shown.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,23 @@ DRAWN = "document.body.dataset.drawn !== undefined && document.querySelector('[d
 
 #: Whether the page shows the run of a model on a prompt; its address says which.
 SHOWN = """([model, prompt]) => {
-  const said = new URLSearchParams(location.search), long = new URLSearchParams(location.hash.slice(1))
-  return document.querySelector('[data-job]').hidden && said.get('model') === model && (said.get('prompt') ?? long.get('prompt')) === prompt
+  const said = new URLSearchParams(location.search)
+  const long = new URLSearchParams(location.hash.slice(1))
+  const shown = said.get('prompt') ?? long.get('prompt')
+  const idle = document.querySelector('[data-job]').hidden
+  return idle && said.get('model') === model && shown === prompt
 }"""
 
-#: The bytes of a figure's image, in the page: shape and a sum over all of them that tells images apart.
+#: The bytes of a figure's image, in the page: shape and a sum over all of them that tells images
+#: apart.
 IMAGE = """(name) => {
   const plot = Bokeh.documents[0].get_model_by_name('figure_' + name)
   const source = plot.renderers.find((one) => one.data_source?.data.image).data_source
   const cells = source.data.image[0]
-  return {shape: cells.shape, bytes: cells.BYTES_PER_ELEMENT, left: source.data.x[0], wide: source.data.dw[0],
-          sum: cells.reduce((sum, cell, place) => (sum * 31 + cell * (place % 1009 + 1)) % 2147483647, 7)}
+  return {shape: cells.shape, bytes: cells.BYTES_PER_ELEMENT,
+          left: source.data.x[0], wide: source.data.dw[0],
+          sum: cells.reduce(
+            (sum, cell, place) => (sum * 31 + cell * (place % 1009 + 1)) % 2147483647, 7)}
 }"""
 
 
@@ -37,7 +45,8 @@ class Seen:
         except TimeoutError as error:
             shown = self.page.inner_text("body")
             raise AssertionError(
-                f"nothing was drawn; errors {visited.errors}, failed {visited.failed}; the page says: {shown}"
+                f"nothing was drawn; errors {visited.errors}, failed {visited.failed}; "
+                f"the page says: {shown}"
             ) from error
 
     def settled(self, act) -> None:

@@ -1,7 +1,9 @@
-"""A toy kind of mixer, put together as site/guides/adding-a-mixer-kind says: a leaky sum per channel.
+"""A toy kind of mixer, put together as site/guides/adding-a-mixer-kind says: a leaky sum per
+channel.
 
-``h_t = leak h_{t-1} + v_t`` with one fixed leak per channel, and ``y_t = h_t``. The module stands in
-for the attention of a small Llama. Run as a script, it registers the kind, runs the contract on the
+``h_t = leak h_{t-1} + v_t`` with one fixed leak per channel, and ``y_t = h_t``. The module stands
+in for the attention of a small Llama. Run as a script, it registers the kind, runs the contract on
+the
 model and prints the outcomes as JSON: a kind is registered before the other rooms are imported.
 """
 

@@ -54,5 +54,7 @@ def hybrid(request):
 
 @pytest.fixture
 def model():
-    """The one with every host: recurrent and softmax blocks, a mixture with a shared expert, narrow key heads."""
+    """The one with every host: recurrent and softmax blocks, a mixture with a shared expert, narrow
+    key heads.
+    """
     return specimen("qwen3_5_moe_text")

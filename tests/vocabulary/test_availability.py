@@ -42,7 +42,7 @@ def test_a_reason_reads_as_its_sentence():
 
 
 @pytest.mark.parametrize(
-    "family, value, layer, kind",
+    ("family", "value", "layer", "kind"),
     [
         ("llama", "router_logits", 0, ReasonKind.NOT_PRESENT),
         ("llama", "self_attn.attention_sinks", 0, ReasonKind.NOT_PRESENT),

@@ -8,7 +8,7 @@ from explorer.vocabulary.formatting import numbered, ranges, size_in_bytes
 
 
 @pytest.mark.parametrize(
-    "count, said",
+    ("count", "said"),
     [
         (0, "0 B"),
         (812, "812 B"),
@@ -27,7 +27,7 @@ def test_sizes_in_powers_of_1000(count, said):
 
 
 @pytest.mark.parametrize(
-    "count, said",
+    ("count", "said"),
     [
         (1000, "1000 B"),
         (24576, "24 KiB"),

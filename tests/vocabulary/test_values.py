@@ -22,7 +22,9 @@ from explorer.vocabulary import (
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: f"{value.host}.{value.name}")
 def test_a_value_is_found_by_its_full_name_alone(value):
-    """Kinds of mixer that a block calls alike are all meant by that name: a block has one of them."""
+    """Kinds of mixer that a block calls alike are all meant by that name: a block has one of
+    them.
+    """
     found = lookup(f"{value.host}.{value.name}")
     assert value in found and {HOSTS[one.host].attribute for one in found} <= {
         HOSTS[value.host].attribute,
@@ -42,7 +44,9 @@ def test_a_bare_name_means_every_host_but_the_shared_expert():
 
 
 def test_two_values_of_one_block_are_never_kept_under_one_key():
-    """Mixers may share names: of two on a block the second's values are kept with their host. No other hosts may."""
+    """Mixers may share names: of two on a block the second's values are kept with their host. No
+    other hosts may.
+    """
     for first, second in combinations(VALUES, 2):
         if first.key == second.key:
             assert HOSTS[first.host].mixer and HOSTS[second.host].mixer
