@@ -1,14 +1,8 @@
 """Costs as formulas: against counts of the model itself, its caches' real tensors, and torch's own
-<<<<<<< HEAD
 counter of operations."""
-=======
-counter of operations.
-"""
->>>>>>> 3183ac8 (Short lines in the tests and the command line)
 
 from __future__ import annotations
 
-import itertools
 from math import prod
 
 import pytest
@@ -139,7 +133,7 @@ def test_costs_over_the_context_are_what_the_formulas_come_to(family):
     costs = signed(family)["costs"]
     for name, cost in (("S", costs["cache"]), ("T", costs["flops"])):
         lengths = [row[0] for row in cost["over"]]
-        assert all(after == 2 * before for before, after in itertools.pairwise(lengths)), (
+        assert all(after == 2 * before for before, after in zip(lengths, lengths[1:-1])), (
             "doublings, and the longest last"
         )
         assert (
@@ -167,12 +161,7 @@ def test_costs_over_the_context_are_those_of_the_model(family):
 
 def test_what_does_not_grow_is_the_state_of_one_size():
     """Of a hybrid the recurrent and convolution state, by the types of its cache; of other decoders
-<<<<<<< HEAD
     nothing."""
-=======
-    nothing.
-    """
->>>>>>> 3183ac8 (Short lines in the tests and the command line)
     found = signed("qwen3_next")
     layers, tensors = found["cache"][0]["layers"], found["cache"][0]["tensors"]
     sizes = {"bfloat16": 2, "float32": 4}

@@ -71,12 +71,7 @@ def test_a_width_that_is_rounded_up_shows_where_the_multiple_is_a_size_of_the_co
 
 def test_a_multiple_of_a_size_that_cannot_change_is_taken_for_no_bare_number():
     """The one number of "zamba" that no size gives stands, until a size that might be in it is one
-<<<<<<< HEAD
     that nobody could change."""
-=======
-    that nobody could change.
-    """
->>>>>>> 3183ac8 (Short lines in the tests and the command line)
     probes, whole = probed("zamba")
     numbers = {
         one.axes[axis].constant for one in whole.by_site.values() for axis in range(len(one.axes))
@@ -102,12 +97,7 @@ def test_operations_of_a_loop_over_heads_are_those_torch_counts():
 
 class Loops(torch.nn.Module):
     """Multiplies by each of some matrices on one line, and by another of the same shape on the
-<<<<<<< HEAD
     next."""
-=======
-    next.
-    """
->>>>>>> 3183ac8 (Short lines in the tests and the command line)
 
     def __init__(self, times: int) -> None:
         super().__init__()

@@ -1,10 +1,5 @@
 """The inferred types of Qwen3.6 35B-A3B against a page of it typed by hand, on every axis that both
-<<<<<<< HEAD
 have."""
-=======
-have.
-"""
->>>>>>> 3183ac8 (Short lines in the tests and the command line)
 
 from __future__ import annotations
 

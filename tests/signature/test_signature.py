@@ -1,10 +1,5 @@
 """Signatures: what the inferred types of whole families say, and that they hold on models that were
-<<<<<<< HEAD
 not probed."""
-=======
-not probed.
-"""
->>>>>>> 3183ac8 (Short lines in the tests and the command line)
 
 from __future__ import annotations
 
@@ -177,12 +172,7 @@ def test_every_axis_that_is_more_than_a_name_is_listed_with_its_number(family):
 )
 def test_types_of_another_checkpoint_are_those_of_its_own_probes(first, second):
     """Types that were inferred for one checkpoint and hold for the next are taken; the result is as
-<<<<<<< HEAD
     if they had not been."""
-=======
-    if they had not been.
-    """
->>>>>>> 3183ac8 (Short lines in the tests and the command line)
     model, known = shapes(second), []
     fresh = signature(model)
     signature(shapes(first), known)
@@ -224,12 +214,7 @@ def small(**changes) -> torch.nn.Module:
 
 def test_only_what_holds_is_taken_from_another_model():
     """Where no more than sizes differ; not where a flag does, by which a matrix is shared or biases
-<<<<<<< HEAD
     are tensors of their own, nor where figures that follow do not."""
-=======
-    are tensors of their own, nor where figures that follow do not.
-    """
->>>>>>> 3183ac8 (Short lines in the tests and the command line)
     known = []
     first, wider = (
         signature(small(), known),
@@ -257,12 +242,7 @@ def test_only_what_holds_is_taken_from_another_model():
 
 def test_types_are_held_to_the_whole_model():
     """What shows with more blocks alone: a table with columns for each of them, and a stream that
-<<<<<<< HEAD
     goes on in another dtype."""
-=======
-    goes on in another dtype.
-    """
->>>>>>> 3183ac8 (Short lines in the tests and the command line)
     model = shapes("default:gemma4_text")
     found = signature(model)
     table = next(
@@ -286,12 +266,7 @@ def test_types_are_held_to_the_whole_model():
 
 def test_what_a_cache_does_not_hold_is_no_zero():
     """A state that a family keeps in a way of its own is not left out of what is kept: nothing is
-<<<<<<< HEAD
     said of it."""
-=======
-    said of it.
-    """
->>>>>>> 3183ac8 (Short lines in the tests and the command line)
     for family in ("rwkv", "minimax"):
         assert "not known" in signature(specimen(family))["costs"]["cache"]["unknown"]
 
@@ -303,12 +278,7 @@ def test_a_signature_is_plain_json():
 
 def test_a_class_whose_forward_looks_at_numbers_is_run_with_some():
     """How often its loop over experts multiplies is up to the tokens' choice, and keeps no size
-<<<<<<< HEAD
     from changing."""
-=======
-    from changing.
-    """
->>>>>>> 3183ac8 (Short lines in the tests and the command line)
     found = signature(build_meta(small_config("dbrx")))
     assert found["resolved"]["resolved"] == found["resolved"]["axes"] > 100
     assert found["resolved"]["fixed"] == found["resolved"]["unresolved"] == []
