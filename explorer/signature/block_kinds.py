@@ -63,11 +63,10 @@ def counterparts(small: PreTrainedModel, model: PreTrainedModel, path: str) -> l
         modules = tuple((name, type(one).__name__) for name, one in block.named_modules())
         return modules, tuple(name for name, _ in block.named_parameters())
 
-    whole = [built(block) for block in model.get_submodule(path)]
-    return [
-        [i for i, one in enumerate(whole) if one == built(block)]
-        for block in small.get_submodule(path)
-    ]
+    blocks: Any = model.get_submodule(path)
+    small_blocks: Any = small.get_submodule(path)
+    whole = [built(block) for block in blocks]
+    return [[i for i, one in enumerate(whole) if one == built(block)] for block in small_blocks]
 
 
 def block_list(model: PreTrainedModel) -> str:
@@ -75,9 +74,7 @@ def block_list(model: PreTrainedModel) -> str:
     return find_backbone(model).blocks
 
 
-def _kinds(
-    config: PreTrainedConfig, blocks: Sequence[nn.Module], lists: Sequence[Key]
-) -> list[tuple]:
+def _kinds(config: PreTrainedConfig, blocks: Any, lists: Sequence[Key]) -> list[tuple]:
     """What tells each block from others: how it is built, what the configuration's lists say of it,
     how far it looks back."""
     said = [values for key in lists if len(values := at(config, key)) == len(blocks)]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,10 +19,16 @@ from explorer.signature.observation import PREFILL, TensorSite
 from explorer.signature.sizes import camel, order, per_block
 from explorer.signature.types import Type, Types
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 Json = dict[str, Any]
 
 #: What the operations counted are, for whoever prints the number.
-COUNTED = "matrix products and convolutions of one decoding step, a multiplication and an addition counted as two"
+COUNTED = (
+    "matrix products and convolutions of one decoding step, "
+    "a multiplication and an addition counted as two"
+)
 
 #: The part of the operations that grows with the context: queries with keys, probabilities with
 #: values.
@@ -49,8 +55,8 @@ class Costs:
     numbers of the generics, to which the kinds of blocks are added.
     """
 
-    whole: nn.Module
-    few: nn.Module
+    whole: PreTrainedModel
+    few: PreTrainedModel
     types: Types
     blocks: str
     layers: Sequence[Sequence[int]]
@@ -162,7 +168,8 @@ class Costs:
             here = (
                 path
                 if at is None
-                else f"{self.blocks}.{self.layers[at][0]}.{path.removeprefix(f'{self.blocks}.{at}.')}"
+                else f"{self.blocks}.{self.layers[at][0]}."
+                f"{path.removeprefix(f'{self.blocks}.{at}.')}"
             )
             part = self.parts.part(here, own.get(here, parameter))
             active = count * self._share(here, owner, one) if part == "routed experts" else count
@@ -191,12 +198,12 @@ class Costs:
                 and isinstance(every, Expr)
                 and len(every.terms) == 1
                 and slots.names <= self.sizes.keys()
+                and (slots.value(self.sizes), every.value(self.sizes)) == (chosen, experts)
             ):
-                if (slots.value(self.sizes), every.value(self.sizes)) == (chosen, experts):
-                    ((powers, factor),) = every.terms
-                    return slots * Expr.of(
-                        {tuple((name, -power) for name, power in powers): 1 / factor}
-                    )
+                ((powers, factor),) = every.terms
+                return slots * Expr.of(
+                    {tuple((name, -power) for name, power in powers): 1 / factor}
+                )
         return Expr.number(Fraction(chosen, experts))
 
     # -- what a call keeps ------------------------------------------------------------
@@ -289,14 +296,12 @@ class Costs:
         ):
             return OVER_CONTEXT
         module = self.whole.get_submodule(here)
-        if module is self.whole.get_output_embeddings():
+        if module is self.whole.get_output_embeddings():  # pyright: ignore[reportCallIssue]  of transformers
             return "head"
         name, parameter = next(iter(module.named_parameters()), (None, None))
-        return (
-            self.parts.part(f"{here}.{name}".lstrip("."), parameter)
-            if name is not None
-            else "other"
-        )
+        if name is None or parameter is None:
+            return "other"
+        return self.parts.part(f"{here}.{name}".lstrip("."), parameter)
 
     # -- formulas ---------------------------------------------------------------------
 
@@ -363,7 +368,7 @@ class Costs:
             }
         return found
 
-    def _axis(self, axis: Expr | int, at: str, where: dict[str, Any], word: str) -> Expr:
+    def _axis(self, axis: Expr | int | None, at: str, where: dict[str, Any], word: str) -> Expr:
         if not isinstance(axis, Expr):
             raise Unknown(f"an axis of {at} did not resolve")
         if axis.cap is None:

@@ -282,10 +282,10 @@ class _GenericClass:
             if call or all(name in one for one in every):
                 yield name, [one[name] for one in every if name in one]
 
-    def _text(self, axis: Expr | int) -> str:
+    def _text(self, axis: Expr | int | None) -> str:
         return self.model.write(Type((axis,), ""))["dims"][0]
 
-    def _axis(self, axes: Sequence[Expr | int], hint: str = "") -> str:
+    def _axis(self, axes: Sequence[Expr | int | None], hint: str = "") -> str:
         texts = tuple(self._text(axis) for axis in axes)
         if len(set(texts)) == 1:
             return texts[0]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 #: The powers of names in one product, by name; a name to the power of zero is left out.
 Powers = tuple[tuple[str, int], ...]
@@ -30,7 +31,8 @@ class Expr:
     ) -> Expr:
         """Collect like terms."""
         summed: dict[Powers, Fraction] = {}
-        for powers, factor in terms.items() if isinstance(terms, Mapping) else terms:
+        pairs: Any = terms.items() if isinstance(terms, Mapping) else terms
+        for powers, factor in pairs:
             powers = tuple(sorted((name, power) for name, power in powers if power))
             summed[powers] = summed.get(powers, Fraction(0)) + Fraction(factor)
         return cls(
@@ -81,7 +83,7 @@ class Expr:
             if other is None or (power < 0 and len(other.terms) > 1):
                 found = found * Expr.of({((name, power),): 1})
             elif power < 0:
-                ((inner, times),) = other.terms
+                ((inner, times),) = tuple(other.terms)
                 found = found * Expr.of(
                     {tuple((one, own * power) for one, own in inner): times**power}
                 )

@@ -224,13 +224,15 @@ class Fitter:
             factors = [wanted[0] / columns[0][0]]
         else:
             scale = [column.max() for column in columns]
-            matrix = np.stack([column / top for column, top in zip(columns, scale)], axis=1)
+            matrix = np.stack(
+                [column / top for column, top in zip(columns, scale, strict=True)], axis=1
+            )
             if len(observed) <= len(chosen):
                 return None
             solved, _, rank, _ = np.linalg.lstsq(matrix, wanted, rcond=1e-9)
             if rank < len(chosen) or not np.allclose(matrix @ solved, wanted, rtol=1e-6, atol=1e-3):
                 return None
-            factors = [one / top for one, top in zip(solved, scale)]
+            factors = [one / top for one, top in zip(solved, scale, strict=True)]
         exact = [Fraction(factor).limit_denominator(LARGEST_DIVISOR) for factor in factors]
         if any(not factor or abs(factor.numerator) > LARGEST_FACTOR for factor in exact):
             return None
@@ -260,7 +262,11 @@ def _ranked(names: tuple[str, ...]) -> list[tuple[tuple[int, int], Powers]]:
             found.append(
                 (
                     (below, above + below),
-                    tuple(sorted((name, sign) for name, sign in zip(names, signs) if sign)),
+                    tuple(
+                        sorted(
+                            (name, sign) for name, sign in zip(names, signs, strict=True) if sign
+                        )
+                    ),
                 )
             )
     return sorted(found)

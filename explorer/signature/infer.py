@@ -107,7 +107,7 @@ def signature(model: LanguageModel | Any, known: Known | None = None) -> Json:
 
     Raises NoSignature where the class has no list of blocks, or does not run at any size tried.
     """
-    module = getattr(model, "_module", model)
+    module: Any = getattr(model, "_module", model)
     try:
         blocks = block_list(module) if module is model else model.anatomy.backbone.blocks
         found = _Signature(module, blocks, [] if known is None else known)
@@ -115,8 +115,8 @@ def signature(model: LanguageModel | Any, known: Known | None = None) -> Json:
         if is_internal_error(error):
             raise
         raise NoSignature(
-            f"{type(module).__name__} has no signature here: running it with other sizes failed with "
-            f"{first_sentence(error)}."
+            f"{type(module).__name__} has no signature here: running it with other sizes failed "
+            f"with {first_sentence(error)}."
         ) from error
     try:
         return found.json(None if module is model else model)

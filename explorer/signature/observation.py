@@ -13,13 +13,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.discovery.recorded_run import RecordedRun, named_arguments, named_tensors
 from explorer.meta_device import build_meta, without_padding_warning
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 #: How a call is called whose tensors a site is of; parameters and buffers are of no call.
 PREFILL, DECODE = "prefill", "decode"
@@ -65,7 +68,7 @@ _BATCHED = ("aten.bmm", "aten.baddbmm")
 _MODULE_FILE = os.path.join("nn", "modules", "module.py")
 
 
-def build(config: Any, model_class: type, numbers: bool = False) -> torch.nn.Module:
+def build(config: Any, model_class: Any, numbers: bool = False) -> PreTrainedModel:
     """A model of a configuration: of shapes alone, in bfloat16; or with random numbers, in float32
     on the processor."""
     if not numbers:
@@ -73,10 +76,11 @@ def build(config: Any, model_class: type, numbers: bool = False) -> torch.nn.Mod
     return model_class._from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-def with_first_blocks(model: torch.nn.Module, path: str, count: int) -> torch.nn.Module:
+def with_first_blocks(model: PreTrainedModel, path: str, count: int) -> PreTrainedModel:
     """The same model with its first ``count`` blocks alone."""
     owner, _, name = path.rpartition(".")
-    setattr(model.get_submodule(owner), name, model.get_submodule(path)[:count])
+    blocks: Any = model.get_submodule(path)
+    setattr(model.get_submodule(owner), name, blocks[:count])
     return model
 
 
@@ -109,7 +113,7 @@ def of_recorded_run(run: RecordedRun) -> Observation:
     return sites
 
 
-def observe(model: torch.nn.Module, batch: int, seq: int, products: bool = False) -> Observation:
+def observe(model: Any, batch: int, seq: int, products: bool = False) -> Observation:
     """Run ``model`` on a prompt [batch seq] and one further token, and note every tensor.
 
     products: note the matrices multiplied in the decoding step too. Raises whatever the forward
@@ -162,7 +166,7 @@ def _signature_of_forward(kind: type) -> inspect.Signature:
     return inspect.signature(kind.forward)
 
 
-def _filled_cache(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, Any] | None:
+def _filled_cache(model: Any, ids: torch.Tensor) -> dict[str, Any] | None:
     """A cache filled by a call that gets it and does not hand it back; None where the class takes
     none."""
     from transformers import DynamicCache

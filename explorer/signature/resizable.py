@@ -10,8 +10,7 @@ from explorer.signature.observation import Observation, build, observe, with_fir
 from explorer.signature.sizes import Key, changed, choices, derived, figures, named, table
 
 if TYPE_CHECKING:
-    from torch import nn
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class ResizableModel:
@@ -58,7 +57,7 @@ class ResizableModel:
             name for name, key in self.keys.items() if key[-1] in table()["windows"]
         }
 
-    def build(self, numbers: Mapping[str, int] = {}) -> nn.Module:
+    def build(self, numbers: Mapping[str, int] = {}) -> PreTrainedModel:
         """The model with other numbers for some sizes; windows are narrow unless they are among
         them."""
         figures_changed = {**self.windows} | {

@@ -89,7 +89,7 @@ def _figures(holder: Any, where: Key, found: dict[Key, int]) -> None:
         elif _repeats_one(value) and any(
             re.match(pattern, name) for _, pattern in table()["generics"]
         ):
-            found[*where, name] = value[0]
+            found[*where, name] = value[0]  # pyright: ignore[reportIndexIssue]  a list, as looked
         elif isinstance(value, PreTrainedConfig) or (
             isinstance(value, dict) and value and len(where) < 2
         ):
@@ -148,7 +148,7 @@ def changed(config: PreTrainedConfig, numbers: Mapping[Key, Any]) -> PreTrainedC
         inside = holder if isinstance(holder, dict) else vars(holder)
         before = inside.get(key[-1])
         inside[key[-1]] = (
-            [number] * len(before) if type(number) is int and _repeats_one(before) else number
+            [number] * len(before or ()) if type(number) is int and _repeats_one(before) else number
         )
     return other
 
@@ -186,7 +186,7 @@ def _depth(config: PreTrainedConfig) -> int | None:
 
 def per_block(config: PreTrainedConfig) -> dict[Key, list[Any]]:
     """The lists of a configuration that hold an entry for each block."""
-    start, count = text_key(config), _depth(config)
+    start, count = text_key(config), _depth(config) or 0
     return {
         (*start, name): list(value)
         for name, value in vars(at(config, start)).items()

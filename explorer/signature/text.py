@@ -39,7 +39,8 @@ def _whole(signature: _Json, numbers: bool) -> Iterator[str]:
     wide, long = max(len(row["name"]) for row in rows), max(len(str(row["number"])) for row in rows)
     for row in rows:
         formula = f"= {row['formula']}" if row.get("formula") else ""
-        yield f"  {row['name']:<{wide}}  {row['number']:>{long}}  {' '.join(part for part in (row['source'], formula) if part)}".rstrip()
+        origin = " ".join(part for part in (row["source"], formula) if part)
+        yield f"  {row['name']:<{wide}}  {row['number']:>{long}}  {origin}".rstrip()
     for name, meaning in signature["variables"].items():
         yield f"  {name:<{wide}}  {'':>{long}}  {meaning}"
     yield "\nentries"
@@ -117,7 +118,8 @@ def _function(one: _Json, numbers: bool, also: str = "") -> str:
     given = ", ".join(
         f"{part['name']}: {typed(part['type'], numbers)}" for part in one["arguments"]
     )
-    return f"{one['name']}({given}{also if given else also.lstrip(', ')}) -> {_results(one['results'], numbers)}"
+    arguments = f"{given}{also if given else also.lstrip(', ')}"
+    return f"{one['name']}({arguments}) -> {_results(one['results'], numbers)}"
 
 
 def _results(results: Sequence[_Json], numbers: bool) -> str:

@@ -3,6 +3,7 @@ counter of operations."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import prod
 
 import pytest
@@ -133,7 +134,7 @@ def test_costs_over_the_context_are_what_the_formulas_come_to(family):
     costs = signed(family)["costs"]
     for name, cost in (("S", costs["cache"]), ("T", costs["flops"])):
         lengths = [row[0] for row in cost["over"]]
-        assert all(after == 2 * before for before, after in zip(lengths, lengths[1:-1])), (
+        assert all(after == 2 * before for before, after in pairwise(lengths[:-1])), (
             "doublings, and the longest last"
         )
         assert (
@@ -146,7 +147,7 @@ def test_costs_over_the_context_are_what_the_formulas_come_to(family):
                 cost, **{name: length}, **({"B": 1} if name == "S" else {})
             )
         assert len({constant for _, _, constant in cost["over"]}) == 1 and all(
-            b[1] >= a[1] for a, b in zip(cost["over"], cost["over"][1:])
+            b[1] >= a[1] for a, b in pairwise(cost["over"])
         )
 
 
