@@ -4,33 +4,39 @@ chance.
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
 from collections import Counter
 
 import pytest
 import torch
 
 from explorer import specimens
-from explorer.specimens import bpe, building, recipes, weights
+from explorer.specimens import bpe, building
 from explorer.specimens.recipes import FAMILIES, recipe
-from explorer.specimens.small import small_config
-from explorer.specimens.training import batches, corpus, heads, measure, start, train
+from explorer.specimens.training import measure
+from tests.support.specimen_helpers import (
+    BY_HAND,
+    TRAINED,
+    built,  # noqa: F401  fixtures
+)
 
-TRAINED = "qwen3_next"
 ALL_TRAINED = ("qwen3_next", "gpt_oss")
+
+
 RANDOM = tuple(family for family in FAMILIES if family not in ALL_TRAINED)
 
-#: Whose sizes were chosen by hand, all of them apart; the others' are made by rules and told apart
-#: by what finding knows.
-BY_HAND = ("llama", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
 
 #: Whose forward, called as it is, counts padding among the positions, or lets it into its state.
 PADDING_COUNTS = ("gpt2", "recurrent_gemma")
+
+
 MOST_BYTES = 4_000_000
+
+
 MOST_ENTRIES = 2048
+
+
 SENTENCE = "And the king said unto his servants, Go ye into the city, and bring the man unto me."
+
 
 TEXTS = [
     "In the beginning God created the heaven and the earth.",
@@ -42,12 +48,6 @@ TEXTS = [
     "<script>alert('&amp;')</script>",
     "\x00\x7f\ufeff\u202e",
 ]
-
-
-@pytest.fixture(scope="module")
-def built():
-    torch.set_num_threads(1)
-    return {family: specimens.build(family) for family in FAMILIES}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -225,188 +225,3 @@ def test_the_trained_one_copies_and_routes_by_token(built):
     assert measured["repetition"]["random"]["lower_by"] >= 1
     for kind in ("previous_token", "induction_target"):
         assert set(measured["heads"][kind]) == {"self_attn", "linear_attn", "even_share"}
-
-
-@pytest.mark.parametrize(
-    ("asked", "nearest"),
-    [
-        ("qwen3next", "qwen3_next"),
-        ("lama", "llama"),
-        ("mamba3", "mamba"),
-        ("qwen3_5_mo", "qwen3_5_moe_text"),
-    ],
-)
-def test_an_unknown_family_names_the_nearest(asked, nearest):
-    with pytest.raises(specimens.UnknownFamily, match=f"did you mean '{nearest}'"):
-        specimens.build(asked)
-
-
-def test_a_family_like_no_other_lists_what_there_is():
-    with pytest.raises(specimens.UnknownFamily) as caught:
-        specimens.config_of("zzz")
-    assert all(family in str(caught.value) for family in FAMILIES)
-
-
-def test_a_model_that_is_no_decoder_is_refused_with_the_reason():
-    with pytest.raises(
-        specimens.UnknownFamily, match="'bart', which is the decoder half of an encoder-decoder"
-    ):
-        specimens.build("bart")
-
-
-def test_a_family_without_a_file_is_made_by_the_rules():
-    specimen = specimens.build("mamba2")
-    assert specimen.weights == "random, seed 0" and specimen.prompt
-    assert type(specimen.model).__name__ == recipe("mamba2").architecture == "Mamba2ForCausalLM"
-
-
-def test_a_file_may_say_only_what_is_different(monkeypatch, tmp_path):
-    (tmp_path / "mistral.json").write_text('{"config": {"hidden_size": 48}}')
-    monkeypatch.setattr(recipes, "FOLDER", tmp_path)
-    recipe.cache_clear()
-    config = specimens.config_of("mistral")
-    recipe.cache_clear()
-    assert (
-        config.hidden_size == 48
-        and config.num_attention_heads == small_config("mistral").num_attention_heads
-    )
-
-
-def with_weights(monkeypatch, path) -> None:
-    changed = dataclasses.replace(recipe(TRAINED), weights=path)
-    monkeypatch.setattr(building, "recipe", lambda family: changed)
-
-
-@pytest.mark.parametrize("kept_bytes", [0, 5, 1000, 1_000_000])
-def test_a_truncated_weights_file_is_one_sentence(monkeypatch, tmp_path, kept_bytes):
-    cut = tmp_path / "cut.safetensors"
-    cut.write_bytes(recipe(TRAINED).weights.read_bytes()[:kept_bytes])
-    with_weights(monkeypatch, cut)
-    with pytest.raises(
-        specimens.SpecimenError, match="cut.safetensors is damaged or cut short"
-    ) as caught:
-        specimens.build(TRAINED)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_missing_weights_file_is_one_sentence(monkeypatch, tmp_path):
-    with_weights(monkeypatch, tmp_path / "gone.safetensors")
-    with pytest.raises(specimens.SpecimenError, match="gone.safetensors is missing"):
-        specimens.build(TRAINED)
-
-
-def test_weights_of_another_model_are_refused(built, tmp_path):
-    path = tmp_path / "other.safetensors"
-    weights.save(built["llama"].model, path)
-    with pytest.raises(specimens.SpecimenError, match="is of another model"):
-        weights.load(built["qwen3_moe"].model, path)
-
-
-def test_missing_measurements_are_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(recipes, "FOLDER", tmp_path)
-    with pytest.raises(
-        specimens.SpecimenError, match="measured.json of a trained specimen are missing"
-    ):
-        specimens.build(TRAINED)
-
-
-def test_training_without_the_text_is_one_sentence_and_status_2(monkeypatch, capsys):
-    monkeypatch.setattr(corpus, "COMMAND", "no-such-bible")
-    for program in (train.main, lambda _: bpe.main()):
-        assert program([]) == 2
-        assert "'no-such-bible', which is not on PATH" in capsys.readouterr().err
-
-
-def test_verses_become_chapters_and_some_are_held_out():
-    lines = ["Ge1:1 One.", "Ge1:2 Two.", "Ge2:1 Three."]
-    assert corpus.chapters(lines) == ["One. Two.", "Three."]
-    kept, held_out = corpus.split([str(i) for i in range(40)])
-    assert held_out == ["10", "30"] and len(kept) == 38
-
-
-def test_two_short_trainings_agree_and_learn(monkeypatch):
-    monkeypatch.setattr(train, "ROWS", 2)
-    stream = torch.arange(1, 40).repeat(20)
-    models = [building.untrained(TRAINED) for _ in range(2)]
-    notes = [train.run(model, recipe(TRAINED), stream, steps=3, threads=1) for model in models]
-    assert notes[0]["tokens"] == 2 * (train.COPYING.length + 2 * train.READING.length)
-    first, second = (model.state_dict() for model in models)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    untouched = building.untrained(TRAINED).state_dict()
-    assert not torch.equal(
-        first["model.layers.0.mlp.gate.weight"], untouched["model.layers.0.mlp.gate.weight"]
-    )
-
-
-def test_sequences_repeat_what_they_say_they_repeat():
-    sampler = batches.Sampler(torch.arange(1, 1000), 2048, seed=3)
-    diet = batches.Diet(length=160, text=0.0, text_twice=0.0, segment=(8, 72))
-    ids, counted = sampler.batch(1, diet)
-    size = int((~counted[0]).sum()) - 1
-    assert torch.equal(ids[0, size:], ids[0, :-size])
-    twice, _ = sampler.batch(1, dataclasses.replace(diet, text_twice=1.0))
-    assert twice.unique().numel() <= 160 - 8
-    text, counted = sampler.batch(4, dataclasses.replace(diet, text=1.0))
-    assert counted.all() and (text.diff(dim=1) == 1).all()
-
-
-def test_mutual_information_against_known_values():
-    letters = torch.tensor([0, 1, 2, 3] * 250)
-    assert measure.mutual_information(letters, letters) == pytest.approx(math.log(4))
-    assert measure.mutual_information(letters, letters // 2) == pytest.approx(math.log(2))
-    assert measure.mutual_information(letters, torch.zeros_like(letters)) == pytest.approx(
-        0, abs=1e-9
-    )
-
-
-def test_an_even_router_has_the_least_balance_loss():
-    even = torch.eye(4).repeat(5, 1) * 9
-    assert train.balance_loss(even, top_k=1).item() == pytest.approx(1.0)
-    assert train.balance_loss(even[:1].repeat(20, 1), top_k=1).item() > 3
-
-
-def test_implied_attention_times_values_is_what_the_mixer_mixes(built):
-    model = built[TRAINED].model
-    mixer, seen = model.model.layers[0].linear_attn, {}
-    hidden = torch.randn(
-        2, 90, model.config.hidden_size, generator=torch.Generator().manual_seed(0)
-    )
-    handle = mixer.norm.register_forward_pre_hook(lambda _, args: seen.update(mixed=args[0]))
-    with torch.no_grad():
-        mixer(hidden)
-        matrix = heads.implied_attention(mixer, hidden)
-        fused = mixer.fix_query_key_value_ordering(
-            mixer.in_proj_qkvz(hidden), mixer.in_proj_ba(hidden)
-        )[:3]
-        mixed = mixer.conv1d(torch.cat([part.flatten(2) for part in fused], -1).transpose(1, 2))[
-            ..., :90
-        ]
-    handle.remove()
-    values = (
-        torch.nn.functional.silu(mixed)
-        .transpose(1, 2)[..., 2 * mixer.key_dim :]
-        .unflatten(-1, (mixer.num_v_heads, -1))
-    )
-    expected = seen["mixed"].view(2, 90, mixer.num_v_heads, -1)
-    torch.testing.assert_close(
-        (matrix @ values.transpose(1, 2)).transpose(1, 2), expected, atol=1e-4, rtol=1e-4
-    )
-
-
-def test_the_starting_point_lets_a_query_meet_the_key_after_its_own_token():
-    model = building.untrained(TRAINED)
-    start.place(model, recipe(TRAINED).std)
-    mixer = model.model.layers[0].linear_attn
-    taps = mixer.conv1d.weight[:, 0]
-    assert taps[: mixer.key_dim].mean(0).argmax() == 3
-    assert taps[mixer.key_dim : 2 * mixer.key_dim].mean(0).argmax() == 2
-    assert torch.equal(
-        model.lm_head.weight * (start.EMBEDDING_STD / recipe(TRAINED).std),
-        model.model.embed_tokens.weight,
-    )
-
-
-def test_recipes_are_plain_files_with_a_prompt():
-    for family in BY_HAND:
-        data = json.loads((recipes.FOLDER / f"{family}.json").read_text(encoding="utf-8"))
-        assert data["prompt"] and data["config"]["model_type"] == family

@@ -10,26 +10,29 @@ from torch.testing import assert_close
 
 from explorer import load
 from explorer.checkpoints import cards
-from explorer.discovery.discover import discover
-from explorer.meta_device import build_meta
 from explorer.model.language_model import LanguageModel
-from explorer.specimens import bpe, config_of
-from explorer.specimens.small import small_config, types
+from explorer.specimens.small import types
 from explorer.traits import catalogue, traits
-from explorer.traits.probe import ModelProbe
-from explorer.traits.replayable_graph import NoNumbers, recorded
 from tests.support.models import shapes
+from tests.support.traits_helpers import found
 
 #: What most decoders since Llama have.
 PLAIN = "rotary pre_norm rms_norm gated_mlp activation_silu"
+
+
 GPT = "pre_norm layer_norm plain_mlp mlp_bias"
+
+
 DELTA = (
     "hybrid delta_rule short_convolution grouped_value grouped_query qk_norm head_gate "
     "partial_rotary pre_norm rms_norm "
     "one_plus_gain gated_mlp activation_silu mixture router_softmax renormalised "
     "shared_expert shared_expert_gated"
 )
+
+
 SIGMOID = "mixture router_sigmoid selection_bias renormalised routed_factor shared_expert"
+
 
 #: Every trait of each family with a page, at the checkpoint its page opens with.
 EXPECTED = {
@@ -79,6 +82,7 @@ EXPECTED = {
     f"no_position pre_norm rms_norm gated_mlp activation_silu {SIGMOID} dense_first",
 }
 
+
 #: Other checkpoints of these families, by what their first one has not and what it has beyond them.
 OTHERS = {
     "CohereForAI/c4ai-command-r-plus": ("grouped_query qk_norm", ""),
@@ -87,6 +91,7 @@ OTHERS = {
     "moonshotai/Moonlight-16B-A3B": ("", "latent_queries expert_groups attention_multiplier"),
     "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": (SIGMOID, ""),
 }
+
 
 #: Figures in the evidence of some traits, at the first checkpoint.
 FIGURES = {
@@ -127,6 +132,7 @@ FIGURES = {
     ("bloom", "alibi"): "0.003906 to 0.7071",
 }
 
+
 #: Single traits of other types, on their specimens: there, and not there.
 SPOTS = {
     "gpt_neo": (
@@ -166,6 +172,7 @@ SPOTS = {
     "rwkv": ("other_mixer", "no_position"),
 }
 
+
 #: Of each of these a model has one at most.
 APART = (
     "grouped_query multi_query",
@@ -173,10 +180,6 @@ APART = (
     "dense_first some_mixtures",
     "no_position rotary partial_rotary alibi learned_positions fixed_positions score_bias",
 )
-
-
-def found(model: LanguageModel) -> dict[str, str]:
-    return {trait["name"]: trait["evidence"] for trait in traits(model)}
 
 
 @pytest.fixture(scope="module")
@@ -276,163 +279,3 @@ def test_traits_leave_a_model_as_it_was():
     assert (
         model.record("In the beginning", ["logits"])["logits", None].shape[-1] == model.vocab_size
     )
-
-
-# -- not the name of a key, but what is built --------------------------------------
-
-
-def of(family: str, **changes) -> dict[str, str]:
-    """The traits of a small model with other figures."""
-    twin = build_meta(small_config(family, **changes))
-    return found(LanguageModel(twin, bpe.load_tokenizer(100), discover(twin), family, "none"))
-
-
-FULL = ["full_attention"] * 3
-
-
-def test_a_window_that_no_block_uses_is_no_trait():
-    assert "sliding_window" not in of(
-        "qwen3", use_sliding_window=False, sliding_window=6, num_hidden_layers=3, layer_types=FULL
-    )
-    assert "the last 7 tokens" in of("mistral", sliding_window=7)["sliding_window"]
-    some = of(
-        "gemma2",
-        sliding_window=9,
-        num_hidden_layers=3,
-        layer_types=["sliding_attention", *FULL[1:]],
-    )
-    assert (
-        "block 0 of 3, the mask admits the last 9 tokens" in some["sliding_window"]
-        and "2 of 3 blocks" in some["mixed_window"]
-    )
-
-
-def test_a_multiplier_of_one_and_a_group_of_one_are_no_traits():
-    plain = of(
-        "granite",
-        embedding_multiplier=1.0,
-        residual_multiplier=1.0,
-        logits_scaling=1.0,
-        attention_multiplier=16**-0.5,
-    )
-    assert not {
-        "embedding_multiplier",
-        "residual_multiplier",
-        "logits_multiplier",
-        "attention_multiplier",
-    } & set(plain)
-    one = of("deepseek_v3", n_group=1, topk_group=1, routed_scaling_factor=1.0)
-    assert not {"expert_groups", "routed_factor"} & set(one) and "selection_bias" in one
-
-
-def test_activations_are_recognised_by_their_values():
-    names = {
-        "gelu": "gelu",
-        "gelu_pytorch_tanh": "gelu_tanh",
-        "quick_gelu": "quick_gelu",
-        "relu": "relu",
-        "relu2": "relu_squared",
-        "tanh": "other",
-    }
-    for name, trait in names.items():
-        assert {one for one in of("llama", hidden_act=name) if one.startswith("activation")} == {
-            f"activation_{trait}"
-        }
-
-
-def test_heads_and_biases_are_counted_on_the_model():
-    assert "grouped_query" not in of("llama", num_attention_heads=4, num_key_value_heads=4)
-    assert "multi_query" in of("llama", num_attention_heads=4, num_key_value_heads=1)
-    biased = of("llama", attention_bias=True, mlp_bias=True)
-    assert {"output_bias", "mlp_bias"} <= set(biased) and biased[
-        "qkv_bias"
-    ] == "q_proj, k_proj and v_proj have a bias"
-    assert "tied_head" in of("llama", tie_word_embeddings=True) and "tied_head" not in of(
-        "llama", tie_word_embeddings=False
-    )
-
-
-# -- the run and its pieces run again ------------------------------------------------
-
-
-class Odd(torch.nn.Module):
-    """Views written in place, a result of several tensors, a constant and a narrow dtype."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.zeros_like(x)
-        y[:, :2] = x[:, 2:4] * 3
-        left, right = (y + torch.arange(x.shape[1], device=x.device, dtype=torch.bfloat16)).chunk(
-            2, -1
-        )
-        left.add_(right.mean())
-        return torch.cat((right, left), -1) / torch.tensor(4.0)
-
-
-def test_a_piece_run_again_gives_what_the_model_gives():
-    module, results = Odd(), []
-    x = torch.empty(2, 4, device="meta", dtype=torch.bfloat16)
-    graph = recorded(module, lambda: results.append(module(x)))
-    numbers = torch.randn(2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-    def unknown(tensor: torch.Tensor) -> torch.Tensor:
-        assert tensor.device.type != "meta"
-        return tensor
-
-    assert_close(
-        graph.replay(id(results[0]), {id(x): numbers}, unknown),
-        module(numbers).double(),
-        rtol=1e-12,
-        atol=1e-12,
-    )
-
-
-def test_unknown_numbers_are_not_made_up():
-    probe = ModelProbe(load("specimen:llama", weights=False))
-    large = torch.nn.Parameter(torch.empty(2048, 2048, device="meta"))
-    for tensor in (large, torch.empty(3, device="meta")):
-        with pytest.raises(NoNumbers):
-            probe.numbers(tensor)
-
-
-def test_buffers_rebuilt_are_the_ones_a_loaded_model_has():
-    for family in ("llama", "gptj", "gemma3_text", "recurrent_gemma", "mpt", "gpt_neo"):
-        real = load(f"specimen:{family}")
-        buffers, own = ModelProbe(real).buffers, dict(real.hf.named_buffers())
-        for name in own:
-            if not any(
-                f".{layer}." in name for layer in range(buffers.depth, 9)
-            ):  # deeper ones are not needed
-                made = buffers.rebuilt(name)
-                assert made is not None and torch.allclose(
-                    made.double(), own[name].double(), rtol=1e-3
-                ), (family, name)
-
-
-# -- the catalogue -------------------------------------------------------------------
-
-
-def test_every_trait_is_said_once_in_one_line_and_has_a_group():
-    names = [entry.name for entry in catalogue.ENTRIES]
-    assert len(set(names)) == len(names) == len(catalogue.BY_NAME)
-    assert len({entry.label for entry in catalogue.ENTRIES}) == len(names)
-    for entry in catalogue.ENTRIES:
-        assert (
-            entry.group in catalogue.GROUPS
-            and entry.meaning
-            and "\n" not in entry.meaning
-            and not entry.meaning.endswith(".")
-        )
-    assert catalogue.group_of("hybrid") == "mixer" and catalogue.group_of("unheard of") == ""
-
-
-def test_traits_come_in_the_catalogues_order_with_its_words():
-    order = [entry.name for entry in catalogue.ENTRIES]
-    made = traits(load("specimen:gemma2", weights=False))
-    names = [trait["name"] for trait in made]
-    assert names == sorted(names, key=order.index)
-    for trait in made:
-        entry = catalogue.BY_NAME[trait["name"]]
-        assert (trait["label"], trait["meaning"]) == (entry.label, entry.meaning)
-        assert list(trait) == ["name", "label", "meaning", "evidence"]
-    window = next(trait["evidence"] for trait in made if trait["name"] == "sliding_window")
-    assert f"the last {config_of('gemma2').sliding_window} tokens" in window

@@ -1,0 +1,320 @@
+"""Models broken on purpose: the invariants that must fail do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from builder.__main__ import main
+from builder.commands import check as command
+from explorer import load
+from explorer.checkpoints import load as loading
+from explorer.contract import check
+from explorer.contract.checks import INVARIANTS, order
+from explorer.contract.comparisons import Comparisons, difference
+from explorer.contract.model_under_test import ModelUnderTest
+from explorer.contract.report import Check, Report
+from explorer.discovery.hook_point import get_element
+from explorer.engine.nnsight_api import STATE
+from explorer.model.host_values import HostValues
+from explorer.model.printout import printout
+from explorer.model.served_values import ServedValues
+from explorer.specimens import FAMILIES
+
+BOTH = ("", " (bfloat16)")
+
+
+def failing(report: Report) -> set[tuple[str, str]]:
+    """The failed checks as (name, last part of the host)."""
+    return {(each.name, each.host.rpartition(".")[2]) for each in report.failures}
+
+
+def checked(model, name: str, host: str) -> Comparisons:
+    """The comparisons that one invariant makes on one host of a model."""
+    invariant = next(each for each in INVARIANTS if each.name == name)
+    compare = Comparisons()
+    invariant.run(ModelUnderTest(model), host, compare)
+    return compare
+
+
+def test_a_block_that_adds_half_its_addend():
+    def halved(block, hidden_states, **kwargs):
+        mixed, _ = block.self_attn(hidden_states=block.input_layernorm(hidden_states), **kwargs)
+        middle = hidden_states + mixed
+        return middle + 0.5 * block.mlp(block.post_attention_layernorm(middle))
+
+    model = load("specimen:llama")
+    state = model.hf.model.layers[1].__dict__[STATE]
+    state.body = state.original = halved
+    report = check(model)
+    assert failing(report) >= {
+        ("addends", "layers[i]"),
+        ("a block adds what its parts return", "layers[i]"),
+    }
+    (detail,) = (check.detail for check in report.failures if check.name == "addends")
+    assert "block 1" in detail and "tolerance" in detail
+
+
+def test_a_place_at_another_argument(monkeypatch):
+    def swapped(twin):
+        anatomy = discover(twin)
+        for block in anatomy.blocks:
+            hook_points = block.hosts["self_attn"].hook_points
+            (keys,), (values,) = hook_points["attention_keys"], hook_points["attention_values"]
+            hook_points["attention_keys"] = (replace(keys, element=values.element),)
+            hook_points["attention_values"] = (replace(values, element=keys.element),)
+        return anatomy
+
+    discover = loading.discover
+    monkeypatch.setattr(loading, "discover", swapped)
+    broken = {
+        ("scores are scaled products", "self_attn"),
+        ("probabilities mix values", "self_attn"),
+    }
+    assert failing(check(load("specimen:qwen3_moe"))) == {
+        (name + mark, host) for name, host in broken for mark in BOTH
+    }
+
+
+def test_a_place_in_another_module(monkeypatch):
+    def moved(twin):
+        anatomy = discover(twin)
+        for block in anatomy.blocks:
+            # The norm of the whole block stands in for that of its MLP.
+            hook_points = block.hosts["layers"].hook_points
+            hook_points["mlp_input"] = hook_points["layer_mid"]
+        return anatomy
+
+    discover = loading.discover
+    monkeypatch.setattr(loading, "discover", moved)
+    assert failing(check(load("specimen:llama"))) >= {
+        ("norm output is the next input" + mark, "layers[i]") for mark in BOTH
+    }
+
+
+def test_a_tap_whose_writes_do_not_land():
+    model = load("specimen:llama")
+    exchange = model.taps._exchange_by_name
+    model.taps._exchange_by_name = lambda *args: exchange(*args) and None
+    assert failing(check(model)) >= {
+        *(
+            (name, "self_attn")
+            for name in (
+                "writes reach the model",
+                "edits are position-exact",
+                "zero a head",
+                "gradients flow",
+            )
+        ),
+        ("layer_mid is the stream", "layers[i]"),
+    }
+
+
+def test_a_router_that_weighs_otherwise_than_it_scores():
+    model = load("specimen:qwen3_moe")
+    gate = model.hf.model.layers[2].mlp.gate
+    gate.register_forward_hook(
+        lambda module, args, output: (output[0], output[1] * 1.01, output[2])
+    )
+    report = check(model)
+    assert failing(report) == {("weights from scores", "mlp")}
+    assert "block 2" in report.failures[0].detail and report.failures[0].worst == pytest.approx(
+        0.01, rel=0.1
+    )
+
+
+def test_decays_and_write_strengths_mistaken_for_each_other(monkeypatch):
+    def swapped(twin):
+        anatomy = discover(twin)
+        for block in anatomy.blocks:
+            hook_points = block.hosts["linear_attn"].hook_points
+            if hook_points:
+                hook_points["decays"], hook_points["betas"] = (
+                    hook_points["betas"],
+                    hook_points["decays"],
+                )
+        return anatomy
+
+    discover = loading.discover
+    monkeypatch.setattr(loading, "discover", swapped)
+    both = ("replay", "states", "implied attention", "decays")
+    once = ("replays follow edits", "states are causal", "decoding equals one forward")
+    assert failing(check(load("specimen:qwen3_5_moe_text"))) == {
+        *((name + mark, "linear_attn") for name in both for mark in BOTH),
+        *((name, "linear_attn") for name in once),
+    }
+
+
+def test_a_read_that_waits_for_the_next_step(monkeypatch):
+    monkeypatch.setattr(HostValues, "_has_passed", lambda self, mediator, location: False)
+    model = load("specimen:llama")
+    assert failing(check(model)) == {
+        ("late reads are refused", host) for host in ("model", "layers[i]", "self_attn", "mlp")
+    }
+    assert order.WRONG_STEP in order.late_reads(ModelUnderTest(model)).values()
+
+
+def test_values_that_are_not_snapshots(monkeypatch):
+    def aliased(self, name, address):
+        return get_element(self.raw, address.hook_point) if self.native else self.raw[name]
+
+    model = load("specimen:llama")
+    model.hf.model.layers[0].mlp.register_forward_hook(
+        lambda module, args, output: output.mul_(0.5)
+    )
+    monkeypatch.setattr(ServedValues, "copy_of", aliased)
+    assert ("snapshots", "mlp") in failing(check(model))
+
+
+def test_an_invariant_that_raises_is_one_failed_check(monkeypatch):
+    model = load("specimen:llama")
+
+    def steer(*args, **kwargs):
+        raise RuntimeError("the wheel came off")
+
+    monkeypatch.setattr(model, "steer", steer)
+    (failed,) = check(model).failures
+    assert failed.name == "steer" and failed.detail == "RuntimeError: the wheel came off"
+
+
+def test_a_final_norm_that_is_another_module():
+    model = load("specimen:llama")
+    assert checked(model, "names", "model").passed
+    model.__dict__["norm"] = model.layers[2].input_layernorm
+    comparisons = checked(model, "names", "model")
+    assert (
+        not comparisons.passed
+        and "norm: it is not called with what the last block returns" in comparisons.detail
+    )
+
+
+@pytest.mark.parametrize(
+    ("alias", "other", "words"),
+    [
+        ("router", "experts", "the experts are not called with indices that the router returns"),
+        ("shared_experts", "act_fn", "does not return a stream"),
+        ("experts", "shared_experts", "are not called with expert indices"),
+    ],
+)
+def test_a_part_of_a_mixture_that_is_another_module(alias, other, words):
+    model = load("specimen:qwen3_next")
+    assert checked(model, "a mixture's parts", "mlp").passed
+    mlp = model.layers[1].mlp
+    mlp.__dict__[alias] = mlp.experts.act_fn if other == "act_fn" else getattr(mlp, other)
+    comparisons = checked(model, "a mixture's parts", "mlp")
+    assert not comparisons.passed and words in comparisons.detail
+
+
+def test_a_printout_that_shows_a_value_under_the_wrong_host(monkeypatch):
+    model = load("specimen:qwen3_next")
+    assert checked(model, "printout", "model").passed
+    shown = printout(model)
+    line = next(line for line in shown.splitlines() if "(attention_scores) ->" in line)
+    other = next(line for line in shown.splitlines() if "(decays) ->" in line)
+    monkeypatch.setattr(
+        "explorer.model.language_model.printout",
+        lambda model: shown.replace(line + "\n", "").replace(other, f"{other}\n{line}"),
+    )
+    comparisons = checked(model, "printout", "model")
+    assert {failure.partition(":")[0] for failure in comparisons.failures} == {
+        "block 3, self_attn",
+        *(f"block {layer}, linear_attn" for layer in range(3)),
+    }
+
+
+def test_nothing_to_compare_is_not_listed():
+    subject = ModelUnderTest(load("specimen:llama"))
+    applying = {each.name: each.applies(subject, each.hosts[0]) for each in INVARIANTS}
+    assert applying["stream passes between blocks"] and not applying["a mixture's parts"]
+
+
+def test_differences_are_relative_and_see_through_masks():
+    lowest = torch.finfo(torch.float32).min
+    a = torch.tensor([lowest, -torch.inf, 2.0, 4.0])
+    assert difference(a, a) == 0
+    assert difference(torch.tensor([lowest, -torch.inf, 2.5, 4.0]), a) == pytest.approx(0.125)
+    assert not difference(torch.tensor([torch.nan]), torch.tensor([1.0])) <= 1
+
+
+def test_comparisons_report_the_first_failure():
+    comparisons = Comparisons(tolerance=0.1)
+    comparisons.close(0, torch.ones(2), torch.ones(2))
+    assert (
+        comparisons.passed
+        and comparisons.detail == "1 comparison on block 0; no error (tolerance 0.1)"
+    )
+    comparisons.close((2, "betas"), torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0]))
+    comparisons.close(3, torch.ones(2), torch.ones(3))
+    comparisons.equal(None, torch.tensor([torch.nan]), torch.tensor([torch.nan]))
+    assert not comparisons.passed and comparisons.worst == 1.0
+    assert (
+        comparisons.detail
+        == "2 of 4 comparisons failed; the first: block 2, betas: relative error 1, tolerance 0.1"
+    )
+    assert not Comparisons().passed  # nothing compared proves nothing
+
+
+def test_lengths_are_unlike_every_size():
+    for family in FAMILIES:
+        subject = ModelUnderTest(load(f"specimen:{family}"))
+        sizes = {
+            size
+            for block in subject.block_kinds
+            for host in block.hosts.values()
+            for size in host.sizes.values()
+        }
+        assert not {subject.batch, subject.seq} & (sizes | set(subject.model.sizes.values()))
+        assert subject.ids.shape == (subject.batch, subject.seq)
+        assert len({tuple(row) for row in subject.ids.tolist()}) == subject.batch
+
+
+def test_the_table_of_a_family(capsys):
+    assert command.run(["llama"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("llama: ") and "0 failed" in out and "model.layers[i].self_attn" in out
+    assert out.rstrip().endswith("passed, 0 failed")
+
+
+def test_failures_come_first_and_say_what_was_to_hold():
+    good = Check("names", "model", "Names are names.", True, "3 comparisons")
+    bad = Check(
+        "addends",
+        "model.layers[i]",
+        "Things add up.",
+        False,
+        "1 of 2 failed; first block 1: " + "words " * 30,
+        0.5,
+    )
+    lines = command.table("llama", Report.of([good, bad]), 100).splitlines()
+    assert lines[0] == "llama: 1 passed, 1 failed"
+    assert lines[1].startswith("FAILED  addends") and lines[-1].startswith("passed  names")
+    assert "Things add up." in "\n".join(lines) and max(map(len, lines)) <= 100
+
+
+def test_a_failure_is_the_exit_code(monkeypatch, capsys):
+    report = Report.of([Check("names", "model", "Names are names.", False, "1 of 1 failed", None)])
+    monkeypatch.setattr(command, "_proven", lambda family: report)
+    assert command.run(["llama"], as_json=True) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert data["failed"] == 1 and data["families"]["llama"] == report.to_json()
+
+
+def test_an_unknown_family_is_one_sentence(capsys):
+    assert main(["check", "lama"]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and "llama" in err
+
+
+def test_a_damaged_specimen_leaves_the_others_checked(monkeypatch, capsys):
+    def proven(family):
+        if family == "llama":
+            raise ValueError("The weights file is damaged.")
+        return Report.of([Check("names", "model", "Names are names.", True, "1 comparison", None)])
+
+    monkeypatch.setattr(command, "_proven", proven)
+    assert command.run(["llama", "qwen3_moe"]) == 1
+    out, err = capsys.readouterr()
+    assert "qwen3_moe: 1 passed" in out and "The weights file is damaged." in err
