@@ -1,6 +1,4 @@
 """Parts found by structure, what stays open where a run shows nothing, runs without a trace."""
-trace.
-"""
 
 from __future__ import annotations
 
