@@ -14,6 +14,7 @@ import torch
 
 from explorer import specimens
 from explorer.checkpoints import cards, files, gguf_file, hub
+from explorer.checkpoints.sources import expanded, is_path, named_source
 from explorer.discovery.backbone import NotADecoder
 from explorer.discovery.discover import discover
 from explorer.discovery.record_run import recorded_run, remember
@@ -33,8 +34,6 @@ DEFAULT = "default:"
 #: transformers sets torch's default dtype while it builds a model, so two are never built at once.
 _BUILDING = threading.RLock()
 
-#: The most characters of an id, and of a path quoted in a sentence.
-_LONGEST = 500
 
 #: The most parameters of a model that is copied to be run once.
 _SMALL = 50_000_000
@@ -66,7 +65,7 @@ def load(
     ValueErrors) with one sentence that says what to do.
     """
     with _BUILDING:
-        source = _named(source)
+        source = named_source(source)
         if dtype is not None and not isinstance(dtype, torch.dtype):
             raise LoadError(
                 f"{dtype!r} is not a dtype; give one of torch's, such as torch.bfloat16."
@@ -75,8 +74,8 @@ def load(
             found = _specimen(source.removeprefix(SPECIMEN), dtype, weights, attn_implementation)
         elif source.startswith(DEFAULT):
             found = _default(source.removeprefix(DEFAULT), dtype, weights, attn_implementation)
-        elif _is_path(source):
-            path = Path(_expanded(source))
+        elif is_path(source):
+            path = Path(expanded(source))
             if path.suffix.lower() == ".gguf":
                 found = _gguf(path, dtype, weights, attn_implementation)
             else:
@@ -99,29 +98,6 @@ def load(
         if source.startswith(SPECIMEN):
             model.reload = lambda dtype: load(source, dtype=dtype)
         return model
-
-
-def _named(source: Any) -> str:
-    """Return what to load as text; raise LoadError where it names nothing."""
-    if not isinstance(source, (str, os.PathLike)) or not os.fspath(source).strip():
-        raise LoadError(
-            "Say what to load: 'specimen:<family>', the id of a checkpoint, a checkpoint folder or "
-            "a .gguf file."
-        )
-    source = os.fspath(source)
-    there = os.path.exists(_expanded(source))
-    if len(source) > _LONGEST and not there:
-        raise LoadError(
-            f"What to load has {len(source):,} characters, more than an id or a path that is "
-            f"there: it begins {source[:40]!r}."
-        )
-    if source in specimens.FAMILIES and not there:
-        ids = cards.family_checkpoints(source)
-        other = f" or a checkpoint such as {ids[0]!r} with weights=False" if ids else ""
-        raise LoadError(
-            f"{source!r} is a family: load its small model as 'specimen:{source}'{other}."
-        )
-    return source
 
 
 def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> Any:
@@ -169,26 +145,6 @@ class NotTraceable(LoadError):
             f"the standard values are found ({reason})."
         )
         self.reason = reason
-
-
-def _is_path(source: str) -> bool:
-    return (
-        os.path.exists(_expanded(source))
-        or source.startswith(("/", "./", "../", "~"))
-        or source.lower().endswith(files.KNOWN)
-    )
-
-
-def _expanded(source: str) -> str:
-    """A path with its ``~`` resolved; LoadError for the home of an unknown user."""
-    path = os.path.expanduser(source)
-    if path.startswith("~") and not os.path.exists(path):
-        user = path[1:].split("/")[0]
-        raise LoadError(
-            f"There is no user {user!r} on this machine, whose folder {abbreviated(path)} names; "
-            "write the path out."
-        )
-    return path
 
 
 def _specimen(family: str, dtype: torch.dtype | None, weights: bool, attention: str) -> tuple:

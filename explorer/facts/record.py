@@ -82,13 +82,7 @@ def facts(
         "architecture": type(model.hf).__name__,
         "title": cards.card(checkpoint).title if released else _name(type(model.hf).__name__),
         "summary": summary(drawn["blocks"], model.num_layers),
-        "versions": {
-            "bestiary": __version__,
-            **{
-                name: version(name).partition("+")[0]
-                for name in ("transformers", "torch", "nnsight")
-            },
-        },
+        "versions": _versions(),
         "parameters": {**accounting.parameters(model), "convention": accounting.ACTIVE_CONVENTION},
         "size_notes": model.size_notes,
         **caches,
@@ -107,17 +101,30 @@ def facts(
         "provenance": {
             "generated": date.today().isoformat(),
             "specimen": dict(specimen or {}),
-            "sources": {
-                "config": _origin(family, checkpoint),
-                "shapes, places, printout, counts": (
-                    f"the model at {'its released' if released else 'that'} size "
-                    "on the meta device, run once"
-                ),
-                "contract": "a small model of the family, run",
-                "meanings and notes": "authored; the notes' code is executed at every build",
-            },
+            "sources": _sources(family, checkpoint, released),
         },
         "signature": recorded(model, known),
+    }
+
+
+def _versions() -> dict[str, str]:
+    libraries = ("transformers", "torch", "nnsight")
+    return {
+        "bestiary": __version__,
+        **{name: version(name).partition("+")[0] for name in libraries},
+    }
+
+
+def _sources(family: str, checkpoint: str, released: bool) -> dict[str, str]:
+    """Return where each kind of fact in a record comes from."""
+    size = "its released" if released else "that"
+    return {
+        "config": _origin(family, checkpoint),
+        "shapes, places, printout, counts": (
+            f"the model at {size} size on the meta device, run once"
+        ),
+        "contract": "a small model of the family, run",
+        "meanings and notes": "authored; the notes' code is executed at every build",
     }
 
 

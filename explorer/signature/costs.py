@@ -1,5 +1,4 @@
-"""What a model costs, each as a formula over its generics: parameters, bytes of weights and caches,
-operations for a token."""
+"""Costs as formulas over a model's generics: parameters, bytes of weights and caches, operations."""
 
 from __future__ import annotations
 
@@ -9,14 +8,19 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
 from explorer.accounting import counts as accounting
 from explorer.accounting.parameter_roles import PARTS, Parts
+from explorer.signature.cost_terms import (
+    UnknownCost,
+    bytes_of,
+    enclosing_paths,
+    label_kinds,
+    product_operations,
+    value_or_unknown,
+)
 from explorer.signature.expressions import Expr, product, total
 from explorer.signature.observation import PREFILL, TensorSite
-from explorer.signature.sizes import camel, order, per_block
+from explorer.signature.sizes import order, per_block
 from explorer.signature.types import Type, Types
 
 if TYPE_CHECKING:
@@ -30,20 +34,14 @@ COUNTED = (
     "a multiplication and an addition counted as two"
 )
 
-#: The part of the operations that grows with the context: queries with keys, probabilities with
-#: values.
+#: The part of the operations that grows with the context: queries by keys, probabilities by values.
 OVER_CONTEXT = "attention over the context"
 
 #: Tokens in the cache and the new one together, in formulas.
 CONTEXT = "T"
 
-#: The shortest context a cost is worked out for, at most that share of the longest, and the longest
-#: where none is named.
+#: The shortest context plotted, its largest share of the longest, and the longest by default.
 _SHORTEST, _SHARE, _LONGEST = 1024, 16, 1 << 17
-
-
-class Unknown(ValueError):
-    """A cost whose formula cannot be had, since an axis did not resolve."""
 
 
 @dataclass
@@ -73,7 +71,7 @@ class Costs:
             if all(isinstance(one, str) for one in values)
         ]
         said = ["_".join(values[at] for values in lists) for at in firsts]
-        labels = _labels(
+        labels = label_kinds(
             self.few, [self.few.get_submodule(f"{self.blocks}.{at}") for at in firsts], said
         )
         self.counts = {
@@ -101,10 +99,10 @@ class Costs:
                 for at, name in self.counts.items()
                 if name != "Layers"
             ],
-            "parameters": _or_unknown(self.parameters),
-            "weights": _or_unknown(self.weights),
-            "cache": _or_unknown(self.cache),
-            "flops": _or_unknown(self.flops),
+            "parameters": value_or_unknown(self.parameters),
+            "weights": value_or_unknown(self.weights),
+            "cache": value_or_unknown(self.cache),
+            "flops": value_or_unknown(self.flops),
         }
 
     # -- parameters ---------------------------------------------------------------
@@ -129,7 +127,7 @@ class Costs:
         for path, parameter in self.whole.named_parameters():
             held[self.parts.part(path, parameter)] += parameter.numel()
         if held != {row["part"]: row["number"] for row in rows}:
-            raise Unknown("what the formulas come to is not what the model has")
+            raise UnknownCost("what the formulas come to is not what the model has")
         whole = self._formula(total(one for counts in every.values() for one in counts))
         if accounting.parameters(self.whole)["active"] is None:  # not told, rather than all of them
             return {
@@ -148,7 +146,7 @@ class Costs:
         """Bytes of the parameters, by dtype."""
         by_dtype: dict[str, list[Expr]] = {}
         for _, dtype, count, _ in self._parameters():
-            by_dtype.setdefault(dtype, []).append(count * Expr.number(_bytes(dtype)))
+            by_dtype.setdefault(dtype, []).append(count * Expr.number(bytes_of(dtype)))
         return [
             {"dtype": dtype, **self._formula(total(counts))} for dtype, counts in by_dtype.items()
         ]
@@ -184,11 +182,11 @@ class Costs:
         """Which part of an expert's parameters a token uses."""
         experts, chosen = self.parts.routing(here)
         if chosen is None:
-            raise Unknown("how many experts a token chooses is not known")
+            raise UnknownCost("how many experts a token chooses is not known")
         every = one.axes[0]
         integers = [
             other.axes[-1]
-            for path in _above(owner)
+            for path in enclosing_paths(owner)
             for site, other in self.types.by_site.items()
             if site[:3] == (PREFILL, path, "in") and other.dtype.startswith("int")
         ]
@@ -216,7 +214,7 @@ class Costs:
         except (
             ValueError
         ) as error:  # something is kept that a formula over what the cache holds would leave out
-            raise Unknown(str(error)) from error
+            raise UnknownCost(str(error)) from error
         where: dict[str, Expr] = {}
         rows: dict[tuple[str, bool], list[Expr]] = {}
         for at, name in self.counts.items():
@@ -226,7 +224,7 @@ class Costs:
                 if site.call == PREFILL and (held or (site.what, site.path) == ("cache", str(at))):
                     size = (
                         self._size(one, site.name, where, "Held")
-                        * Expr.number(_bytes(one.dtype))
+                        * Expr.number(bytes_of(one.dtype))
                         * Expr.name(name)
                     )
                     grows = bool(size.names & {"S", *where})
@@ -264,10 +262,10 @@ class Costs:
                 [self._axis(axis, site.path, where, "Seen") for axis in one.axes]
                 for one in (left, right, out)
             ]
-            count = _operations(kind, *axes) * self._times([at])
+            count = product_operations(kind, *axes) * self._times([at])
             parts.setdefault(self._part_of(site.path, kind, at), []).append(count)
         if not parts:
-            raise Unknown("no decoding step was run")
+            raise UnknownCost("no decoding step was run")
         context = {"Past": Expr.name(CONTEXT) + Expr.number(-1), "B": Expr.number(1)}
         summed = {part: total(counts).replaced(context) for part, counts in parts.items()}
         rows = [
@@ -288,7 +286,9 @@ class Costs:
     def _part_of(self, path: str, kind: str, at: int | None) -> str:
         inner = path.removeprefix(f"{self.blocks}.{at}").lstrip(".")
         here = path if at is None else f"{self.blocks}.{self.layers[at][0]}.{inner}".rstrip(".")
-        mixer = next((one for one in (*_above(here), here) if one in self.parts.mixers), None)
+        mixer = next(
+            (one for one in (*enclosing_paths(here), here) if one in self.parts.mixers), None
+        )
         if (
             kind.endswith(("bmm", "baddbmm"))
             and mixer is not None
@@ -296,7 +296,7 @@ class Costs:
         ):
             return OVER_CONTEXT
         module = self.whole.get_submodule(here)
-        if module is self.whole.get_output_embeddings():  # pyright: ignore[reportCallIssue]  of transformers
+        if module is self.whole.get_output_embeddings():
             return "head"
         name, parameter = next(iter(module.named_parameters()), (None, None))
         if name is None or parameter is None:
@@ -370,7 +370,7 @@ class Costs:
 
     def _axis(self, axis: Expr | int | None, at: str, where: dict[str, Any], word: str) -> Expr:
         if not isinstance(axis, Expr):
-            raise Unknown(f"an axis of {at} did not resolve")
+            raise UnknownCost(f"an axis of {at} did not resolve")
         if axis.cap is None:
             return axis
         name = next((name for name, known in where.items() if known == axis), None)
@@ -398,57 +398,3 @@ class Costs:
         if kinds == set(self.counts.values()):
             return Expr.name("Layers")
         return total(Expr.name(name) for name in kinds)
-
-
-def _bytes(dtype: str) -> int:
-    """Bytes of one number."""
-    if "|" in dtype:
-        raise Unknown(f"some blocks have it in another dtype ({dtype})")
-    return getattr(torch, dtype).itemsize
-
-
-def _operations(
-    kind: str, left: Sequence[Expr], right: Sequence[Expr], out: Sequence[Expr]
-) -> Expr:
-    """Of one product: two for each number multiplied."""
-    if kind == "aten.convolution":
-        return product([Expr.number(2), left[0], *right, *out[2:]])
-    return product([Expr.number(2), *left, right[-1]])
-
-
-def _above(path: str) -> list[str]:
-    steps = path.split(".")
-    return [".".join(steps[:i]) for i in range(len(steps), 0, -1)]
-
-
-def _or_unknown(ask: Any) -> Any:
-    try:
-        return ask()
-    except Unknown as error:
-        return {"unknown": str(error)}
-
-
-def _labels(model: nn.Module, blocks: Sequence[nn.Module], said: Sequence[str]) -> list[str]:
-    """A word for each kind of block: the classes of its parts where others have other classes,
-    without the family's name; else what is ``said`` of it.
-    """
-    prefix = type(model).__name__.partition("For")[0]
-    parts = [
-        [(path, type(one).__name__) for path, one in block.named_modules() if path]
-        for block in blocks
-    ]
-    common = set.intersection(*map(set, parts)) if parts else set()
-    words: list[str] = []
-    for at, own in enumerate(parts):
-        names = [
-            name for path, name in own if (path, name) not in common and name.startswith(prefix)
-        ]
-        apart = [name.removeprefix(prefix) for name in dict.fromkeys(names)]
-        choices = ["".join(apart[:count]) for count in range(1, len(apart) + 1)]
-        words.append(
-            next(
-                (word for word in [*choices, camel(said[at])] if word and word not in words),
-                f"Kind{at + 1}",
-            )
-        )
-    return words

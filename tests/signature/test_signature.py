@@ -303,16 +303,16 @@ def test_inspect_prints_symbols_and_numbers(capsys):
     assert "keys: bf16[B, KvHeads, S, HeadDim], then bf16[B, KvHeads, 1 + Past, HeadDim]" in symbols
     assert main(["inspect", "llama", "--block", "LlamaMLP", "--numbers"]) == 0
     assert capsys.readouterr().out == (
-        (
-            "LlamaMLP  (blocks 0–29)\n  sub gate_proj: Linear<Hidden, Inner>\n  sub up_proj: "
-            "Linear<Hidden, Inner>\n  sub down_proj: Linear<Inner, Hidden>\n"
-        )(
-            "  sub act_fn: SiLUActivation\n  fn forward(x: bf16[B, S, 576]) -> bf16[B, S, "
-            "576]\n  fn decode(x: bf16[B, 1, 576]) -> bf16[B, 1, 576]\n"
-        )(
-            "  value mlp_activation: bf16[B, S, 1536]\n  value mlp_neurons: bf16[B, S, "
-            "1536]\n  value mlp_output: bf16[B, S, 576]\n"
-        )
+        "LlamaMLP  (blocks 0–29)\n"
+        "  sub gate_proj: Linear<Hidden, Inner>\n"
+        "  sub up_proj: Linear<Hidden, Inner>\n"
+        "  sub down_proj: Linear<Inner, Hidden>\n"
+        "  sub act_fn: SiLUActivation\n"
+        "  fn forward(x: bf16[B, S, 576]) -> bf16[B, S, 576]\n"
+        "  fn decode(x: bf16[B, 1, 576]) -> bf16[B, 1, 576]\n"
+        "  value mlp_activation: bf16[B, S, 1536]\n"
+        "  value mlp_neurons: bf16[B, S, 1536]\n"
+        "  value mlp_output: bf16[B, S, 576]\n"
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from explorer import specimens
 from explorer.specimens import bpe, building
 from explorer.specimens.recipes import FAMILIES, recipe
-from explorer.specimens.training import measure
+from explorer.specimens.training import measure, tokenizer
 from tests.support.specimen_helpers import (
     BY_HAND,
     TRAINED,
@@ -188,7 +188,7 @@ def test_the_vocabulary_is_small_and_fits_every_specimen(built):
 
 def test_the_tokenizer_learns_the_same_entries_again():
     texts = ["the cat and the hat, the rat and the bat"] * 3
-    first, again = (bpe.train_tokenizer(texts, 270).get_vocab() for _ in range(2))
+    first, again = (tokenizer.train_tokenizer(texts, 270).get_vocab() for _ in range(2))
     assert first == again and len(first) == 270
 
 

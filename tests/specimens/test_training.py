@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from explorer import specimens
-from explorer.specimens import bpe, building, recipes, weights
+from explorer.specimens import building, recipes, weights
 from explorer.specimens.recipes import FAMILIES, recipe
 from explorer.specimens.small import small_config
-from explorer.specimens.training import batches, corpus, heads, measure, start, train
+from explorer.specimens.training import batches, corpus, heads, measure, start, tokenizer, train
 from tests.support.specimen_helpers import (
     BY_HAND,
     TRAINED,
@@ -106,7 +106,7 @@ def test_missing_measurements_are_said(monkeypatch, tmp_path):
 
 def test_training_without_the_text_is_one_sentence_and_status_2(monkeypatch, capsys):
     monkeypatch.setattr(corpus, "COMMAND", "no-such-bible")
-    for program in (train.main, lambda _: bpe.main()):
+    for program in (train.main, lambda _: tokenizer.main()):
         assert program([]) == 2
         assert "'no-such-bible', which is not on PATH" in capsys.readouterr().err
 
