@@ -1,4 +1,4 @@
-"""Costs as formulas over a model's generics: parameters, bytes of weights and caches, operations."""
+"""Costs as formulas over generics: parameters, bytes of weights and caches, operations."""
 
 from __future__ import annotations
 
