@@ -67,7 +67,7 @@ def mask_arguments(ids: torch.Tensor, masked: bool) -> dict[str, torch.Tensor]:
     return {"attention_mask": torch.ones_like(ids)} if masked else {}
 
 
-def probe_lengths(model: torch.nn.Module) -> tuple[int, int]:
+def probe_lengths(model: PreTrainedModel) -> tuple[int, int]:
     """Return a batch and a sequence length that, like their product, are no size of the model."""
     taken = {extent for parameter in model.parameters() for extent in parameter.shape}
     config = model.config.get_text_config()

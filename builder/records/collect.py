@@ -128,7 +128,7 @@ def record(family: str, checkpoint: str | None, say: Say = _silent) -> Record:
 
     report, specimen = contract_report(family, say)
     say(f"collecting {checkpoint or family}")
-    return facts(family, checkpoint, report, specimen)
+    return dict(facts(family, checkpoint, report, specimen))
 
 
 def collect(family: str, fresh: bool = False, say: Say = _silent) -> Collected:
@@ -214,12 +214,13 @@ def _records(family: str, say: Say, results: ResultCache) -> list[Record]:
     try:
         known: Known = []
         return [
-            facts(family, checkpoint, report, specimen, known) for checkpoint in checkpoints(family)
+            dict(facts(family, checkpoint, report, specimen, known))
+            for checkpoint in checkpoints(family)
         ]
     except Exception:  # whatever a forward without weights fails on
         if cards.family_checkpoints(family):
             raise
-        return [facts(family, f"{SPECIMEN}{family}", report, specimen)]
+        return [dict(facts(family, f"{SPECIMEN}{family}", report, specimen))]
 
 
 def _execute(path: Path, family: str) -> list[dict[str, Any]]:

@@ -134,14 +134,15 @@ def cache_sizes(model: Any, dtype: torch.dtype | None = None) -> list[dict[str, 
     Raises ValueError where a run does not show what is kept, or its formula is not known.
     """
     model = getattr(model, "_module", model)
-    config = model.config if isinstance(model, nn.Module) else model
+    is_model = isinstance(model, nn.Module)
+    config: Any = getattr(model, "config", model)
     if dtype is None:
-        dtype = model.dtype if isinstance(model, nn.Module) else config.dtype
+        dtype = getattr(model, "dtype", None) or config.dtype
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype)
     config = config.get_text_config()
     try:
-        seen = run(model) if isinstance(model, nn.Module) else probe_cache(build_meta(model))
+        seen = run(model) if is_model else probe_cache(build_meta(model))
     except Exception as error:  # a foreign forward may raise anything
         said = str(error).partition("\n")[0]
         raise ValueError(

@@ -32,7 +32,7 @@ class Parts:
     mixers are unknown, and what would be one of them or an MLP is "other".
     """
 
-    def __init__(self, model: nn.Module, run: CacheProbe | None) -> None:
+    def __init__(self, model: Any, run: CacheProbe | None) -> None:
         self.modules = dict(model.named_modules())
         self.config = model.config.get_text_config()
         self.run = run

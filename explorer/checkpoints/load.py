@@ -227,9 +227,10 @@ def _weighted(
     """A model with all its weights from the checkpoint, in float32 unless ``dtype`` is given."""
     from transformers import AutoModelForCausalLM
 
+    load_model: Any = AutoModelForCausalLM.from_pretrained
     if not options.get("gguf_file"):
         options["use_safetensors"] = True
-    model, report = AutoModelForCausalLM.from_pretrained(
+    model, report = load_model(
         source,
         dtype=dtype or torch.float32,
         attn_implementation=attention,

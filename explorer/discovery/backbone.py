@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class NotADecoder(ValueError):
@@ -26,13 +30,13 @@ class Backbone:
     num_layers: int
 
 
-def path_of(root: torch.nn.Module, wanted: torch.nn.Module | None) -> str | None:
+def path_of(root: PreTrainedModel, wanted: torch.nn.Module | None) -> str | None:
     """The path of a module within ``root``, or None."""
     return next((name for name, module in root.named_modules() if module is wanted), None)
 
 
 def find_backbone(
-    root: torch.nn.Module,
+    root: PreTrainedModel,
     ran: Callable[[torch.nn.Module, Sequence[str]], list[str]] = lambda root, paths: list(paths),
 ) -> Backbone:
     """Find the backbone of ``root``, a transformers causal language model.
@@ -168,7 +172,7 @@ def stream_alone(stream: object, returns: int | None) -> object:
 
 @contextmanager
 def swapped_blocks(
-    root: torch.nn.Module, path: str, blocks: Iterable[torch.nn.Module]
+    root: PreTrainedModel, path: str, blocks: Iterable[torch.nn.Module]
 ) -> Iterator[None]:
     """Put other blocks into the list at ``path`` of ``root`` for the duration."""
     owner, _, name = path.rpartition(".")
@@ -181,7 +185,7 @@ def swapped_blocks(
 
 
 def after_blocks(
-    root: torch.nn.Module, path: str, returns: int | None, hidden: torch.Tensor, **options: object
+    root: PreTrainedModel, path: str, returns: int | None, hidden: torch.Tensor, **options: object
 ) -> torch.Tensor:
     """Return the logits [… vocab_size] of a residual stream [… hidden_size].
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,8 +29,11 @@ from explorer.discovery.sublayer import BlockFindings
 from explorer.meta_device import mask_arguments, without_padding_warning
 from explorer.vocabulary.availability import not_present
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def discover(twin: torch.nn.Module) -> Anatomy:
+
+def discover(twin: PreTrainedModel) -> Anatomy:
     """Find the standard values of ``twin``, a model on the meta device, or a small one.
 
     The engine must not have wrapped it. It is run once (see `explorer.discovery.recorded_run`) and
@@ -161,7 +165,7 @@ def _comparable(value: object, path: str) -> object:
 
 
 def _blocks_skippable(
-    twin: torch.nn.Module, base: Backbone, found: Sequence[BlockAnatomy], masked: bool
+    twin: PreTrainedModel, base: Backbone, found: Sequence[BlockAnatomy], masked: bool
 ) -> bool:
     """Return whether a block runs where all others return the residual stream and nothing else."""
     blocks = list(twin.get_submodule(base.blocks))
@@ -184,7 +188,7 @@ def _blocks_skippable(
     return True
 
 
-def _choose_no_expert(twin: torch.nn.Module) -> None:
+def _choose_no_expert(twin: PreTrainedModel) -> None:
     """Let the loop over the selected experts run on the meta device.
 
     Which experts are selected is data, and the meta device has none. The loop starts from zeros in
@@ -214,7 +218,7 @@ def _choose_no_expert(twin: torch.nn.Module) -> None:
             module.__class__ = made[kind]
 
 
-def _shared(twin: torch.nn.Module) -> set[str]:
+def _shared(twin: PreTrainedModel) -> set[str]:
     """Return the paths of modules that are in the model more than once."""
     paths: dict[int, list[str]] = {}
     for name, module in twin.named_modules(remove_duplicate=False):

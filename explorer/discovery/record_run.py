@@ -6,7 +6,7 @@ import functools
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,9 @@ from explorer.discovery.trace_graph import Call
 from explorer.discovery.trace_recorder import Recorder
 from explorer.meta_device import mask_arguments, probe_lengths, without_padding_warning
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 #: Where a model's record is kept: on the model itself, so that it is there as long as the model is.
 _ATTRIBUTE = "_bestiary_recorded_run"
 
@@ -39,7 +42,7 @@ _CARRIED = ("cache", "past_key_values", "cache_params", "state")
 _RUN_OF_EACH_KIND = 2
 
 
-def recorded_run(model: torch.nn.Module, masked: bool | None = None) -> RecordedRun:
+def recorded_run(model: PreTrainedModel, masked: bool | None = None) -> RecordedRun:
     """Return the record of a transformers model, made on the first call and kept on the model.
 
     The model must not be in the middle of a trace. It is left as it was found.
@@ -54,19 +57,19 @@ def recorded_run(model: torch.nn.Module, masked: bool | None = None) -> Recorded
     return found
 
 
-def kept_run(model: torch.nn.Module) -> RecordedRun | None:
+def kept_run(model: PreTrainedModel) -> RecordedRun | None:
     """Return the record that is kept on a model, None where there is none."""
     return model.__dict__.get(_ATTRIBUTE)
 
 
-def remember(model: torch.nn.Module, run: RecordedRun) -> RecordedRun:
+def remember(model: PreTrainedModel, run: RecordedRun) -> RecordedRun:
     """Keep ``run`` as the record of ``model``, which must be built like the model that ran."""
     model.__dict__[_ATTRIBUTE] = run
     return run
 
 
 def record_run(
-    model: torch.nn.Module,
+    model: PreTrainedModel,
     masked: bool | None = None,
     lengths: tuple[int, int] | None = None,
     every_block: bool = False,
@@ -98,7 +101,7 @@ class _Run:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: PreTrainedModel,
         masked: bool,
         lengths: tuple[int, int] | None,
         every_block: bool,
@@ -216,7 +219,7 @@ class _Run:
         return found, cache
 
 
-def _backbone(model: torch.nn.Module, masked: bool) -> Backbone | None:
+def _backbone(model: PreTrainedModel, masked: bool) -> Backbone | None:
     """Return the backbone of a model, None where it has none."""
     try:
         return find_backbone(model, lambda root, paths: _ran(root, paths, masked))
@@ -224,7 +227,7 @@ def _backbone(model: torch.nn.Module, masked: bool) -> Backbone | None:
         return None
 
 
-def _ran(root: torch.nn.Module, paths: Sequence[str], masked: bool) -> list[str]:
+def _ran(root: PreTrainedModel, paths: Sequence[str], masked: bool) -> list[str]:
     """Return those of the blocks at ``paths`` that a forward over token ids runs exactly once."""
     ids = torch.zeros(1, 3, dtype=torch.long, device=next(root.parameters()).device)
     counts = dict.fromkeys(paths, 0)
@@ -241,7 +244,7 @@ def _ran(root: torch.nn.Module, paths: Sequence[str], masked: bool) -> list[str]
 
 @contextmanager
 def _few_blocks(
-    model: torch.nn.Module, path: str, kinds: Sequence[tuple[int, ...]], ran: Sequence[int]
+    model: PreTrainedModel, path: str, kinds: Sequence[tuple[int, ...]], ran: Sequence[int]
 ) -> Iterator[None]:
     """Let the blocks in ``ran`` run; others return what the last equal block before returned."""
     blocks = list(model.get_submodule(path))
@@ -267,7 +270,7 @@ def _few_blocks(
 
 
 @contextmanager
-def _attributes_restored(model: torch.nn.Module) -> Iterator[dict[torch.nn.Module, dict[str, Any]]]:
+def _attributes_restored(model: PreTrainedModel) -> Iterator[dict[torch.nn.Module, dict[str, Any]]]:
     """Restore the attributes of every module afterwards: some models keep their state there."""
     before = {module: dict(vars(module)) for module in model.modules()}
     try:

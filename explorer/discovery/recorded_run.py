@@ -13,12 +13,15 @@ import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from explorer.discovery.backbone import Backbone
 from explorer.discovery.trace_graph import Call, TraceGraph
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class CachedTensor(NamedTuple):
@@ -86,7 +89,7 @@ class RecordedRun:
         step failed with ``step_error``.
     """
 
-    model: torch.nn.Module
+    model: PreTrainedModel
     backbone: Backbone | None
     kinds: list[tuple[int, ...]]
     ran: tuple[int, ...]

@@ -63,7 +63,7 @@ def build(
     _round(model, dtype)
     return Specimen(
         family=family,
-        model=model.to(device).eval(),
+        model=model.to(device).eval(),  # pyright: ignore[reportArgumentType]  a decorated method
         tokenizer=bpe.load_tokenizer(_longest(model.config)),
         config=model.config,
         weights="trained" if made.weights else f"random, seed {made.seed}",

@@ -65,7 +65,8 @@ def _mended(model_type: str) -> dict[str, Any]:
         name: _full(model_type, value) if name in rules()["per_layer"] else value
         for name, value in rules()["defaults"].get(model_type, {}).items()
     }
-    for name, part in _class(model_type).sub_configs.items():
+    sub_configs: Any = _class(model_type).sub_configs
+    for name, part in sub_configs.items():
         of = getattr(part, "model_type", "")
         if name not in found and of in rules()["defaults"]:
             found[name] = {"model_type": of, **_mended(of)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -40,7 +41,7 @@ def fill(model: nn.Module, seed: int, std: float, norm_std: float) -> None:
                 buffer.add_(norm_std * torch.randn(buffer.shape, generator=generator))
 
 
-def _draw_vectors_again(model: nn.Module, seed: int) -> None:
+def _draw_vectors_again(model: Any, seed: int) -> None:
     """Draw the class's random vectors again from ``seed``: nothing fixed them when it was built."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from explorer.vocabulary.layouts import LAYOUTS
 
@@ -82,13 +83,17 @@ class Value:
         return f"{self.layout}{mark} [{' '.join(self.axes)}]"
 
 
+def _fields(role: str, fields: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"role": role} | (fields[0] if fields else {})
+
+
 def values_of(host: str, role: str, *rows: tuple) -> tuple[Value, ...]:
     """Values of one host from rows ``(name, layout, meaning)``, with further fields as a dict.
 
     ``role`` is that of the rows whose fields name none.
     """
     return tuple(
-        Value(host, name, layout, meaning, **({"role": role} | (fields[0] if fields else {})))
+        Value(host, name, layout, meaning, **_fields(role, fields))
         for name, layout, meaning, *fields in rows
     )
 

@@ -95,7 +95,7 @@ class _Inputs(ExitStack):
         return hook
 
 
-def implied_attention(mixer: nn.Module, hidden: Tensor) -> Tensor:
+def implied_attention(mixer: Any, hidden: Tensor) -> Tensor:
     """M [batch heads query key] of a Qwen3-Next DeltaNet ``mixer`` on a fresh prompt.
 
     ``hidden`` [batch seq hidden_size] is the mixer's input, without padding.

@@ -43,6 +43,7 @@ class Muon(torch.optim.Optimizer):
         state, keep = self.state[weight], group["momentum"]
         if not state:
             state["average"] = torch.zeros_like(weight)
+        assert weight.grad is not None
         average = state["average"].lerp_(weight.grad, 1 - keep)
         direction = orthogonal(weight.grad.lerp(average, keep))
         scale = max(1.0, weight.shape[-2] / weight.shape[-1]) ** 0.5

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from explorer.specimens.training import heads
@@ -61,7 +61,7 @@ def figures(
     }
 
 
-def sinks(model: PreTrainedModel) -> dict[int, nn.Module]:
+def sinks(model: PreTrainedModel) -> dict[int, Any]:
     """The attentions that have learned sinks, by layer."""
     found = {
         index: getattr(layer, "self_attn", None) for index, layer in enumerate(model.model.layers)

@@ -7,6 +7,8 @@ trained from there on.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers import PreTrainedModel
 
@@ -45,7 +47,7 @@ def place(model: PreTrainedModel, std: float) -> None:
         _look_back(first, model.model.rotary_emb.inv_freq)
 
 
-def _align(mixer: torch.nn.Module) -> None:
+def _align(mixer: Any) -> None:
     """Start keys as queries of the token before: a query meets the token after its own."""
     width, keys = mixer.head_k_dim, mixer.key_dim
     fused = mixer.in_proj_qkvz.weight.view(mixer.num_k_heads, -1, mixer.hidden_size)
@@ -59,7 +61,7 @@ def _align(mixer: torch.nn.Module) -> None:
     taps[2 * keys :, -1] += 1
 
 
-def _look_back(attention: torch.nn.Module, turns: torch.Tensor) -> None:
+def _look_back(attention: Any, turns: torch.Tensor) -> None:
     """The heads that read the first key head start by looking one token back.
 
     A bias is the same at every token, so what two biases add to a score depends, once rotated by

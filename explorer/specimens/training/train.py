@@ -200,7 +200,8 @@ def at_least_one(text: str) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m explorer.specimens.training", description=__doc__.splitlines()[0]
+        prog="python -m explorer.specimens.training",
+        description="Train a family's specimen and measure it.",
     )
     parser.add_argument(
         "family",
@@ -235,6 +236,7 @@ def work(family: str, out: Path, steps: int | None, threads: int, measure_only: 
     kept, held_out = corpus.split(corpus.chapters(corpus.read_verses()))
     seen, unseen = encode(kept), encode(held_out)
     made = recipe(family)
+    assert made.weights is not None  # steps_of raises for a family that is not trained
     path, figures_path = out / made.weights.name, out / made.measured_path.name
     model = untrained(family)
     if measure_only:
