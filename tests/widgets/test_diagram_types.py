@@ -171,7 +171,8 @@ def test_the_script_is_given_each_type_once_and_by_shape() -> None:
         value = data["values"][index]
         for shape, number in zip(where or [0], kinds, strict=True):
             kind = blocks[shape].values[value["host"], value["name"]].full_type
-            assert checkpoint["types"][number] == [list(kind.names), list(kind.numbers), kind.dtype]
+            given = json.loads(json.dumps(checkpoint["types"][number]))
+            assert given == [list(kind.names), list(kind.numbers), kind.dtype]
 
 
 def test_types_of_a_record_are_shown_never_interpreted() -> None:
