@@ -210,7 +210,7 @@ def test_an_activation_that_is_written_out_is_its_last_product():
 def test_an_mlp_of_two_modules_is_one_part_and_its_input_is_not_the_stream():
     """Each half alone is no MLP. What the first reads stays in the stream: edits do not mix."""
     model = load("specimen:git")
-    assert model.anatomy.block(0).hosts["mlp"].part
+    assert model.anatomy.block(0).hosts["mlp"].inline
     plain = model.record(PROMPT, ["layer_mid", "mlp_input", "mlp_output"])
     assert torch.equal(plain["layer_mid", 1], plain["mlp_input", 1])
     with torch.no_grad(), model.trace(PROMPT):
