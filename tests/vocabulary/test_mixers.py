@@ -54,7 +54,7 @@ def test_a_recurrence_can_be_found_replayed_and_shown(kind):
 @RECURRENCES
 def test_the_contract_holds_a_recurrence_to_its_replay(kind):
     checked = {invariant.name for invariant in INVARIANTS if kind.host in invariant.hosts}
-    assert {"replay", "replays follow edits", "implied attention", "writes land"} <= checked
+    assert {"replay", "replays follow edits", "implied attention", "writes reach the model"} <= checked
 
 
 def test_kernels_that_take_the_same_are_told_apart():
@@ -80,6 +80,6 @@ def test_a_new_kind_is_found_recorded_replayed_and_held_to_the_contract():
     result = json.loads(run.stdout.splitlines()[-1])
     assert result["mixers"] == [["leaky_sum"]] * 3
     assert result["failed"] == []
-    assert {"replay", "implied attention", "decays forget", "one step at a time"} <= set(
+    assert {"replay", "implied attention", "decays", "decoding equals one forward"} <= set(
         result["checked"]
     )
