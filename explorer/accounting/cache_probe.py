@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from explorer.discovery.record_run import record_run, recorded_run
 from explorer.discovery.recorded_run import RecordedRun
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 #: What a tensor of the cache is, by the attribute it has there.
 _KINDS = {
@@ -76,12 +80,12 @@ class CacheProbe:
     dtype: torch.dtype
 
 
-def probe_cache(model: nn.Module) -> CacheProbe:
+def probe_cache(model: PreTrainedModel) -> CacheProbe:
     """Return what ``model`` keeps after its recorded prompt; raises what its forward raises."""
     return cache_of(recorded_run(model))
 
 
-def measure_cache(model: nn.Module, tokens: int, batch: int = 1) -> CacheProbe:
+def measure_cache(model: PreTrainedModel, tokens: int, batch: int = 1) -> CacheProbe:
     """Run all blocks on a prompt [batch tokens] and return what ``model`` keeps.
 
     Raises what its forward raises.

@@ -7,7 +7,7 @@ a fraction of a second: shapes are real, numbers are not allocated.
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -142,7 +142,7 @@ def cache_sizes(model: Any, dtype: torch.dtype | None = None) -> list[dict[str, 
         dtype = getattr(torch, dtype)
     config = config.get_text_config()
     try:
-        seen = run(model) if is_model else probe_cache(build_meta(model))
+        seen = run(cast(Any, model)) if is_model else probe_cache(build_meta(model))
     except Exception as error:  # a foreign forward may raise anything
         said = str(error).partition("\n")[0]
         raise ValueError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -35,9 +35,14 @@ def path_of(root: PreTrainedModel, wanted: torch.nn.Module | None) -> str | None
     return next((name for name, module in root.named_modules() if module is wanted), None)
 
 
+def blocks_at(root: torch.nn.Module, path: str) -> torch.nn.ModuleList:
+    """Return the block list at ``path``."""
+    return cast(torch.nn.ModuleList, root.get_submodule(path))
+
+
 def find_backbone(
     root: PreTrainedModel,
-    ran: Callable[[torch.nn.Module, Sequence[str]], list[str]] = lambda root, paths: list(paths),
+    ran: Callable[[PreTrainedModel, Sequence[str]], list[str]] = lambda root, paths: list(paths),
 ) -> Backbone:
     """Find the backbone of ``root``, a transformers causal language model.
 
@@ -73,7 +78,7 @@ def find_backbone(
     if len(outer) > 1:
         running = ran(root, [f"{name}.0" for name in outer])
         outer = [name for name in outer if f"{name}.0" in running] or outer
-    return Backbone(outer[0], embedding, head, len(root.get_submodule(outer[0])))
+    return Backbone(outer[0], embedding, head, len(blocks_at(root, outer[0])))
 
 
 #: The most kinds of blocks that settings may make. Where there are more, some setting differs from
@@ -195,7 +200,7 @@ def after_blocks(
     """
     stream = hidden.reshape(1, -1, hidden.shape[-1])
     left = stream_alone(stream, returns)
-    passing = [PassthroughBlock(block, lambda *_: left) for block in root.get_submodule(path)]
+    passing = [PassthroughBlock(block, lambda *_: left) for block in blocks_at(root, path)]
     with swapped_blocks(root, path, passing):
         ids = torch.ones(1, stream.shape[1], dtype=torch.long, device=hidden.device)
         return root(input_ids=ids, **options).logits.reshape(*hidden.shape[:-1], -1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -13,6 +13,7 @@ from explorer.discovery.anatomy import Anatomy, BlockAnatomy
 from explorer.discovery.backbone import (
     Backbone,
     PassthroughBlock,
+    blocks_at,
     find_backbone,
     stream_alone,
     swapped_blocks,
@@ -135,7 +136,8 @@ def _anatomy(
         found,
         head_is_last=ending.head is run.prompt.output.logits,
         head_reads_norm=ending.head_reads(norm),
-        embedding_fits=twin.get_input_embeddings().weight.shape[1] == width,
+        embedding_fits=cast(torch.nn.Embedding, twin.get_input_embeddings()).weight.shape[1]
+        == width,
         why_no_norm=None
         if norm is not None
         else not_present("this model has no norm between the last block and the head"),
@@ -168,7 +170,7 @@ def _blocks_skippable(
     twin: PreTrainedModel, base: Backbone, found: Sequence[BlockAnatomy], masked: bool
 ) -> bool:
     """Return whether a block runs where all others return the residual stream and nothing else."""
-    blocks = list(twin.get_submodule(base.blocks))
+    blocks = list(blocks_at(twin, base.blocks))
     width = found[0].hosts["layers"].sizes["hidden_size"]
     entering = torch.zeros(1, 3, width, dtype=twin.dtype, device=twin.device)
     ids = torch.zeros(1, 3, dtype=torch.long, device=twin.device)

@@ -14,6 +14,7 @@ from explorer.discovery.backbone import (
     Backbone,
     NotADecoder,
     PassthroughBlock,
+    blocks_at,
     equal_blocks,
     find_backbone,
     swapped_blocks,
@@ -247,7 +248,7 @@ def _few_blocks(
     model: PreTrainedModel, path: str, kinds: Sequence[tuple[int, ...]], ran: Sequence[int]
 ) -> Iterator[None]:
     """Let the blocks in ``ran`` run; others return what the last equal block before returned."""
-    blocks = list(model.get_submodule(path))
+    blocks = list(blocks_at(model, path))
     returned: dict[int, Any] = {}
     with ExitStack() as undo:
         for layer in ran:
