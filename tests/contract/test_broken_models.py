@@ -272,7 +272,7 @@ def test_lengths_are_unlike_every_size():
 
 
 def test_the_table_of_a_family(capsys):
-    assert command.run(["llama"]) == 0
+    assert command.check_families(["llama"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("llama: ") and "0 failed" in out and "model.layers[i].self_attn" in out
     assert out.rstrip().endswith("passed, 0 failed")
@@ -296,8 +296,8 @@ def test_failures_come_first_and_say_what_was_to_hold():
 
 def test_a_failure_is_the_exit_code(monkeypatch, capsys):
     report = Report.of([Check("names", "model", "Names are names.", False, "1 of 1 failed", None)])
-    monkeypatch.setattr(command, "_proven", lambda family: report)
-    assert command.run(["llama"], as_json=True) == 1
+    monkeypatch.setattr(command, "_report", lambda family: report)
+    assert command.check_families(["llama"], as_json=True) == 1
     data = json.loads(capsys.readouterr().out)
     assert data["failed"] == 1 and data["families"]["llama"] == report.to_json()
 
@@ -314,7 +314,7 @@ def test_a_damaged_specimen_leaves_the_others_checked(monkeypatch, capsys):
             raise ValueError("The weights file is damaged.")
         return Report.of([Check("names", "model", "Names are names.", True, "1 comparison", None)])
 
-    monkeypatch.setattr(command, "_proven", proven)
-    assert command.run(["llama", "qwen3_moe"]) == 1
+    monkeypatch.setattr(command, "_report", proven)
+    assert command.check_families(["llama", "qwen3_moe"]) == 1
     out, err = capsys.readouterr()
     assert "qwen3_moe: 1 passed" in out and "The weights file is damaged." in err
