@@ -66,14 +66,7 @@ def facts(
     model = load(checkpoint, weights=checkpoint == f"{SPECIMEN}{family}")
     report = dict(contract) if contract is not None else {"checks": [], "passed": 0, "failed": 0}
     caches = _caches(model)
-    # A window's cache holds all of it but the newest token.
-    windows = {
-        layer: row["tokens_at_most"] + 1
-        for row in caches["caches"]
-        if row["tokens_at_most"]
-        for layer in row["layers"]
-    }
-    drawn = anatomy(model, verified(report["checks"]), windows)
+    drawn = anatomy(model, verified(report["checks"]), _windows(caches))
     return {
         "schema": SCHEMA,
         "family": family,
@@ -104,6 +97,16 @@ def facts(
             "sources": _sources(family, checkpoint, released),
         },
         "signature": recorded(model, known),
+    }
+
+
+def _windows(caches: Mapping[str, Any]) -> dict[int, int]:
+    """Return the windows of blocks that slide: a cache holds all of one but the newest token."""
+    return {
+        layer: row["tokens_at_most"] + 1
+        for row in caches["caches"]
+        if row["tokens_at_most"]
+        for layer in row["layers"]
     }
 
 
