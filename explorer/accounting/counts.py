@@ -6,6 +6,7 @@ a fraction of a second: shapes are real, numbers are not allocated.
 
 from __future__ import annotations
 
+import sys
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
@@ -121,6 +122,17 @@ def _probe(model: PreTrainedModel) -> CacheProbe:
     return cache_of(record_run(model, operations=False))
 
 
+def _has_own_cache(model: Any) -> bool:
+    """Return whether a modeling file defines a cache, whose tensors no cache layer shows."""
+    from transformers import DynamicCache
+
+    home = type(model).__module__
+    return any(
+        isinstance(one, type) and issubclass(one, DynamicCache) and one.__module__ == home
+        for one in vars(sys.modules[home]).values()
+    )
+
+
 def cache_sizes(model: Any, dtype: torch.dtype | None = None) -> list[dict[str, Any]]:
     """Return what a call keeps between tokens, per sequence, by kind of block.
 
@@ -148,6 +160,10 @@ def cache_sizes(model: Any, dtype: torch.dtype | None = None) -> list[dict[str, 
         raise ValueError(
             f"what {config.model_type} keeps is not known: running it failed with {said}"
         ) from error
+    if _has_own_cache(model):
+        raise ValueError(
+            f"what {config.model_type} keeps is not known: it has a cache class of its own"
+        )
     if not seen.owners:
         raise ValueError(
             f"what {config.model_type} keeps is not known: it writes nothing to transformers' cache"
