@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from builder.pages import write
+from builder.pages import mkdocs, write
 from explorer.traits.catalogue import BY_NAME
 from tests.support.facts_records import records
 from tests.support.pages import CONTRAST
@@ -25,7 +25,7 @@ def address(tmp_path_factory: pytest.TempPathFactory, serve) -> str:
         write.write_family(records(family, 1), site=source)
     write.write_index([records(family, 1) for family in FAMILIES], site=source)
     write.write_shared(site=source)
-    return serve(write.build_site(out, config=ROOT / "mkdocs.yml", site=source)) + "index.html"
+    return serve(mkdocs.build_site(out, config=ROOT / "mkdocs.yml", site=source)) + "index.html"
 
 
 def shown(page) -> set[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from builder.pages import write
+from builder.pages import mkdocs, write
 from explorer.signature.text import typed as in_text
 from tests.support.facts_records import records
 from tests.support.pages import CONTRAST
@@ -28,7 +28,7 @@ def address(tmp_path_factory: pytest.TempPathFactory, serve) -> str:
     write.write_index([made], site=source)
     write.write_shared(site=source)
     return serve(
-        write.build_site(
+        mkdocs.build_site(
             out,
             families={"qwen3_5_moe_text": "Qwen3.5-MoE"},
             config=ROOT / "mkdocs.yml",

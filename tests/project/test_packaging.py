@@ -15,18 +15,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("explorer", "builder")
-#: Folders that are made, not written.
-MADE = {
-    ".git",
-    ".venv",
-    "public",
-    "site_build",
-    "build",
-    "dist",
-    "__pycache__",
-    ".pytest_cache",
-    "node_modules",
-}
+#: Folders that are made, not written; so is every folder with a dot but the pipeline's.
+MADE = {"public", "site_build", "build", "dist", "__pycache__", "node_modules"}
 TEXT = {
     ".py",
     ".js",
@@ -54,7 +44,9 @@ def written_files() -> list[Path]:
 
     def walk(folder: Path):
         for path in sorted(folder.iterdir()):
-            if path.name in MADE or path.name.endswith(".egg-info") or path.is_symlink():
+            made = path.name in MADE or path.name.endswith(".egg-info")
+            hidden = path.name.startswith(".") and path.is_dir() and path.name != ".ci"
+            if made or hidden or path.is_symlink():
                 continue
             yield from walk(path) if path.is_dir() else [path]
 
