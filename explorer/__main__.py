@@ -37,6 +37,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="H",
         help="address to serve at (default: %(default)s, this machine alone)",
     )
+    parser.add_argument(
+        "--no-token",
+        action="store_true",
+        help="with a --host that other machines reach: let in who comes without the token",
+    )
     parser.add_argument("--prompt", metavar="TEXT", help="the text to start with")
     parser.add_argument(
         "--no-browser", action="store_true", help="print the address and open nothing"
@@ -53,7 +58,16 @@ def main(argv: list[str] | None = None) -> int:
     try:
         from explorer.app.server import Settings, serve
 
-        serve(Settings(args.model, args.prompt, args.host, args.port, not args.no_browser))
+        serve(
+            Settings(
+                args.model,
+                args.prompt,
+                args.host,
+                args.port,
+                browser=not args.no_browser,
+                token=not args.no_token,
+            )
+        )
     except ModuleNotFoundError as error:
         if error.name not in ("panel", "bokeh"):
             raise

@@ -24,6 +24,7 @@ from bokeh.document import Document
 import explorer.engine.nnsight_api  # noqa: F401  before anything that imports transformers' modeling code
 from explorer.app.diagram import diagram
 from explorer.app.display import Services
+from explorer.app.guard import TOKEN, Guard, install, new_token
 from explorer.app.loop_monitor import LoopLagMonitor
 from explorer.app.page import ASSETS, build, full_page
 from explorer.app.session import Session
@@ -36,6 +37,9 @@ log = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "specimen:qwen3_next"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 5006
+
+#: Addresses that this machine alone reaches, and those that stand for all its addresses.
+LOOPBACK, EVERY_ADDRESS = ("127.0.0.1", "localhost", "::1"), ("0.0.0.0", "::")
 
 #: Pages open at a time. Each holds figures and a run; Panel itself sets no limit.
 MOST_SESSIONS = 8
@@ -54,6 +58,8 @@ class Settings:
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     browser: bool = True
+    #: Whether visitors need a token where other machines can reach the server.
+    token: bool = True
 
 
 class SessionLimiter:
@@ -162,9 +168,9 @@ def _post(document: Document, work: Callable[[], None]) -> None:
 def origins(host: str, port: int) -> list[str]:
     """Return the exact origins a page may open its websocket from."""
     names = {host}
-    if host in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::"):
+    if host in (*LOOPBACK, *EVERY_ADDRESS):
         names |= {"127.0.0.1", "localhost"}
-    if host in ("0.0.0.0", "::"):
+    if host in EVERY_ADDRESS:
         names = (names - {host}) | {socket.gethostname(), *_own_addresses()}
     return sorted(f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in names)
 
@@ -203,6 +209,27 @@ def free_port(host: str, port: int) -> int:
         return probe.getsockname()[1]
 
 
+def _token(settings: Settings) -> str | None:
+    return new_token() if settings.token and settings.host not in LOOPBACK else None
+
+
+def _address(host: str, port: int, token: str | None) -> str:
+    """The address to open on this machine."""
+    name = "127.0.0.1" if host in EVERY_ADDRESS else host
+    query = "" if token is None else f"?{TOKEN}={token}"
+    return f"http://{f'[{name}]' if ':' in name else name}:{port}/{query}"
+
+
+def reach(host: str, token: bool) -> str:
+    """Return who can open the pages of a server that other machines reach."""
+    where = "any address of this machine" if host in EVERY_ADDRESS else host
+    who = "has the token in that address" if token else "knows that address: no token is asked for"
+    return (
+        f"Everybody who can reach {where} over the network and {who} can run models here, "
+        "over a connection that is not encrypted."
+    )
+
+
 def serve(settings: Settings) -> None:
     """Load the model, then serve until stopped.
 
@@ -217,13 +244,13 @@ def serve(settings: Settings) -> None:
     services = Services(Worker(), store, diagram, LoopLagMonitor(), settings.model, settings.prompt)
     limiter = SessionLimiter()
     pn.extension()
-    shown = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
-    address = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/"
+    guard = Guard.of(origins(settings.host, port), _token(settings))
+    address = _address(settings.host, port, guard.token)
     server: Any = pn.serve(
         {"/": lambda: page(services, limiter)},
         address=settings.host,
         port=port,
-        websocket_origin=origins(settings.host, port),
+        websocket_origin=sorted(guard.hosts),
         static_dirs={"assets": str(ASSETS)},
         show=False,
         start=False,
@@ -237,7 +264,10 @@ def serve(settings: Settings) -> None:
         websocket_max_message_size=20_000_000,
         session_token_expiration=3600,
     )
+    install(server._tornado, guard)  # bokeh gives its tornado application no public name
     print(f"The explorer is at {address}  (Ctrl-C stops it)", flush=True)
+    if settings.host not in LOOPBACK:
+        print(reach(settings.host, guard.token is not None), file=sys.stderr, flush=True)
     if settings.browser:
         server.io_loop.add_callback(webbrowser.open, address)
     services.loop_lag.start(server.io_loop.asyncio_loop)

@@ -89,11 +89,12 @@ class Worker:
             job.result = job.work(job)
         except Cancelled:
             job.cancelled = True
-        except Exception as error:
-            # A model told to stop may raise what it likes: the wish to stop decides what it means.
+        except BaseException as error:
+            # Also what is no Exception, as a panic in a tokenizer's Rust code: the thread lives on.
+            # A model told to stop may raise what it likes: the request to stop decides what it means.
             job.cancelled = job.stopping()
             job.error = None if job.cancelled else error
         try:
             job.done(job)
-        except Exception:
+        except BaseException:
             log.exception("handing on the result of %r failed", job.title)

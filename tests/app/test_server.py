@@ -87,14 +87,22 @@ def test_what_cannot_be_served_is_one_sentence_and_2(arguments, sentence, capsys
     assert len(said) == 1 and sentence in said[0]
 
 
-def websocket_status(address: tuple[str, int], origin: str) -> int:
-    """How the server answers a websocket from a page of ``origin``."""
+def status_of(address: tuple[str, int], path: str, **headers: str) -> int:
+    """The status of the answer to a GET with these headers."""
     line = http.client.HTTPConnection(*address, timeout=30)
-    line.request(
-        "GET",
+    line.request("GET", path, headers=headers)
+    status = line.getresponse().status
+    line.close()
+    return status
+
+
+def websocket_status(address: tuple[str, int], origin: str, host: str) -> int:
+    """How the server answers a websocket from a page of ``origin``."""
+    return status_of(
+        address,
         "/ws",
-        headers={
-            "Host": f"{address[0]}:{address[1]}",
+        **{
+            "Host": host,
             "Origin": origin,
             "Upgrade": "websocket",
             "Connection": "Upgrade",
@@ -103,15 +111,35 @@ def websocket_status(address: tuple[str, int], origin: str) -> int:
             "Sec-WebSocket-Protocol": "bokeh, token",
         },
     )
-    status = line.getresponse().status
-    line.close()
-    return status
 
 
 def test_a_page_of_another_origin_gets_no_websocket(explorer):
     address = explorer.host, explorer.port
-    assert websocket_status(address, "http://evil.example") == 403
-    assert websocket_status(address, f"http://127.0.0.1:{explorer.port + 1}") == 403
+    own = f"{address[0]}:{address[1]}"
+    assert websocket_status(address, "http://evil.example", own) == 403
+    assert websocket_status(address, f"http://127.0.0.1:{explorer.port + 1}", own) == 403
+
+
+@pytest.mark.parametrize("host", ["evil.example:{port}", "127.0.0.1", "127.0.0.1:{port}.evil", ""])
+def test_a_host_name_the_server_does_not_know_gets_nothing(explorer, host):
+    """As a page whose own name was made to lead here sends it, with an Origin that fits."""
+    address, host = (explorer.host, explorer.port), host.format(port=explorer.port)
+    assert websocket_status(address, f"http://{host}", host) == 403
+    for path in ("/", "/assets/explorer.js", "/static/js/bokeh.min.js", "/nothing"):
+        assert status_of(address, path, Host=host) == 403
+
+
+def test_pages_cannot_be_framed_or_embedded(explorer):
+    with urllib.request.urlopen(explorer.at(), timeout=60) as answer:
+        assert answer.headers["X-Frame-Options"] == "DENY"
+        assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+    address = explorer.host, explorer.port
+    assert status_of(address, "/autoload.js?bokeh-autoload-element=1") == 404
+
+
+@pytest.mark.parametrize("path", ["/assets/explorer.js%00.css", "/%00", "/assets/%00"])
+def test_an_address_with_a_null_byte_leads_nowhere(explorer, path):
+    assert status_of((explorer.host, explorer.port), path) == 404
 
 
 def page_of(explorer) -> str:
