@@ -1,6 +1,4 @@
-"""The specimens: built alike every time, readable, small, and the trained one better than
-chance.
-"""
+"""The specimens: reproducible, small, and the trained one better than chance."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import torch
 from explorer import specimens
 from explorer.specimens import bpe, building
 from explorer.specimens.recipes import FAMILIES, recipe
-from explorer.specimens.training import measure, tokenizer
+from explorer.specimens.training import metrics, tokenizer
 from tests.support.specimen_helpers import (
     BY_HAND,
     TRAINED,
@@ -149,7 +147,7 @@ def test_hybrids_have_blocks_of_both_kinds(family):
 
 
 @pytest.mark.parametrize("family", RANDOM)
-def test_random_numbers_are_degenerate_nowhere(built, family):
+def test_no_random_parameter_is_constant(built, family):
     for name, parameter in built[family].model.named_parameters():
         assert parameter.unique().numel() > 1, name
 
@@ -198,7 +196,7 @@ def test_the_weights_file_is_small():
 
 def next_token_loss(model, ids) -> float:
     with torch.no_grad():
-        return measure.next_token_losses(model, ids).mean().item()
+        return metrics.next_token_losses(model, ids).mean().item()
 
 
 def test_the_trained_one_reads_better_than_it_did_untrained(built):
@@ -209,9 +207,9 @@ def test_the_trained_one_reads_better_than_it_did_untrained(built):
 
 def test_the_committed_figures_are_of_the_committed_weights(built):
     specimen = built[TRAINED]
-    segments = measure.random_segments(specimen.config.vocab_size, recipe(TRAINED).seed)
+    segments = metrics.random_segments(specimen.config.vocab_size, recipe(TRAINED).seed)
     with torch.no_grad():
-        found = measure.repetition_figures(specimen.model, segments)
+        found = metrics.repetition_metrics(specimen.model, segments)
     stated = specimen.measured["repetition"]["random"]
     assert found == pytest.approx(stated, abs=0.02)
     assert sum(p.numel() for p in specimen.model.parameters()) == specimen.measured["parameters"]

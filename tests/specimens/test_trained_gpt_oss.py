@@ -1,5 +1,5 @@
-"""The trained specimen with attention sinks: made alike every time, and what its heads give their
-sinks.
+"""The trained specimen with attention sinks: training is reproducible, and its heads' shares for
+their sinks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import apply_rotary_pos_emb, r
 from explorer import specimens
 from explorer.specimens import building, weights
 from explorer.specimens.recipes import recipe
-from explorer.specimens.training import corpus, measure, sink_shares, start, train
+from explorer.specimens.training import corpus, initial_weights, metrics, sink_metrics, train
 
 FAMILY = "gpt_oss"
 MOST_BYTES = 4_000_000
@@ -25,7 +25,7 @@ def specimen():
 
 @pytest.fixture(scope="module")
 def segments(specimen):
-    return measure.random_segments(specimen.config.vocab_size, recipe(FAMILY).seed)
+    return metrics.random_segments(specimen.config.vocab_size, recipe(FAMILY).seed)
 
 
 def test_it_is_trained_and_small(specimen):
@@ -38,13 +38,13 @@ def test_it_is_trained_and_small(specimen):
 
 def test_the_committed_figures_are_of_the_committed_weights(specimen, segments):
     with torch.no_grad():
-        found = measure.repetition_figures(specimen.model, segments)
+        found = metrics.repetition_metrics(specimen.model, segments)
     assert found == pytest.approx(specimen.measured["repetition"]["random"], abs=0.02)
 
 
 def test_the_committed_sinks_are_those_of_the_committed_weights(specimen, segments):
-    rows = segments[: measure.HEAD_ROWS]
-    found = sink_shares.figures(specimen.model, building.untrained(FAMILY), rows, rows)
+    rows = segments[: metrics.PATTERN_SEQUENCES]
+    found = sink_metrics.sink_metrics(specimen.model, building.untrained(FAMILY), rows, rows)
     for now, stated in zip(found["layers"], specimen.measured["sinks"]["layers"], strict=True):
         for name in ("sinks", "sinks_before_training"):
             assert now[name] == pytest.approx(stated[name], abs=1e-4)
@@ -54,7 +54,7 @@ def test_the_committed_sinks_are_those_of_the_committed_weights(specimen, segmen
     assert found["most_freed"] == pytest.approx(specimen.measured["sinks"]["most_freed"], abs=2e-3)
 
 
-def test_it_reads_copies_and_routes_by_token(specimen):
+def test_it_has_learned_text_copying_and_routing_by_token(specimen):
     measured = specimen.measured
     assert measured["text"]["loss_nats_per_token"] < measured["text"]["unigram_nats_per_token"] - 1
     assert measured["router"]["worst_ratio"] >= 3
@@ -67,7 +67,7 @@ def test_it_reads_copies_and_routes_by_token(specimen):
         assert best["self_attn"]["share"] > 10 * best["even_share"]
 
 
-def test_its_sinks_take_far_more_than_an_even_share_and_let_go_where_there_is_a_copy(specimen):
+def test_its_sinks_take_far_more_than_a_uniform_share_and_less_where_there_is_a_copy(specimen):
     sinks = specimen.measured["sinks"]
     assert sinks["strongest"]["share"] > 5 * sinks["strongest"]["even_share"]
     assert sinks["most_freed"]["first_copy"] > sinks["most_freed"]["second_copy"] + 0.2
@@ -99,23 +99,27 @@ def test_what_a_row_lacks_is_the_sinks_column_of_the_softmax(specimen, segments,
         behind = torch.arange(length)[:, None] - torch.arange(length)
         hidden = (behind < 0) | (behind >= (attention.sliding_window or length))
         column = attention.sinks.view(1, -1, 1, 1).expand(2, -1, length, 1)
-        whole = torch.cat([scores.masked_fill(hidden, -torch.inf), column], -1).double().softmax(-1)
-    torch.testing.assert_close(sink_shares.to_sink(rows), whole[..., -1], atol=1e-6, rtol=0)
-    torch.testing.assert_close(rows.double(), whole[..., :-1], atol=1e-6, rtol=0)
+        probabilities = (
+            torch.cat([scores.masked_fill(hidden, -torch.inf), column], -1).double().softmax(-1)
+        )
+    torch.testing.assert_close(
+        sink_metrics.sink_shares(rows), probabilities[..., -1], atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close(rows.double(), probabilities[..., :-1], atol=1e-6, rtol=0)
 
 
-def test_an_even_share_counts_the_keys_in_sight_and_the_sink():
-    assert sink_shares.even_shares(3, None).tolist() == pytest.approx([1 / 2, 1 / 3, 1 / 4])
-    assert sink_shares.even_shares(4, 2).tolist() == pytest.approx([1 / 2, 1 / 3, 1 / 3, 1 / 3])
+def test_a_uniform_share_counts_the_visible_keys_and_the_sink():
+    assert sink_metrics.uniform_shares(3, None).tolist() == pytest.approx([1 / 2, 1 / 3, 1 / 4])
+    assert sink_metrics.uniform_shares(4, 2).tolist() == pytest.approx([1 / 2, 1 / 3, 1 / 3, 1 / 3])
 
 
-def test_flat_scores_give_the_sink_its_even_share(segments):
+def test_equal_scores_give_the_sink_its_uniform_share(segments):
     model = building.untrained(FAMILY).eval()
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.q_proj.weight.zero_()
             layer.self_attn.sinks.zero_()
-    found = sink_shares.figures(model, model, segments[:2], segments[:2])
+    found = sink_metrics.sink_metrics(model, model, segments[:2], segments[:2])
     for layer in found["layers"]:
         for kind in (
             "all_tokens",
@@ -133,7 +137,7 @@ def test_flat_scores_give_the_sink_its_even_share(segments):
 
 def test_a_family_without_sinks_has_no_figures_of_them(segments):
     model = building.untrained("llama").eval()
-    assert sink_shares.figures(model, model, segments[:2], segments[:2]) is None
+    assert sink_metrics.sink_metrics(model, model, segments[:2], segments[:2]) is None
     assert "sinks" not in specimens.build("qwen3_next").measured
 
 
@@ -148,9 +152,9 @@ def test_sinks_start_as_the_class_draws_them_whatever_was_drawn_before():
     assert spread / 2 < sinks.std().item() < 2 * spread
 
 
-def test_the_starting_point_lets_some_heads_look_one_token_back():
+def test_some_heads_initially_attend_one_token_back():
     model = building.untrained(FAMILY)
-    start.place(model, recipe(FAMILY).std)
+    initial_weights.prepare(model, recipe(FAMILY).std)
     attention, width = model.model.layers[0].self_attn, model.config.head_dim
     positions = torch.arange(20)[None]
     turned = model.model.rotary_emb(torch.zeros(1, 20, width), positions)
@@ -173,7 +177,7 @@ def test_routers_and_biases_are_not_made_orthogonal(family):
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     matrices, others = (
         [names[id(p)] for group in one.param_groups for p in group["params"]]
-        for one in train.optimizers_of(model)
+        for one in train.make_optimizers(model)
     )
     assert sorted(matrices + others) == sorted(names.values())
     apart = ("bias", "sinks", "router.weight", "mlp.gate.weight", "conv1d.weight")
@@ -182,15 +186,15 @@ def test_routers_and_biases_are_not_made_orthogonal(family):
 
 
 def test_two_short_trainings_write_the_same_bytes_and_move_the_sinks(monkeypatch, tmp_path):
-    monkeypatch.setattr(train, "ROWS", 2)
+    monkeypatch.setattr(train, "BATCH_SIZE", 2)
     stream = torch.arange(1, 40).repeat(20)
     written, before = [], building.untrained(FAMILY).state_dict()
     for run in "ab":
         model = building.untrained(FAMILY)
-        notes = train.run(model, recipe(FAMILY), stream, steps=3, threads=1)
+        notes = train.train_from_scratch(model, recipe(FAMILY), stream, steps=3, threads=1)
         weights.save(model, tmp_path / run)
         written.append((tmp_path / run).read_bytes())
-    assert notes["tokens"] == 2 * (train.COPYING.length + 2 * train.READING.length)
+    assert notes["tokens"] == 2 * (train.COPY_PHASE.length + 2 * train.TEXT_PHASE.length)
     assert written[0] == written[1]
     after = model.state_dict()
     for name in ("self_attn.sinks", "mlp.router.weight", "mlp.experts.gate_up_proj_bias"):
@@ -199,13 +203,13 @@ def test_two_short_trainings_write_the_same_bytes_and_move_the_sinks(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("family", "said"),
+    ("family", "message"),
     [("gptoss", "did you mean 'gpt_oss'"), ("llama", "drawn from a seed, not trained")],
 )
-def test_what_cannot_be_trained_is_one_sentence_and_status_2(capsys, family, said):
+def test_what_cannot_be_trained_is_one_sentence_and_status_2(capsys, family, message):
     assert train.main([family]) == 2
-    told = capsys.readouterr().err
-    assert said in told and told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("option", ["--steps", "--threads"])

@@ -13,7 +13,15 @@ from explorer import specimens
 from explorer.specimens import building, recipes, weights
 from explorer.specimens.recipes import FAMILIES, recipe
 from explorer.specimens.small import small_config
-from explorer.specimens.training import batches, corpus, heads, measure, start, tokenizer, train
+from explorer.specimens.training import (
+    batches,
+    corpus,
+    head_metrics,
+    initial_weights,
+    metrics,
+    tokenizer,
+    train,
+)
 from tests.support.specimen_helpers import (
     BY_HAND,
     TRAINED,
@@ -35,7 +43,7 @@ def test_an_unknown_family_names_the_nearest(asked, nearest):
         specimens.build(asked)
 
 
-def test_a_family_like_no_other_lists_what_there_is():
+def test_a_family_with_no_similar_name_lists_the_known_ones():
     with pytest.raises(specimens.UnknownFamily) as caught:
         specimens.config_of("zzz")
     assert all(family in str(caught.value) for family in FAMILIES)
@@ -54,7 +62,7 @@ def test_a_family_without_a_file_is_made_by_the_rules():
     assert type(specimen.model).__name__ == recipe("mamba2").architecture == "Mamba2ForCausalLM"
 
 
-def test_a_file_may_say_only_what_is_different(monkeypatch, tmp_path):
+def test_a_recipe_may_hold_only_differences_from_the_defaults(monkeypatch, tmp_path):
     (tmp_path / "mistral.json").write_text('{"config": {"hidden_size": 48}}')
     monkeypatch.setattr(recipes, "FOLDER", tmp_path)
     recipe.cache_clear()
@@ -71,10 +79,10 @@ def with_weights(monkeypatch, path) -> None:
     monkeypatch.setattr(building, "recipe", lambda family: changed)
 
 
-@pytest.mark.parametrize("kept_bytes", [0, 5, 1000, 1_000_000])
-def test_a_truncated_weights_file_is_one_sentence(monkeypatch, tmp_path, kept_bytes):
+@pytest.mark.parametrize("size", [0, 5, 1000, 1_000_000])
+def test_a_truncated_weights_file_is_one_sentence(monkeypatch, tmp_path, size):
     cut = tmp_path / "cut.safetensors"
-    cut.write_bytes(recipe(TRAINED).weights.read_bytes()[:kept_bytes])
+    cut.write_bytes(recipe(TRAINED).weights.read_bytes()[:size])
     with_weights(monkeypatch, cut)
     with pytest.raises(
         specimens.SpecimenError, match="cut.safetensors is damaged or cut short"
@@ -96,7 +104,7 @@ def test_weights_of_another_model_are_refused(built, tmp_path):
         weights.load(built["qwen3_moe"].model, path)
 
 
-def test_missing_measurements_are_said(monkeypatch, tmp_path):
+def test_missing_measurements_are_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(recipes, "FOLDER", tmp_path)
     with pytest.raises(
         specimens.SpecimenError, match="measured.json of a trained specimen are missing"
@@ -114,16 +122,19 @@ def test_training_without_the_text_is_one_sentence_and_status_2(monkeypatch, cap
 def test_verses_become_chapters_and_some_are_held_out():
     lines = ["Ge1:1 One.", "Ge1:2 Two.", "Ge2:1 Three."]
     assert corpus.chapters(lines) == ["One. Two.", "Three."]
-    kept, held_out = corpus.split([str(i) for i in range(40)])
-    assert held_out == ["10", "30"] and len(kept) == 38
+    trained_on, held_out = corpus.split_held_out([str(i) for i in range(40)])
+    assert held_out == ["10", "30"] and len(trained_on) == 38
 
 
 def test_two_short_trainings_agree_and_learn(monkeypatch):
-    monkeypatch.setattr(train, "ROWS", 2)
+    monkeypatch.setattr(train, "BATCH_SIZE", 2)
     stream = torch.arange(1, 40).repeat(20)
     models = [building.untrained(TRAINED) for _ in range(2)]
-    notes = [train.run(model, recipe(TRAINED), stream, steps=3, threads=1) for model in models]
-    assert notes[0]["tokens"] == 2 * (train.COPYING.length + 2 * train.READING.length)
+    notes = [
+        train.train_from_scratch(model, recipe(TRAINED), stream, steps=3, threads=1)
+        for model in models
+    ]
+    assert notes[0]["tokens"] == 2 * (train.COPY_PHASE.length + 2 * train.TEXT_PHASE.length)
     first, second = (model.state_dict() for model in models)
     assert all(torch.equal(first[name], second[name]) for name in first)
     untouched = building.untrained(TRAINED).state_dict()
@@ -132,23 +143,25 @@ def test_two_short_trainings_agree_and_learn(monkeypatch):
     )
 
 
-def test_sequences_repeat_what_they_say_they_repeat():
-    sampler = batches.Sampler(torch.arange(1, 1000), 2048, seed=3)
-    diet = batches.Diet(length=160, text=0.0, text_twice=0.0, segment=(8, 72))
-    ids, counted = sampler.batch(1, diet)
-    size = int((~counted[0]).sum()) - 1
+def test_repeated_segments_and_passages_are_repeated():
+    sampler = batches.BatchSampler(torch.arange(1, 1000), 2048, seed=3)
+    mix = batches.SequenceMix(
+        length=160, text_share=0.0, repeated_text_share=0.0, segment_lengths=(8, 72)
+    )
+    ids, predictable = sampler.batch(1, mix)
+    size = int((~predictable[0]).sum()) - 1
     assert torch.equal(ids[0, size:], ids[0, :-size])
-    twice, _ = sampler.batch(1, dataclasses.replace(diet, text_twice=1.0))
+    twice, _ = sampler.batch(1, dataclasses.replace(mix, repeated_text_share=1.0))
     assert twice.unique().numel() <= 160 - 8
-    text, counted = sampler.batch(4, dataclasses.replace(diet, text=1.0))
-    assert counted.all() and (text.diff(dim=1) == 1).all()
+    text, predictable = sampler.batch(4, dataclasses.replace(mix, text_share=1.0))
+    assert predictable.all() and (text.diff(dim=1) == 1).all()
 
 
 def test_mutual_information_against_known_values():
     letters = torch.tensor([0, 1, 2, 3] * 250)
-    assert measure.mutual_information(letters, letters) == pytest.approx(math.log(4))
-    assert measure.mutual_information(letters, letters // 2) == pytest.approx(math.log(2))
-    assert measure.mutual_information(letters, torch.zeros_like(letters)) == pytest.approx(
+    assert metrics.mutual_information(letters, letters) == pytest.approx(math.log(4))
+    assert metrics.mutual_information(letters, letters // 2) == pytest.approx(math.log(2))
+    assert metrics.mutual_information(letters, torch.zeros_like(letters)) == pytest.approx(
         0, abs=1e-9
     )
 
@@ -159,7 +172,7 @@ def test_an_even_router_has_the_least_balance_loss():
     assert train.balance_loss(even[:1].repeat(20, 1), top_k=1).item() > 3
 
 
-def test_implied_attention_times_values_is_what_the_mixer_mixes(built):
+def test_implied_attention_times_values_is_what_the_mixer_computes(built):
     model = built[TRAINED].model
     mixer, seen = model.model.layers[0].linear_attn, {}
     hidden = torch.randn(
@@ -168,7 +181,7 @@ def test_implied_attention_times_values_is_what_the_mixer_mixes(built):
     handle = mixer.norm.register_forward_pre_hook(lambda _, args: seen.update(mixed=args[0]))
     with torch.no_grad():
         mixer(hidden)
-        matrix = heads.implied_attention(mixer, hidden)
+        matrix = head_metrics.implied_attention(mixer, hidden)
         fused = mixer.fix_query_key_value_ordering(
             mixer.in_proj_qkvz(hidden), mixer.in_proj_ba(hidden)
         )[:3]
@@ -187,15 +200,15 @@ def test_implied_attention_times_values_is_what_the_mixer_mixes(built):
     )
 
 
-def test_the_starting_point_lets_a_query_meet_the_key_after_its_own_token():
+def test_initial_queries_match_the_keys_one_token_later():
     model = building.untrained(TRAINED)
-    start.place(model, recipe(TRAINED).std)
+    initial_weights.prepare(model, recipe(TRAINED).std)
     mixer = model.model.layers[0].linear_attn
     taps = mixer.conv1d.weight[:, 0]
     assert taps[: mixer.key_dim].mean(0).argmax() == 3
     assert taps[mixer.key_dim : 2 * mixer.key_dim].mean(0).argmax() == 2
     assert torch.equal(
-        model.lm_head.weight * (start.EMBEDDING_STD / recipe(TRAINED).std),
+        model.lm_head.weight * (initial_weights.EMBEDDING_STD / recipe(TRAINED).std),
         model.model.embed_tokens.weight,
     )
 

@@ -1,4 +1,6 @@
-"""Training sequences: plain text, text with a passage said twice, and random tokens repeated."""
+"""Training sequences of three kinds: plain text, text in which a passage is repeated, and a random
+segment repeated.
+"""
 
 from __future__ import annotations
 
@@ -6,71 +8,83 @@ from dataclasses import dataclass
 
 import torch
 
-FIRST_WORD_ID = 1  # entry 0 is the end token, which is no part of a text
+FIRST_TEXT_ID = 1  # id 0 is the end-of-text token, which never occurs within a text
 
 
 @dataclass(frozen=True)
-class Diet:
-    """What is drawn: lengths of sequences and repeated segments, and the share of each kind.
+class SequenceMix:
+    """The length of the sequences, the share of each kind, and the lengths of repeated segments.
 
-    What the two shares leave over is random tokens repeated.
+    length: tokens of a sequence. text_share, repeated_text_share: shares of sequences that are
+    plain text and text with a repeated passage; the rest are random segments repeated.
+    segment_lengths: the shortest and the longest segment in tokens, both included.
     """
 
     length: int
-    text: float
-    text_twice: float
-    segment: tuple[int, int]
+    text_share: float
+    repeated_text_share: float
+    segment_lengths: tuple[int, int]
 
 
-class Sampler:
-    """Draws sequences from a stream of token ids [tokens], reproducibly."""
+class BatchSampler:
+    """Samples batches of sequences from a stream of token ids [tokens], reproducibly."""
 
     def __init__(self, stream: torch.Tensor, vocab_size: int, seed: int) -> None:
         self.stream, self.vocab_size = stream, vocab_size
         self.generator = torch.Generator().manual_seed(seed)
 
-    def batch(self, rows: int, diet: Diet) -> tuple[torch.Tensor, torch.Tensor]:
-        """(token ids [rows, length], whether each one can be learned [rows, length])."""
-        drawn = [self._row(diet) for _ in range(rows)]
-        return torch.stack([ids for ids, _ in drawn]), torch.stack(
-            [counted for _, counted in drawn]
+    def batch(self, batch_size: int, mix: SequenceMix) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return token ids [batch, seq] and the mask [batch, seq] of those that can be predicted.
+
+        The first copy of a random segment cannot: the loss leaves it out.
+        """
+        sequences = [self._sequence(mix) for _ in range(batch_size)]
+        return torch.stack([ids for ids, _ in sequences]), torch.stack(
+            [predictable for _, predictable in sequences]
         )
 
-    def _row(self, diet: Diet) -> tuple[torch.Tensor, torch.Tensor]:
-        shortest, longest = diet.segment
+    def _sequence(self, mix: SequenceMix) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the ids [seq] and the mask [seq] of one sequence of a random kind."""
+        shortest, longest = mix.segment_lengths
         kind, size = (
             torch.rand((), generator=self.generator).item(),
-            shortest + self._below(longest - shortest + 1),
+            shortest + self._random_below(longest - shortest + 1),
         )
-        counted = torch.ones(diet.length, dtype=torch.bool)
-        if kind < diet.text:
-            return self._window(diet.length), counted
-        if kind < diet.text + diet.text_twice:
-            return self._text_twice(size, diet.length), counted
-        # Nothing tells the first copy of a random segment; learning it would only add noise.
-        counted[: size + 1] = False
-        return repeated(self._random_segment(size), diet.length), counted
+        predictable = torch.ones(mix.length, dtype=torch.bool)
+        if kind < mix.text_share:
+            return self._text(mix.length), predictable
+        if kind < mix.text_share + mix.repeated_text_share:
+            return self._text_with_repeat(size, mix.length), predictable
+        # Nothing predicts the first copy of a random segment; learning it would only add noise.
+        predictable[: size + 1] = False
+        return repeat_to_length(self._random_segment(size), mix.length), predictable
 
-    def _below(self, high: int) -> int:
+    def _random_below(self, high: int) -> int:
+        """Return a random integer from 0 up to, but not including, ``high``."""
         return int(torch.randint(high, (), generator=self.generator))
 
-    def _window(self, length: int) -> torch.Tensor:
-        start = self._below(len(self.stream) - length + 1)
+    def _text(self, length: int) -> torch.Tensor:
+        """Return ``length`` consecutive tokens from a random place of the stream: [length]."""
+        start = self._random_below(len(self.stream) - length + 1)
         return self.stream[start : start + length]
 
     def _random_segment(self, size: int) -> torch.Tensor:
-        return torch.randint(FIRST_WORD_ID, self.vocab_size, (size,), generator=self.generator)
+        """Return ``size`` ids drawn uniformly from the vocabulary: [size]."""
+        return torch.randint(FIRST_TEXT_ID, self.vocab_size, (size,), generator=self.generator)
 
-    def _text_twice(self, size: int, length: int) -> torch.Tensor:
-        """A window of text into which one of its own passages is copied again further on."""
-        row = self._window(length).clone()
-        first = self._below(length - 2 * size + 1)
-        second = first + size + self._below(length - 2 * size - first + 1)
-        row[second : second + size] = row[first : first + size]
-        return row
+    def _text_with_repeat(self, size: int, length: int) -> torch.Tensor:
+        """Return text in which a passage of ``size`` tokens is copied to a later place: [length].
+
+        The copy overwrites the text there.
+        """
+        ids = self._text(length).clone()
+        first = self._random_below(length - 2 * size + 1)
+        second = first + size + self._random_below(length - 2 * size - first + 1)
+        ids[second : second + size] = ids[first : first + size]
+        return ids
 
 
-def repeated(segment: torch.Tensor, length: int) -> torch.Tensor:
-    """``segment`` said again and again until ``length`` tokens are full: [length]."""
+def repeat_to_length(segment: torch.Tensor, length: int) -> torch.Tensor:
+    """Repeat ``segment`` [tokens] and cut the result to ``length`` tokens: [length]."""
     copies = -(-length // len(segment))
     return segment.repeat(copies)[:length]

@@ -10,13 +10,15 @@ from explorer.specimens.bpe import END, ENTRIES, PATH
 from explorer.specimens.training import corpus
 
 
-def train_tokenizer(texts: list[str], entries: int = ENTRIES) -> Tokenizer:
-    """A byte-level BPE with ``entries`` entries, the end token included, learned from ``texts``."""
+def train_tokenizer(texts: list[str], vocab_size: int = ENTRIES) -> Tokenizer:
+    """Return a byte-level BPE of ``vocab_size`` entries, with the end token, learned from
+    ``texts``.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=entries,
+        vocab_size=vocab_size,
         special_tokens=[END],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
@@ -26,8 +28,9 @@ def train_tokenizer(texts: list[str], entries: int = ENTRIES) -> Tokenizer:
 
 
 def main() -> int:
+    """Train the tokenizer and write its file; return the exit status: 0, or 2 without the text."""
     try:
-        train_text, _ = corpus.split(corpus.chapters(corpus.read_verses()))
+        train_text, _ = corpus.split_held_out(corpus.chapters(corpus.read_verses()))
     except corpus.CorpusError as error:
         print(error, file=sys.stderr)
         return 2
