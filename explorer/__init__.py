@@ -11,7 +11,11 @@ with model.trace("In the beginning"):
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from explorer.checkpoints.load import load
+    from explorer.model.edits import Edit, ablate_expert, zero_head
 
 __version__ = "0.1.0"
 
@@ -24,7 +28,7 @@ _PUBLIC = {
     "zero_head": "explorer.model.edits",
 }
 
-__all__ = ["__version__", *_PUBLIC]
+__all__ = ["Edit", "__version__", "ablate_expert", "load", "zero_head"]
 
 
 def __getattr__(name: str) -> Any:

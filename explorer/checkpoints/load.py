@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import os
 import tempfile
 import threading
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from explorer import specimens
 from explorer.checkpoints import cards, files, gguf_file, hub
 from explorer.checkpoints.sources import expanded, is_path, named_source
+from explorer.discovery.anatomy import Anatomy
 from explorer.discovery.backbone import NotADecoder
 from explorer.discovery.discover import discover
 from explorer.discovery.record_run import recorded_run, remember
@@ -39,8 +43,17 @@ _BUILDING = threading.RLock()
 _SMALL = 50_000_000
 
 
+class _Found(NamedTuple):
+    """What a source leads to; ``weights`` is where the numbers come from."""
+
+    module: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    label: str
+    weights: str
+
+
 def load(
-    source: str | os.PathLike,
+    source: str | os.PathLike[str],
     *,
     weights: bool = True,
     attn_implementation: str = "eager",
@@ -66,10 +79,7 @@ def load(
     """
     with _BUILDING:
         source = named_source(source)
-        if dtype is not None and not isinstance(dtype, torch.dtype):
-            raise LoadError(
-                f"{dtype!r} is not a dtype; give one of torch's, such as torch.bfloat16."
-            )
+        _check_dtype(dtype)
         if source.startswith(SPECIMEN):
             found = _specimen(source.removeprefix(SPECIMEN), dtype, weights, attn_implementation)
         elif source.startswith(DEFAULT):
@@ -85,11 +95,12 @@ def load(
         else:
             found = _hub(source, dtype, attn_implementation, trust_remote_code)
         module, tokenizer, label, numbers = found
+        switched: Any = module  # transformers leaves its methods untyped
         if experts_implementation is not None:
             with _broken(label):
-                module.set_experts_implementation(experts_implementation)
+                switched.set_experts_implementation(experts_implementation)
         model = LanguageModel(
-            module.eval(),
+            switched.eval(),
             tokenizer,
             _anatomy(module, label, attn_implementation, experts_implementation),
             label,
@@ -100,7 +111,13 @@ def load(
         return model
 
 
-def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> Any:
+def _check_dtype(dtype: Any) -> None:
+    """Raise LoadError for what somebody gave that is no dtype."""
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise LoadError(f"{dtype!r} is not a dtype; give one of torch's, such as torch.bfloat16.")
+
+
+def _anatomy(module: PreTrainedModel, label: str, attention: str, experts: str | None) -> Anatomy:
     """Find where the values of ``module`` are, on a copy on the meta device or on the model itself.
 
     A forward whose control flow depends on numbers cannot run there; a copy of a small model runs
@@ -108,7 +125,7 @@ def _anatomy(module: Any, label: str, attention: str, experts: str | None) -> An
     """
     itself = module.device.type == "meta" and module.dtype == torch.bfloat16 and experts is None
     try:
-        twin = (
+        twin: PreTrainedModel = (
             module
             if itself
             else build_meta(
@@ -147,10 +164,10 @@ class NotTraceable(LoadError):
         self.reason = reason
 
 
-def _specimen(family: str, dtype: torch.dtype | None, weights: bool, attention: str) -> tuple:
+def _specimen(family: str, dtype: torch.dtype | None, weights: bool, attention: str) -> _Found:
     if not weights:
         config = specimens.config_of(family)
-        return (
+        return _Found(
             build_meta(config, dtype or torch.bfloat16, attention),
             _specimen_tokenizer(),
             f"{SPECIMEN}{family}",
@@ -158,11 +175,12 @@ def _specimen(family: str, dtype: torch.dtype | None, weights: bool, attention: 
         )
     with _broken(f"{SPECIMEN}{family}"):
         specimen = specimens.build(family, dtype=dtype or torch.float32)
-        specimen.model.set_attn_implementation(attention)
-    return specimen.model, specimen.tokenizer, f"{SPECIMEN}{family}", specimen.weights
+        switched: Any = specimen.model
+        switched.set_attn_implementation(attention)
+    return _Found(specimen.model, specimen.tokenizer, f"{SPECIMEN}{family}", specimen.weights)
 
 
-def _default(family: str, dtype: torch.dtype | None, weights: bool, attention: str) -> tuple:
+def _default(family: str, dtype: torch.dtype | None, weights: bool, attention: str) -> _Found:
     recipe(family)  # raises where there is no such family
     if weights:
         raise LoadError(
@@ -171,7 +189,7 @@ def _default(family: str, dtype: torch.dtype | None, weights: bool, attention: s
             f"weights=False, or the family's small model as 'specimen:{family}'."
         )
     with _broken(f"{DEFAULT}{family}"):
-        return (
+        return _Found(
             build_meta(default_config(family), dtype or torch.bfloat16, attention),
             _specimen_tokenizer(),
             f"{DEFAULT}{family}",
@@ -179,26 +197,18 @@ def _default(family: str, dtype: torch.dtype | None, weights: bool, attention: s
         )
 
 
-def _specimen_tokenizer() -> Any:
+def _specimen_tokenizer() -> PreTrainedTokenizerBase:
     """The tokenizer of a model without weights: its shapes do not depend on it."""
     return bpe.load_tokenizer(model_max_length=1 << 20)
 
 
-def _shapes(source: str, dtype: torch.dtype | None, attention: str, trust: bool) -> tuple:
-    from transformers import AutoConfig
+def _shapes(source: str, dtype: torch.dtype | None, attention: str, trust: bool) -> _Found:
+    def read(local: bool) -> PreTrainedConfig:
+        return _config(source, trust_remote_code=trust, local_files_only=local)
 
-    config = (
-        cards.config(source)
-        if source in cards.IDS
-        else hub.read(
-            source,
-            lambda local: AutoConfig.from_pretrained(
-                source, trust_remote_code=trust, local_files_only=local
-            ),
-        )
-    )
+    config = cards.config(source) if source in cards.IDS else hub.read(source, read)
     with _broken(source):
-        return (
+        return _Found(
             build_meta(config, dtype or torch.bfloat16, attention),
             _specimen_tokenizer(),
             source,
@@ -206,31 +216,40 @@ def _shapes(source: str, dtype: torch.dtype | None, attention: str, trust: bool)
         )
 
 
-def _hub(source: str, dtype: torch.dtype | None, attention: str, trust: bool) -> tuple:
+def _hub(source: str, dtype: torch.dtype | None, attention: str, trust: bool) -> _Found:
+    def read(local: bool) -> _Found:
+        options = {"trust_remote_code": trust, "local_files_only": local}
+        tokenizer = _tokenizer(source, **options)
+        model = _weighted(source, source, dtype, attention, **options)
+        return _Found(model, tokenizer, source, "from the hub")
+
+    return hub.read(source, read)
+
+
+def _config(source: str | Path, **options: Any) -> PreTrainedConfig:
+    from transformers import AutoConfig
+
+    auto: Any = AutoConfig
+    return auto.from_pretrained(source, **options)
+
+
+def _tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    def read(local: bool) -> tuple:
-        tokenizer = AutoTokenizer.from_pretrained(
-            source, trust_remote_code=trust, local_files_only=local
-        )
-        return _weighted(
-            source, source, dtype, attention, trust_remote_code=trust, local_files_only=local
-        ), tokenizer
-
-    model, tokenizer = hub.read(source, read)
-    return model, tokenizer, source, "from the hub"
+    auto: Any = AutoTokenizer
+    return auto.from_pretrained(source, **options)
 
 
 def _weighted(
-    source: Any, label: str, dtype: torch.dtype | None, attention: str, **options: Any
-) -> Any:
+    source: str | Path, label: str, dtype: torch.dtype | None, attention: str, **options: Any
+) -> PreTrainedModel:
     """A model with all its weights from the checkpoint, in float32 unless ``dtype`` is given."""
     from transformers import AutoModelForCausalLM
 
-    load_model: Any = AutoModelForCausalLM.from_pretrained
+    auto: Any = AutoModelForCausalLM
     if not options.get("gguf_file"):
         options["use_safetensors"] = True
-    model, report = load_model(
+    model, report = auto.from_pretrained(
         source,
         dtype=dtype or torch.float32,
         attn_implementation=attention,
@@ -249,9 +268,7 @@ def _weighted(
 
 def _folder(
     path: Path, dtype: torch.dtype | None, weights: bool, attention: str, trust: bool
-) -> tuple:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
+) -> _Found:
     if not os.path.isdir(path):
         files.refuse_kind(path)
     if not os.path.exists(path):
@@ -266,19 +283,16 @@ def _folder(
         raise LoadError(f"{path} has no config.json; give the folder of a transformers checkpoint.")
     if weights:
         files.check_weights(path)
+    options = {"trust_remote_code": trust, "local_files_only": True}
     with _broken(path):
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust, local_files_only=True)
-        if type(config) not in AutoModelForCausalLM._model_mapping and not hasattr(
-            config, "auto_map"
-        ):
+        config = _config(path, **options)
+        if not _has_causal_model(config):
             raise LoadError(
                 f"{path} is a {config.model_type}, of which transformers has no causal language "
                 "model."
             )
         try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                path, trust_remote_code=trust, local_files_only=True
-            )
+            tokenizer = _tokenizer(path, **options)
         except Exception as error:
             raise LoadError(
                 f"{path} has no tokenizer that transformers can read; add its tokenizer.json."
@@ -286,20 +300,26 @@ def _folder(
         if len(tokenizer) < 2:  # transformers makes an empty one where there is none
             raise LoadError(f"{path} has no tokenizer; add its tokenizer.json.")
         if not weights:
-            return (
+            return _Found(
                 build_meta(config, dtype or torch.bfloat16, attention),
                 tokenizer,
                 str(path),
                 "none: shapes only",
             )
-        model = _weighted(
-            path, str(path), dtype, attention, trust_remote_code=trust, local_files_only=True
-        )
-    return model, tokenizer, str(path), "as found in the folder"
+        model = _weighted(path, str(path), dtype, attention, **options)
+    return _Found(model, tokenizer, str(path), "as found in the folder")
+
+
+def _has_causal_model(config: PreTrainedConfig) -> bool:
+    """Whether transformers, or the checkpoint's own code, has a causal language model for it."""
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    return type(config) in auto._model_mapping or hasattr(config, "auto_map")
 
 
 @contextlib.contextmanager
-def _broken(path: Path | str):
+def _broken(path: Path | str) -> Generator[None]:
     """Turn the libraries' errors about files they cannot read into a LoadError of one sentence."""
     try:
         yield
@@ -321,21 +341,19 @@ def _broken(path: Path | str):
         raise LoadError(f"{path} cannot be loaded ({first_sentence(error)}).") from error
 
 
-def _gguf(path: Path, dtype: torch.dtype | None, weights: bool, attention: str) -> tuple:
+def _gguf(path: Path, dtype: torch.dtype | None, weights: bool, attention: str) -> _Found:
     if not os.path.isfile(path):
         raise LoadError(f"There is no file {abbreviated(path)}; give the path of a .gguf file.")
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise LoadError(f"{path} is not a GGUF file; fetch it again.")
     try:
-        import accelerate  # noqa: F401
-        import gguf  # noqa: F401
+        for package in ("accelerate", "gguf"):
+            importlib.import_module(package)
     except ImportError as error:
         raise LoadError(
             "Reading a GGUF file needs two more packages: pip install gguf accelerate."
         ) from error
-    from transformers import AutoConfig, AutoTokenizer
-
     options = {"gguf_file": path.name, "local_files_only": True}
     try:
         with (
@@ -345,10 +363,10 @@ def _gguf(path: Path, dtype: torch.dtype | None, weights: bool, attention: str) 
         ):
             gguf_file.check_blocks(path.name, reader)
             (Path(folder) / path.name).symlink_to(path.resolve())
-            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+            tokenizer = _tokenizer(folder, **options)
             if not weights:
-                config = AutoConfig.from_pretrained(folder, **options)
-                return (
+                config = _config(folder, **options)
+                return _Found(
                     build_meta(config, dtype or torch.bfloat16, attention),
                     tokenizer,
                     path.name,
@@ -369,4 +387,4 @@ def _gguf(path: Path, dtype: torch.dtype | None, weights: bool, attention: str) 
             f"{path} cannot be read ({first_sentence(error)}); "
             "if it is truncated or damaged, fetch it again."
         ) from error
-    return model, tokenizer, path.name, f"as found in the file, {stored}"
+    return _Found(model, tokenizer, path.name, f"as found in the file, {stored}")

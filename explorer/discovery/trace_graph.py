@@ -52,8 +52,8 @@ class Op:
     makes: tuple[int, ...]
     numbers: tuple[float, ...] = ()
     function: Callable[..., Any] | None = field(default=None, compare=False)
-    args: tuple = field(default=(), compare=False)
-    kwargs: dict = field(default_factory=dict, compare=False)
+    args: tuple[Any, ...] = field(default=(), compare=False)
+    kwargs: dict[str, Any] = field(default_factory=dict[str, Any], compare=False)
 
 
 @dataclass
@@ -68,8 +68,8 @@ class Call:
     module: str
     labels: tuple[str, ...]
     fn: Any
-    args: tuple
-    kwargs: dict
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     start: int
     output: Any = None
     stop: int = 0

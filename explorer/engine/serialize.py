@@ -46,7 +46,7 @@ class SerializedBackend(Backend):
                 raise
 
 
-def serialized(method: Callable) -> Callable:
+def serialized(method: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap an engine method that a block may trace, for models used from several threads.
 
     The engine takes any run in progress for the one this call is made in; here only a run of

@@ -64,7 +64,8 @@ class _ValueAttributes:
         if values is not None and name in values.sizes:
             return values.sizes[name]
         try:
-            return super().__getattr__(name)  # pyright: ignore[reportAttributeAccessIssue]  the engine's
+            engine: Any = super()
+            return engine.__getattr__(name)
         except AttributeError:
             if values is None:
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ class HookGroup:
     location: str
     side: str
     host: HostTaps
-    members: dict[str, HookPoint] = field(default_factory=dict)
+    members: dict[str, HookPoint] = field(default_factory=dict[str, HookPoint])
 
     @property
     def address(self) -> ValueAddress:
@@ -42,7 +43,7 @@ class HostTaps:
         self.host = host
         self.values = vocabulary.BY_HOST[host.name]
         self.addresses: dict[str, ValueAddress] = {}
-        self.hook_groups: dict[tuple, HookGroup] = {}
+        self.hook_groups: dict[tuple[Any, ...], HookGroup] = {}
         self.captured: dict[str, torch.Tensor | None] = {}
         #: The names of what the recurrence is run again from, where it can be.
         self.replay_names = MIXERS[host.name].replayed if "state_output" in host.hook_points else ()

@@ -20,12 +20,19 @@ from explorer.engine.serialize import SerializedBackend, serialized
 from explorer.meta_device import without_padding_warning
 from explorer.model.edits import Edit
 from explorer.model.envoys import HostEnvoy, with_values
-from explorer.model.errors import PromptError, Unavailable
+from explorer.model.errors import Unavailable
 from explorer.model.host_taps import HostTaps
 from explorer.model.host_values import HostValues
 from explorer.model.model_host import mixers_of, model_host, model_sizes, size_notes
 from explorer.model.printout import printout
-from explorer.model.prompts import check_ids, check_text, model_inputs, token_ids, token_texts
+from explorer.model.prompts import (
+    check_given,
+    check_ids,
+    model_inputs,
+    text_config,
+    token_ids,
+    token_texts,
+)
 from explorer.model.record_request import request_values
 from explorer.model.recorder import Progress, record
 from explorer.model.recording import Recording
@@ -33,6 +40,9 @@ from explorer.model.snapshots import ChangeHistory
 from explorer.model.standard_names import add_alias, bind_host, envoy_at, envoy_classes
 from explorer.model.support import Support, support
 from explorer.model.taps import Taps
+
+#: The engine's class: its methods have no types.
+_ENGINE: Any = TransformersModel
 
 
 @with_values("model")
@@ -51,7 +61,7 @@ class LanguageModel(HostEnvoy, TransformersModel):
     num_layers: int
     hidden_size: int
     vocab_size: int
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase  # pyright: ignore[reportIncompatibleVariableOverride]  never None
     reload: Callable[[torch.dtype | None], LanguageModel] | None = None
 
     def __init__(
@@ -75,7 +85,7 @@ class LanguageModel(HostEnvoy, TransformersModel):
         )
         for alias, path in anatomy.names.items():
             add_alias(self, alias, envoy_at(self, path), path)
-        config = module.config.get_text_config()
+        config = text_config(module)
         embedding: Any = module.get_input_embeddings()
         self.top = model_host(anatomy, config, embedding.weight.shape[1])
         self.taps = Taps(module, anatomy, self.path, self.top)
@@ -116,7 +126,7 @@ class LanguageModel(HostEnvoy, TransformersModel):
     @property
     def family(self) -> str:
         """The model type."""
-        return self.hf.config.get_text_config().model_type
+        return text_config(self.hf).model_type
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -198,8 +208,8 @@ class LanguageModel(HostEnvoy, TransformersModel):
         """Open the engine's scan, a trace of shapes alone."""
         return super().scan(*inputs, backend=backend or SerializedBackend(), **kwargs)
 
-    generate = serialized(TransformersModel.generate)
-    pipe = serialized(TransformersModel.pipe)
+    generate = serialized(_ENGINE.generate)
+    pipe = serialized(_ENGINE.pipe)
 
     def interleave(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the engine's driver of every trace, with the taps open meanwhile."""
@@ -210,9 +220,10 @@ class LanguageModel(HostEnvoy, TransformersModel):
             )
         no_warning = without_padding_warning(self.hf) if self.taps.on_meta else nullcontext()
         with self.lock, no_warning, self.taps.opened(TraceObserver(self.interleaver)):
-            return super().interleave(fn, *args, **kwargs)
+            engine: Any = super()
+            return engine.interleave(fn, *args, **kwargs)
 
-    def _batch(self, invokes: list, fn: Any) -> tuple:
+    def _batch(self, invokes: list[tuple[Any, Any]], fn: Any) -> tuple[Any, dict[str, Any]]:
         """Assemble the call as the engine does, check the prompts, and drop a harmful mask.
 
         A model without weights cannot look into a mask. Beside a cache, one as long
@@ -220,13 +231,9 @@ class LanguageModel(HostEnvoy, TransformersModel):
         """
         for inputs, _ in invokes:
             for prompt in inputs:
-                for text in prompt if isinstance(prompt, list) else [prompt]:
-                    if isinstance(text, str) and not self.tokenizer(check_text(text))["input_ids"]:
-                        raise PromptError("The prompt is empty; write at least one word.")
-            for ids in inputs:
-                if isinstance(ids, torch.Tensor) and ids.dim() == 2:
-                    check_ids(self, ids)
-        args, kwargs = super()._batch(invokes, fn)
+                check_given(self, prompt)
+        engine: Any = super()
+        args, kwargs = engine._batch(invokes, fn)
         ids, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
         if isinstance(ids, torch.Tensor):
             check_ids(self, ids)
@@ -271,7 +278,7 @@ class LanguageModel(HostEnvoy, TransformersModel):
             label=self.label,
             weights=self.weights,
             input_ids=ids,
-            tokens=token_texts(self.tokenizer, ids[0].tolist()) if has_data else [],
+            tokens=token_texts(self.tokenizer, [int(one) for one in ids[0]]) if has_data else [],
             mixers=self.mixers,
             values=recorded.values,
             missing=missing,
@@ -351,8 +358,8 @@ class LanguageModel(HostEnvoy, TransformersModel):
             if self.anatomy.head_is_last and self.anatomy.head_reads_norm:
                 normed = self.norm(hidden) if self.anatomy.norm is not None else hidden
                 # Some streams are in float32, whatever the weights are in.
-                head: Any = self.hf.get_output_embeddings()
-                return self.lm_head(normed.to(head.weight.dtype))
+                model: Any = self.hf
+                return self.lm_head(normed.to(model.get_output_embeddings().weight.dtype))
             if self.interleaver.interleaving:
                 raise Unavailable(
                     "This model scales or caps its logits: save the stream, "
@@ -367,7 +374,7 @@ class LanguageModel(HostEnvoy, TransformersModel):
                 use_cache=False,
             )
 
-    def top_tokens(self, hidden: torch.Tensor, k: int = 5) -> list:
+    def top_tokens(self, hidden: torch.Tensor, k: int = 5) -> list[Any]:
         """Return the ``k`` likeliest next tokens of a stream [hidden_size] with probabilities.
 
         They are (token, probability), likeliest first; for more than one vector, nested lists in
@@ -376,9 +383,10 @@ class LanguageModel(HostEnvoy, TransformersModel):
         if hidden.dim() > 1:
             return [self.top_tokens(row, k) for row in hidden]
         best = self.project_on_vocab(hidden).float().softmax(-1).topk(k)
+        tokenizer: Any = self.tokenizer
         return [
-            (self.tokenizer.decode([token]), probability)
-            for token, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            (tokenizer.decode([int(token)]), float(probability))
+            for token, probability in zip(best.indices, best.values, strict=True)
         ]
 
 

@@ -1,5 +1,8 @@
 """The printout of a model: native modules, standard names and values with their layouts."""
 
+# The tree of envoys and modules is had from the engine alone.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import re
@@ -66,14 +69,14 @@ def _children(envoy: Envoy) -> list[str]:
     The standard name is in front where a child has another too.
     """
     names: dict[str, list[str]] = {}
-    mounted = []
+    mounted: list[str] = []
     for alias, path in envoy._aliases.items():
         if "." in path:
             mounted.append(alias)
         else:
             names.setdefault(path, []).append(alias)
     inside = {getattr(envoy, alias) for alias in mounted}
-    lines = []
+    lines: list[str] = []
     for name, child in envoy._named_children():
         if mounted and any(_contains(child, other) for other in inside):
             continue  # its parts are mounted here, under their standard names

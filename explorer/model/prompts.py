@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._subclasses import FakeTensor
+from transformers import PreTrainedModel
 
 from explorer.model.errors import PromptError
 from explorer.model.interface import PromptedModel
@@ -14,9 +15,15 @@ from explorer.model.interface import PromptedModel
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
+def text_config(model: PreTrainedModel) -> Any:
+    """Return the configuration of a model's text side."""
+    config: Any = model.config
+    return config.get_text_config()
+
+
 def max_length(model: PromptedModel) -> int | None:
     """Return the longest sequence the model was made for, None where none is configured."""
-    return getattr(model.hf.config.get_text_config(), "max_position_embeddings", None)
+    return getattr(text_config(model.hf), "max_position_embeddings", None)
 
 
 def token_ids(model: PromptedModel, prompt: Any) -> torch.Tensor:
@@ -47,6 +54,22 @@ def check_text(text: str) -> str:
     return text
 
 
+def check_given(model: PromptedModel, prompt: Any) -> None:
+    """Raise PromptError for a text or a matrix of ids in what a trace was given that cannot be run.
+
+    The engine takes further kinds of input; these are left to it.
+    """
+    if isinstance(prompt, torch.Tensor):
+        if prompt.dim() == 2:
+            check_ids(model, prompt)
+        return
+    given: Any = prompt
+    texts: list[Any] = list(given) if isinstance(prompt, list) else [given]
+    for text in texts:
+        if isinstance(text, str) and not model.tokenizer(check_text(text))["input_ids"]:
+            raise PromptError("The prompt is empty; write at least one word.")
+
+
 def check_ids(model: PromptedModel, ids: torch.Tensor) -> torch.Tensor:
     """Return ``ids`` [batch seq].
 
@@ -60,7 +83,7 @@ def check_ids(model: PromptedModel, ids: torch.Tensor) -> torch.Tensor:
             f"The prompt has {ids.shape[1]} tokens and the model takes at most {longest}; "
             "shorten it."
         )
-    size = model.hf.config.get_text_config().vocab_size
+    size = text_config(model.hf).vocab_size
     # On the meta device and in the engine's scan, ids are shapes alone.
     has_data = ids.device.type != "meta" and not isinstance(ids, FakeTensor)
     if has_data and not 0 <= int(ids.min()) <= int(ids.max()) < size:

@@ -109,7 +109,7 @@ def _blocks(model: RecordedModel, layers: Any) -> list[int]:
         given = [layers]
     if not given:
         raise ValueError("layers is empty: name a block, or leave it out for all.")
-    blocks = []
+    blocks: list[int] = []
     for layer in given:
         if (number := as_int(layer)) is None:
             raise ValueError(
@@ -122,12 +122,13 @@ def _blocks(model: RecordedModel, layers: Any) -> list[int]:
 
 def check_edits(edits: Any) -> None:
     """Raise ValueError for what is no list of edits."""
+    listed: Any = edits
     if not isinstance(edits, list | tuple):
         raise ValueError(
             "edits is a list of edits, such as [zero_head(0, 3)]; "
             f"{abbreviated_repr(edits)} is not one."
         )
-    for edit in edits:
+    for edit in listed:
         if not isinstance(edit, Edit) or not callable(edit.change):
             raise ValueError(
                 "An edit is an Edit, as zero_head(0, 3) makes one, with a function that changes "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,9 +42,15 @@ class _AtLocation:
     It makes edits, then takes snapshots of values; others it gets by running the recurrence again.
     """
 
-    edits: list[tuple[Edit, str, ValueAddress]] = field(default_factory=list)
-    values: list[tuple[Key, str, ValueAddress]] = field(default_factory=list)
-    replayed: list[tuple[Key, vocabulary.Value]] = field(default_factory=list)
+    edits: list[tuple[Edit, str, ValueAddress]] = field(
+        default_factory=list[tuple[Edit, str, ValueAddress]]
+    )
+    values: list[tuple[Key, str, ValueAddress]] = field(
+        default_factory=list[tuple[Key, str, ValueAddress]]
+    )
+    replayed: list[tuple[Key, vocabulary.Value]] = field(
+        default_factory=list[tuple[Key, vocabulary.Value]]
+    )
 
 
 class _Plan:
@@ -130,7 +136,7 @@ def _edited(container: Any, edit: Edit, name: str, address: ValueAddress) -> Any
     now = _value_in(container, name, address)
     if now is None:
         raise Unavailable(f"{edit.value} is None in this call, so there is nothing to edit.")
-    new = (
+    new: Any = (
         edit.change(now.clone(), container)
         if isinstance(edit, JointEdit)
         else edit.change(now.clone())
@@ -205,7 +211,7 @@ def record(
 @contextmanager
 def _reporting(
     model: RecordedModel, progress: Progress | None, cancel: Callable[[], bool] | None
-) -> Iterator[None]:
+) -> Generator[None]:
     """Report each block as it finishes, and stop the forward where ``cancel`` returns True."""
     if progress is None and cancel is None:
         yield
@@ -218,12 +224,12 @@ def _reporting(
         if cancel is not None and cancel():
             raise Cancelled("The run was cancelled.")
 
-    hooks = [
-        block.register_forward_hook(lambda *_, index=index: finished(index))
-        for index, block in enumerate(blocks)
-    ]
+    def hook(index: int) -> Callable[[Any, Any, Any], None]:
+        return lambda module, args, output: finished(index)
+
+    handles = [block.register_forward_hook(hook(index)) for index, block in enumerate(blocks)]
     try:
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
+        for handle in handles:
+            handle.remove()

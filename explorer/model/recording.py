@@ -41,11 +41,11 @@ class Recording:
     input_ids: torch.Tensor
     tokens: list[str]
     mixers: list[tuple[str, ...]]
-    values: dict[Key, Any] = field(default_factory=dict)
-    missing: dict[Key, Unavailability] = field(default_factory=dict)
+    values: dict[Key, Any] = field(default_factory=dict[Key, Any])
+    missing: dict[Key, Unavailability] = field(default_factory=dict[Key, Unavailability])
     seconds: float = 0.0
     edits: tuple[str, ...] = ()
-    shared: set[Key] = field(default_factory=set)
+    shared: set[Key] = field(default_factory=set[Key])
 
     def __repr__(self) -> str:
         return (
@@ -182,7 +182,7 @@ class Recording:
             raise NotRecorded(
                 f"block {layer} has no recurrence to run again: its mixer is {self.kinds[layer]}."
             )
-        arguments = {}
+        arguments: dict[str, Any] = {}
         for name in vocabulary.MIXERS[host].replayed:
             key = (key_of(vocabulary.BY_HOST[host][name], self.mixers[layer]), layer)
             # A prompt has no state that entered it, and some kinds lack an argument by nature.
@@ -242,7 +242,8 @@ def _require_int(what: str, number: Any) -> int:
 
 def _parse_key(key: Any) -> Key | None:
     """Return the name and block somebody asks a recording for, None where it is neither."""
-    name, layer, *more = key if isinstance(key, tuple) and key else (key, None)
+    parts: tuple[Any, ...] = key if isinstance(key, tuple) and key else (key, None)  # pyright: ignore[reportUnknownVariableType]  of whatever
+    name, layer, *more = parts
     if more or not isinstance(name, str) or (layer is not None and as_int(layer) is None):
         return None
     return name, None if layer is None else as_int(layer)

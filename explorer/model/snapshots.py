@@ -13,6 +13,9 @@ large buffer in memory, and those that something else still holds when the forwa
 parameter, or what the caller passed in.
 """
 
+# PyTorch counts changes and uses under private names.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Hashable
@@ -78,7 +81,7 @@ def shared_keys(values: dict[Any, Any]) -> set[Any]:
         if isinstance(value, torch.Tensor) and value.device.type == "cpu":
             storage = value.untyped_storage()
             by_storage.setdefault(storage._cdata, (storage, []))[1].append(key)
-    shared = set()
+    shared: set[Any] = set()
     for address, (_, keys) in by_storage.items():
         # One use for each of the tensors, and one for the Python object of the storage.
         if torch._C._storage_Use_Count(address) > len(keys) + 1:

@@ -1,5 +1,8 @@
 """Giving the engine's envoys their classes, their standard names and their values."""
 
+# Aliases are the engine's.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from typing import Any
@@ -20,11 +23,11 @@ def envoy_classes(module: torch.nn.Module, anatomy: Anatomy) -> dict[type | str,
     """
     path = anatomy.backbone.blocks
     blocks: Any = module.get_submodule(path)
-    paths: dict[type, dict[str, list[str]]] = {}
+    paths: dict[type[Any], dict[str, list[str]]] = {}
     for block in anatomy.blocks:
         for host in block.hosts.values():
             if host.hook_points and not host.inline:
-                native = type(blocks[block.layers[0]].get_submodule(host.module))
+                native: type[Any] = blocks[block.layers[0]].get_submodule(host.module).__class__
                 of_host = paths.setdefault(native, {}).setdefault(host.name, [])
                 of_host += [f"{path}.{layer}.{host.module}".rstrip(".") for layer in block.layers]
     classes: dict[type | str, type] = {path: BlocksEnvoy}

@@ -67,7 +67,7 @@ class Support:
         return next((row for row in rows if row.available), rows[0])
 
     def __repr__(self) -> str:
-        lines = []
+        lines: list[str] = []
         there = {row.host for row in self.rows if row.available}
         for row in self.rows:
             if row.host not in there and row.host not in ("model", "layers"):
@@ -96,7 +96,7 @@ class Support:
 def support(anatomy: Anatomy, top: HostAnatomy, layer: int | None = None) -> Support:
     """Return what is available, on every block or on one."""
     layers = range(anatomy.backbone.num_layers) if layer is None else (layer,)
-    rows = []
+    rows: list[Row] = []
     for value in vocabulary.VALUES:
         if value.host == "model":
             there = value.name not in top.missing
@@ -106,7 +106,8 @@ def support(anatomy: Anatomy, top: HostAnatomy, layer: int | None = None) -> Sup
             )
             rows.append(Row("model", value, (), description, None, reasons, there))
             continue
-        having, reasons, description = [], {}, ""
+        having: list[int] = []
+        reasons, description = {}, ""
         for index in layers:
             host = anatomy.block(index).hosts[value.host]
             if value.name in host.missing:

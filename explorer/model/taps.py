@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -52,7 +52,10 @@ class Taps:
         self._observer: Observer | None = None
         self._thread = 0
         self._calls: Counter[str] = Counter()
-        self._modules = dict(root.named_modules(remove_duplicate=False))
+        untyped: Any = root
+        self._modules: dict[str, torch.nn.Module] = dict(
+            untyped.named_modules(remove_duplicate=False)
+        )
         self._forwards = TappedForwards(lambda: self._listener is not None, self.on_meta)
         self.hosts: dict[tuple[str, int | None], HostTaps] = {
             ("model", None): HostTaps(prefix, top)
@@ -100,7 +103,7 @@ class Taps:
     @contextmanager
     def opened(
         self, observer: Observer, wanted: set[str] | None = None, native: bool = False
-    ) -> Iterator[Taps]:
+    ) -> Generator[Taps]:
         """Open the taps for ``observer``.
 
         wanted: the locations to tap; None for all, as for a model without weights, whose
@@ -163,7 +166,9 @@ class Taps:
 
     # -- in a forward ---------------------------------------------------------
 
-    def _begin_forward(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+    def _begin_forward(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """At the start of each forward: count it, and read off how long batch and sequence are."""
         observer = self._listener
         if observer is None:  # the model called on the side, within a trace or in another thread

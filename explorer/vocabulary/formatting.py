@@ -24,10 +24,11 @@ _DECIMAL, _BINARY = ("B", "kB", "MB", "GB", "TB"), ("B", "KiB", "MiB", "GiB", "T
 def size_in_bytes(count: float, binary: bool = False) -> str:
     """A number of bytes to three digits: 812 B, 4.1 MB; with ``binary``, 2.25 MiB."""
     base, units = (1024, _BINARY) if binary else (1000, _DECIMAL)
-    unit, *larger = units
+    place = 0
     # What would be written as a whole thousand of one unit is one of the next.
-    while larger and round(count) >= base:
-        count, (unit, *larger) = count / base, larger
+    while place < len(units) - 1 and round(count) >= base:
+        count, place = count / base, place + 1
+    unit = units[place]
     return f"{count:.0f} {unit}" if unit == "B" or count >= 999.5 else f"{count:.3g} {unit}"
 
 

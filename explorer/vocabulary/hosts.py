@@ -1,5 +1,4 @@
-"""Hosts: the parts of a model that values hang on; and the values of those that mix no "
-"positions."""
+"""Hosts, the parts of a model that values hang on, and the values of those that are no mixers."""
 
 from __future__ import annotations
 

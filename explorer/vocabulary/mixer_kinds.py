@@ -1,10 +1,12 @@
-"""The kinds of mixers, each in one record. `site/guides/adding-a-mixer-kind` says how to add "
-"one."""
+"""The kinds of mixers, each in one record.
+
+`site/guides/adding-a-mixer-kind` says how to add one.
+"""
 
 from __future__ import annotations
 
 from explorer.vocabulary.mixers import KernelSignature, Mixer, StateView
-from explorer.vocabulary.values import RecordWhen, computed, values_of
+from explorer.vocabulary.values import RecordWhen, Row, computed, values_of
 
 _LINEAR = "model.layers[i].linear_attn"
 _MIXER = "model.layers[i].mixer"
@@ -28,7 +30,7 @@ _ADDEND = ("attention_output", "Residual", "the addend: what the mixer adds to t
            {"recorded": RecordWhen.NEEDED})
 
 
-def _states(after_one: str, after_all: str) -> tuple[tuple, ...]:
+def _states(after_one: str, after_all: str) -> tuple[Row, ...]:
     """Rows of ``state`` and ``states``, with their layouts."""
     return (
         ("state", after_one, "the state after one token; iterate it with tracer.iter",
@@ -38,14 +40,14 @@ def _states(after_one: str, after_all: str) -> tuple[tuple, ...]:
     )
 
 
-def _implied(how: str, of: str = "the exact implied attention") -> tuple:
+def _implied(how: str, of: str = "the exact implied attention") -> Row:
     """The row of the matrix that mixes the values, of a recurrence with a state per head."""
     return ("state_attention", "StatePattern",
             f"{of}: the matrix M with head outputs = M · values on a fresh prompt",
             computed("state_output", how))
 
 
-def _implied_by_channel(how: str, of: str = "the exact implied attention of each channel") -> tuple:
+def _implied_by_channel(how: str, of: str = "the exact implied attention of each channel") -> Row:
     return ("state_attention", "ChannelPattern",
             f"{of}: head outputs = M · values, channel by channel, on a fresh prompt",
             computed("state_output", how, **_NAMED))

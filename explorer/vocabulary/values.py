@@ -83,21 +83,22 @@ class Value:
         return f"{self.layout}{mark} [{' '.join(self.axes)}]"
 
 
-def _fields(role: str, fields: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"role": role} | (fields[0] if fields else {})
+#: Name, layout and meaning of a value, and further fields of it.
+Row = tuple[str, str, str] | tuple[str, str, str, dict[str, Any]]
 
 
-def values_of(host: str, role: str, *rows: tuple) -> tuple[Value, ...]:
+def values_of(host: str, role: str, *rows: Row) -> tuple[Value, ...]:
     """Values of one host from rows ``(name, layout, meaning)``, with further fields as a dict.
 
     ``role`` is that of the rows whose fields name none.
     """
-    return tuple(
-        Value(host, name, layout, meaning, **_fields(role, fields))
-        for name, layout, meaning, *fields in rows
-    )
+    found: list[Value] = []
+    for name, layout, meaning, *further in rows:
+        fields: dict[str, Any] = {"role": role, **(further[0] if further else {})}
+        found.append(Value(host, name, layout, meaning, **fields))
+    return tuple(found)
 
 
-def computed(source: str, description: str, **fields: object) -> dict[str, object]:
+def computed(source: str, description: str, **fields: Any) -> dict[str, Any]:
     """The fields of a value that is derived from ``source``, with further ones."""
     return {"written": False, "source": source, "description": description, **fields}

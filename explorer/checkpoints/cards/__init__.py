@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    IDS: tuple[str, ...]
+
 __all__ = [
     "IDS",
     "Card",
@@ -173,7 +175,8 @@ def parse(text: str, name: str) -> Card:
         raw[key] = tuple(raw[key])
     raw.setdefault("stated_active", raw["stated"])  # a token uses all of a dense model
     try:
-        _count(raw["stated"]), _count(raw["stated_active"])
+        for written in (raw["stated"], raw["stated_active"]):
+            _count(written)
     except CardError as error:
         raise CardError(f"card {name}: {error}") from None
     return Card(total_text=raw.pop("stated"), active_text=raw.pop("stated_active"), **raw)
