@@ -382,7 +382,7 @@ class LanguageModel(HostEnvoy, TransformersModel):
         """
         if hidden.dim() > 1:
             return [self.top_tokens(row, k) for row in hidden]
-        best = self.project_on_vocab(hidden).float().softmax(-1).topk(k)
+        best = self.project_on_vocab(hidden).detach().float().softmax(-1).topk(k)
         tokenizer: Any = self.tokenizer
         return [
             (tokenizer.decode([int(token)]), float(probability))

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from explorer import load, zero_head
 from explorer.checkpoints import gguf_file
-from tests.checkpoints.test_load import refused
+from tests.support.folders import not_loaded
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_a_file_is_parsed_once_and_gguf_is_left_as_it_was(tmp_path, monkeypatch)
 def test_a_file_that_is_called_gguf_and_is_not(tmp_path, content):
     file = tmp_path / "model.gguf"
     file.write_bytes(content)
-    refused(file, "is not a GGUF file; fetch it again")
+    not_loaded(file, "not_gguf", path=file)
 
 
 @pytest.mark.parametrize("length", [4, 24, 64, 5000])
@@ -136,7 +136,7 @@ def test_a_gguf_file_cut_short_in_its_header(tmp_path, smollm2, length):
     file = tmp_path / "model.gguf"
     with smollm2.open("rb") as whole:
         file.write_bytes(whole.read(length))
-    refused(file, "cannot be read .*truncated or damaged, fetch it again")
+    not_loaded(file, "damaged_gguf", path=file)
 
 
 def tiny_gguf(path: Path) -> bytes:
@@ -158,12 +158,12 @@ def test_a_gguf_file_cut_short_in_its_tensors(tmp_path):
     file = tmp_path / "model.gguf"
     whole = tiny_gguf(file)
     file.write_bytes(whole[: len(whole) - 8000])
-    refused(file, "cannot be read .*truncated or damaged, fetch it again")
+    not_loaded(file, "damaged_gguf", path=file)
 
 
 def test_a_folder_called_gguf_is_no_file(tmp_path):
     (tmp_path / "x.gguf").mkdir()
-    refused(tmp_path / "x.gguf", "There is no file")
+    not_loaded(tmp_path / "x.gguf", "no_such_file", path=tmp_path / "x.gguf")
 
 
 def test_a_tokenizer_beside_the_file_is_not_its_own(tmp_path, smollm2):
@@ -182,13 +182,7 @@ def test_a_file_with_more_blocks_than_it_says_is_refused(tmp_path, smollm2):
     file.write_bytes(smollm2.read_bytes())
     field = GGUFReader(file, "r+").fields["llama.block_count"]
     field.parts[field.data[0]][0] = 28
-    refused(
-        file,
-        (
-            r"model.gguf holds weights of blocks 28–29, and its configuration has blocks 0 to "
-            r"27; fetch both again"
-        ),
-    )
+    not_loaded(file, "too_many_blocks", blocks="blocks 28–29", own="blocks 0 to 27")
 
 
 @pytest.mark.parametrize(
@@ -222,4 +216,4 @@ def test_a_file_that_says_nothing_of_its_model_is_one_sentence(tmp_path):
         writer.write_tensors_to_file(),
         writer.close(),
     )
-    refused(tmp_path / "x.gguf", "cannot be read")
+    not_loaded(tmp_path / "x.gguf", "damaged_gguf", path=tmp_path / "x.gguf")

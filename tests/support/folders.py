@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from explorer import load
-from explorer.errors import LoadError
+from tests.support.messages import refused
 from tests.support.models import specimen
 
 
@@ -43,16 +43,9 @@ def broken(saved, tmp_path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "broken"))
 
 
-def refused(source, description: str, error: type = LoadError, **options) -> str:
-    """Load and be refused in one sentence, which is not a library's."""
-    with pytest.raises(error, match=description) as caught:
-        load(source, **options)
-    message = str(caught.value)
-    assert isinstance(caught.value, ValueError)
-    assert (
-        "\n" not in message
-        and len(message) < 500
-        and message[-1] in ".?"
-        and "Traceback" not in message
-    )
-    return message
+def not_loaded(source, message: str, options: dict | None = None, /, **named) -> str:
+    """Load and be refused with the sentence of that name, which is no library's; return it."""
+    error = refused(message, lambda: load(source, **(options or {})), **named)
+    assert isinstance(error, ValueError)
+    assert str(error)[-1] in ".?" and "Traceback" not in str(error)
+    return str(error)
