@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -35,6 +37,17 @@ def is_internal_error(error: BaseException) -> bool:
         and bool(frames)
         and Path(frames[-1].filename).is_relative_to(_HERE)
     )
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Raise a RuntimeError for a panic of a library written in Rust, which is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError(first_sentence(error)) from error
 
 
 def abbreviated(name: object, most: int = 120) -> str:

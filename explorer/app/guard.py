@@ -52,7 +52,7 @@ class Guard:
     def refusal(self, request: HTTPServerRequest) -> tuple[int, str] | None:
         """Return the status and the sentence for a request that is refused, None for others."""
         if request.host.lower() not in self.hosts:
-            return 403, "This explorer does not answer to that host name: use the address it printed."
+            return 403, "This explorer does not answer to that host: use the address it printed."
         if len(request.uri or "") > _LONGEST_ADDRESS:
             return 414, "The address is too long."
         path = unquote(request.path)

@@ -91,7 +91,7 @@ class Worker:
             job.cancelled = True
         except BaseException as error:
             # Also what is no Exception, as a panic in a tokenizer's Rust code: the thread lives on.
-            # A model told to stop may raise what it likes: the request to stop decides what it means.
+            # A model told to stop may raise anything: the request to stop decides what it means.
             job.cancelled = job.stopping()
             job.error = None if job.cancelled else error
         try:

@@ -6,7 +6,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from explorer.errors import LoadError, abbreviated
@@ -43,8 +43,11 @@ def refuse_kind(path: Path) -> None:
         )
 
 
-def check_weights(path: Path) -> None:
-    """Raise LoadError unless a folder has all its weights, as readable safetensors."""
+def check_weights(path: Path) -> tuple[list[str], int]:
+    """Return the names of a folder's tensors and the bytes of its weight files.
+
+    Raises LoadError unless it has all its weights, as readable safetensors.
+    """
     from safetensors import SafetensorError, safe_open
 
     index = path / "model.safetensors.index.json"
@@ -54,8 +57,13 @@ def check_weights(path: Path) -> None:
             named = sorted(set(json.loads(index.read_text())["weight_map"].values()))
             if not all(isinstance(name, str) and name.endswith(".safetensors") for name in named):
                 raise TypeError
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise LoadError(f"{index} is not an index of weights; fetch it again.") from error
+        if outside := [name for name in named if not _is_inside(name)]:
+            raise LoadError(
+                f"{index} names {abbreviated(outside[0])}, which is not in its folder; "
+                "fetch it again."
+            )
         missing = [name for name in named if not (path / name).is_file()]
         if missing:
             raise LoadError(
@@ -64,12 +72,20 @@ def check_weights(path: Path) -> None:
         files = [path / name for name in named]
     if not files:
         raise LoadError(_without(path))
+    names: list[str] = []
     for file in files:
         try:
             with safe_open(file, framework="pt") as opened:
-                opened.keys()
+                names += opened.keys()
         except SafetensorError as error:
             raise LoadError(f"{file} is truncated or damaged ({error}); fetch it again.") from error
+    return names, sum(file.stat().st_size for file in files)
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a file's name in an index leads to the index's own folder, or to one in it."""
+    path = PurePath(name)
+    return not path.is_absolute() and ".." not in path.parts and "\\" not in name
 
 
 def _without(path: Path) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from explorer.checkpoints.configuration import check_counts
 from explorer.checkpoints.files import too_many
 from explorer.errors import LoadError
 
@@ -66,6 +67,9 @@ def _quick(reader: type) -> type:
             kind = GGUFValueType(self._get(orig_offs, np.uint32)[0])
             count, start = int(self._get(orig_offs + 4, np.uint64)[0]), orig_offs + 12
             types = [GGUFValueType.ARRAY, kind]
+            width = 8 if kind == GGUFValueType.STRING else 1
+            if count * width > len(self.data) - start:
+                raise ValueError(f"an array says it has {count:,} entries, more than the file")
             if kind == GGUFValueType.STRING:
                 end = start
                 for _ in range(count):
@@ -83,10 +87,10 @@ def _quick(reader: type) -> type:
 
 
 def check_blocks(label: str, reader: Any) -> None:
-    """Raise LoadError where a file holds weights of more blocks than its metadata counts.
-
-    transformers would leave them out silently.
+    """Raise LoadError where a file holds weights of more blocks than its metadata counts, which
+    transformers would leave out silently, and where its metadata counts what no model has.
     """
+    check_counts(label, {name: _number(field) for name, field in reader.fields.items()})
     stated = _stated(reader, f"{_stated(reader, 'general.architecture')}.block_count")
     held = {
         int(match[1])
@@ -106,6 +110,14 @@ def precision(reader: Any) -> str:
         return "its precision not stated"
     kind = LlamaFileType(stated).name.removeprefix("MOSTLY_").removeprefix("ALL_")
     return f"in {kind}" if kind in ("F32", "F16", "BF16") else f"dequantised from {kind}"
+
+
+def _number(field: Any) -> Any:
+    """A field's number, None where it holds something else (arrays are long and not read)."""
+    from gguf import GGUFValueType
+
+    text = (GGUFValueType.ARRAY, GGUFValueType.STRING)
+    return None if not field.types or field.types[0] in text else field.contents()
 
 
 def _stated(reader: Any, key: str) -> Any:

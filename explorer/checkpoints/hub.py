@@ -6,7 +6,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from explorer.checkpoints import cards
-from explorer.errors import LoadError, abbreviated, first_sentence, is_internal_error
+from explorer.errors import (
+    LoadError,
+    abbreviated,
+    first_sentence,
+    is_internal_error,
+    panics_as_errors,
+)
 
 T = TypeVar("T")
 
@@ -24,7 +30,8 @@ def read(source: str, fetch: Callable[[bool], T]) -> T:
     if source.count("/") > 1:
         cards.card(source)  # raises, naming the nearest
     try:
-        return fetch(True)
+        with panics_as_errors():
+            return fetch(True)
     except LoadError:
         raise
     except Exception as error:  # missing or incomplete
@@ -32,7 +39,8 @@ def read(source: str, fetch: Callable[[bool], T]) -> T:
             raise
         _ask(source)
     try:
-        return fetch(False)
+        with panics_as_errors():
+            return fetch(False)
     except LoadError:
         raise
     except Exception as error:

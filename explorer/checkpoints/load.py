@@ -10,25 +10,33 @@ import tempfile
 import threading
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from explorer import specimens
-from explorer.checkpoints import cards, files, gguf_file, hub
+from explorer.checkpoints import cards, configuration, files, gguf_file, hub
 from explorer.checkpoints.sources import expanded, is_path, named_source
 from explorer.discovery.anatomy import Anatomy
 from explorer.discovery.backbone import NotADecoder
 from explorer.discovery.discover import discover
 from explorer.discovery.record_run import recorded_run, remember
 from explorer.discovery.residual import CannotTrace
-from explorer.errors import LoadError, abbreviated, first_sentence, is_internal_error
+from explorer.errors import (
+    LoadError,
+    abbreviated,
+    first_sentence,
+    is_internal_error,
+    panics_as_errors,
+)
 from explorer.meta_device import build_meta
 from explorer.model.language_model import LanguageModel
 from explorer.specimens import bpe
 from explorer.specimens.recipes import recipe
 from explorer.specimens.small import default_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 SPECIMEN = "specimen:"
 
@@ -204,10 +212,12 @@ def _specimen_tokenizer() -> PreTrainedTokenizerBase:
 
 def _shapes(source: str, dtype: torch.dtype | None, attention: str, trust: bool) -> _Found:
     def read(local: bool) -> PreTrainedConfig:
-        return _config(source, trust_remote_code=trust, local_files_only=local)
+        return configuration.read_config(
+            source, source, trust_remote_code=trust, local_files_only=local
+        )
 
     config = cards.config(source) if source in cards.IDS else hub.read(source, read)
-    with _broken(source):
+    with _broken(source), configuration.few_modules(source):
         return _Found(
             build_meta(config, dtype or torch.bfloat16, attention),
             _specimen_tokenizer(),
@@ -220,28 +230,28 @@ def _hub(source: str, dtype: torch.dtype | None, attention: str, trust: bool) ->
     def read(local: bool) -> _Found:
         options = {"trust_remote_code": trust, "local_files_only": local}
         tokenizer = _tokenizer(source, **options)
-        model = _weighted(source, source, dtype, attention, **options)
+        config = configuration.read_config(source, source, **options)
+        model = _weighted(source, source, config, dtype, attention, **options)
         return _Found(model, tokenizer, source, "from the hub")
 
     return hub.read(source, read)
-
-
-def _config(source: str | Path, **options: Any) -> PreTrainedConfig:
-    from transformers import AutoConfig
-
-    auto: Any = AutoConfig
-    return auto.from_pretrained(source, **options)
 
 
 def _tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     auto: Any = AutoTokenizer
-    return auto.from_pretrained(source, **options)
+    with panics_as_errors():
+        return auto.from_pretrained(source, **options)
 
 
 def _weighted(
-    source: str | Path, label: str, dtype: torch.dtype | None, attention: str, **options: Any
+    source: str | Path,
+    label: str,
+    config: PreTrainedConfig,
+    dtype: torch.dtype | None,
+    attention: str,
+    **options: Any,
 ) -> PreTrainedModel:
     """A model with all its weights from the checkpoint, in float32 unless ``dtype`` is given."""
     from transformers import AutoModelForCausalLM
@@ -251,6 +261,7 @@ def _weighted(
         options["use_safetensors"] = True
     model, report = auto.from_pretrained(
         source,
+        config=config,
         dtype=dtype or torch.float32,
         attn_implementation=attention,
         output_loading_info=True,
@@ -281,11 +292,10 @@ def _folder(
         )
     if not (path / "config.json").exists():
         raise LoadError(f"{path} has no config.json; give the folder of a transformers checkpoint.")
-    if weights:
-        files.check_weights(path)
+    names, size = files.check_weights(path) if weights else ([], 0)
     options = {"trust_remote_code": trust, "local_files_only": True}
     with _broken(path):
-        config = _config(path, **options)
+        config = configuration.read_config(path, str(path), **options)
         if not _has_causal_model(config):
             raise LoadError(
                 f"{path} is a {config.model_type}, of which transformers has no causal language "
@@ -300,13 +310,12 @@ def _folder(
         if len(tokenizer) < 2:  # transformers makes an empty one where there is none
             raise LoadError(f"{path} has no tokenizer; add its tokenizer.json.")
         if not weights:
-            return _Found(
-                build_meta(config, dtype or torch.bfloat16, attention),
-                tokenizer,
-                str(path),
-                "none: shapes only",
-            )
-        model = _weighted(path, str(path), dtype, attention, **options)
+            with configuration.few_modules(str(path)):
+                module = build_meta(config, dtype or torch.bfloat16, attention)
+            return _Found(module, tokenizer, str(path), "none: shapes only")
+        if not hasattr(config, "auto_map"):
+            configuration.check_sizes(str(path), config, names, size)
+        model = _weighted(path, str(path), config, dtype, attention, **options)
     return _Found(model, tokenizer, str(path), "as found in the folder")
 
 
@@ -322,7 +331,8 @@ def _has_causal_model(config: PreTrainedConfig) -> bool:
 def _broken(path: Path | str) -> Generator[None]:
     """Turn the libraries' errors about files they cannot read into a LoadError of one sentence."""
     try:
-        yield
+        with panics_as_errors():
+            yield
     except (LoadError, specimens.SpecimenError, specimens.UnknownFamily):
         raise
     except Exception as error:
@@ -364,15 +374,17 @@ def _gguf(path: Path, dtype: torch.dtype | None, weights: bool, attention: str) 
             gguf_file.check_blocks(path.name, reader)
             (Path(folder) / path.name).symlink_to(path.resolve())
             tokenizer = _tokenizer(folder, **options)
+            config = configuration.read_config(folder, path.name, **options)
+            names = [tensor.name for tensor in reader.tensors]
+            configuration.check_sizes(path.name, config, names, path.stat().st_size)
             if not weights:
-                config = _config(folder, **options)
                 return _Found(
                     build_meta(config, dtype or torch.bfloat16, attention),
                     tokenizer,
                     path.name,
                     "none: shapes only",
                 )
-            model = _weighted(Path(folder), path.name, dtype, attention, **options)
+            model = _weighted(Path(folder), path.name, config, dtype, attention, **options)
             stored = gguf_file.precision(reader)
     except LoadError:
         raise

@@ -9,6 +9,7 @@ import torch
 from torch._subclasses import FakeTensor
 from transformers import PreTrainedModel
 
+from explorer.errors import first_sentence, panics_as_errors
 from explorer.model.errors import PromptError
 from explorer.model.interface import PromptedModel
 
@@ -34,7 +35,13 @@ def token_ids(model: PromptedModel, prompt: Any) -> torch.Tensor:
     """
     if isinstance(prompt, str):
         check_text(prompt)
-        ids = model.tokenizer(prompt, return_tensors="pt")["input_ids"]
+        try:
+            with panics_as_errors():
+                ids = model.tokenizer(prompt, return_tensors="pt")["input_ids"]
+        except Exception as error:
+            raise PromptError(
+                f"The model's tokenizer cannot read this prompt ({first_sentence(error)})."
+            ) from error
     else:
         ids = _as_matrix(prompt)
         if ids.device.type == "meta" and model.hf.device.type != "meta":

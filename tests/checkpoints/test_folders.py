@@ -13,13 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from explorer import load
-from tests.support.folders import broken, no_network, not_loaded, saved  # noqa: F401  fixtures
+from tests.support.folders import broken, changed, no_network, not_loaded, saved  # noqa: F401  fixtures
 from tests.support.models import PROMPT, specimen
-
-
-def changed(folder: Path, **changes) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 from pathlib import Path
@@ -41,6 +42,12 @@ def saved(tmp_path_factory) -> Path:
 def broken(saved, tmp_path) -> Path:
     """A copy of it to break."""
     return Path(shutil.copytree(saved, tmp_path / "broken"))
+
+
+def changed(folder: Path, **changes) -> None:
+    """Change keys of a folder's configuration."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
 
 
 def not_loaded(source, message: str, options: dict | None = None, /, **named) -> str:
