@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from explorer.errors import LoadError
@@ -44,6 +42,14 @@ def read_config(source: Any, label: str, *, trust_remote_code: bool = False, **o
         check_counts(label, raw)
     config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, **options)
     return without_choices(config)
+
+
+def has_causal_model(config: Any) -> bool:
+    """Whether transformers, or the checkpoint's own code, has a causal language model for it."""
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    return type(config) in auto._model_mapping or hasattr(config, "auto_map")
 
 
 def without_choices(config: Any) -> Any:
@@ -117,11 +123,3 @@ def few_modules(label: str, most: int = _MOST_MODULES) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file; raises ValueError where it is none, however deeply it nests."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError as error:
-        raise ValueError(f"{path.name} nests too deeply") from error

@@ -296,7 +296,7 @@ def _folder(
     options = {"trust_remote_code": trust, "local_files_only": True}
     with _broken(path):
         config = configuration.read_config(path, str(path), **options)
-        if not _has_causal_model(config):
+        if not configuration.has_causal_model(config):
             raise LoadError(
                 f"{path} is a {config.model_type}, of which transformers has no causal language "
                 "model."
@@ -317,14 +317,6 @@ def _folder(
             configuration.check_sizes(str(path), config, names, size)
         model = _weighted(path, str(path), config, dtype, attention, **options)
     return _Found(model, tokenizer, str(path), "as found in the folder")
-
-
-def _has_causal_model(config: PreTrainedConfig) -> bool:
-    """Whether transformers, or the checkpoint's own code, has a causal language model for it."""
-    from transformers import AutoModelForCausalLM
-
-    auto: Any = AutoModelForCausalLM
-    return type(config) in auto._model_mapping or hasattr(config, "auto_map")
 
 
 @contextlib.contextmanager
