@@ -29,6 +29,9 @@ from explorer.widgets.views.selection import (
 
 log = logging.getLogger(__name__)
 
+#: The most a page may ask for: characters of a model's name or path and of a prompt, switches.
+_LONGEST_NAME, _LONGEST_PROMPT, _MOST_SWITCHES = 4_000, 400_000, 200
+
 #: What a selection may be set to, where it is one of a few.
 _CHOICES = {"pattern": tuple(views_attention.CHOICES), "router": tuple(views_router.CHOICES)}
 
@@ -93,13 +96,22 @@ class ShowRun:
     seq: int | None = None
 
 
-Request = Hello | SetTheme | RunPrompt | Cancel | Select | Intervene | ShowRun
+@dataclass(frozen=True)
+class TooMuch:
+    """A request above the limits; the sentence says which."""
+
+    sentence: str
+
+
+Request = Hello | SetTheme | RunPrompt | Cancel | Select | Intervene | ShowRun | TooMuch
 
 
 def parse(message: object) -> Request | None:
     """Return the request in a message of the page, None where it holds none."""
     if not isinstance(message, dict):
         return None
+    if (sentence := _excess(message)) is not None:
+        return TooMuch(sentence)
     match message.get("do"):
         case "hello":
             return _hello(message)
@@ -115,6 +127,20 @@ def parse(message: object) -> Request | None:
             return _intervene(message.get("list"))
         case "shown":
             return ShowRun(message.get("shown") == "after", message.get("seq"))
+    return None
+
+
+def _excess(message: dict[str, Any]) -> str | None:
+    """Return a sentence where a message asks for more than a page may."""
+    asked = message.get("wish")
+    asked = asked if isinstance(asked, dict) else message
+    if (count := len(str(asked.get("model") or ""))) > _LONGEST_NAME:
+        return f"The model's name has {count:,} characters; the most is {_LONGEST_NAME:,}."
+    if (count := len(str(asked.get("prompt") or ""))) > _LONGEST_PROMPT:
+        return f"The prompt has {count:,} characters; the most is {_LONGEST_PROMPT:,}."
+    rows = message.get("list")
+    if isinstance(rows, list) and len(rows) > _MOST_SWITCHES:
+        return f"There are {len(rows):,} interventions; the most is {_MOST_SWITCHES}."
     return None
 
 

@@ -27,6 +27,7 @@ from explorer.app.requests import (
     Select,
     SetTheme,
     ShowRun,
+    TooMuch,
     error_sentence,
     intervention_problem,
     parse,
@@ -73,6 +74,7 @@ class Session(Display):
             Select: self._on_select,
             Intervene: self._on_intervene,
             ShowRun: self._on_show_run,
+            TooMuch: lambda request: self._refuse_switches(request.sentence),
         }
 
     # -- requests of the page -----------------------------------------------

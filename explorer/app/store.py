@@ -80,6 +80,12 @@ class BoundedCache:
             while len(self._kept) > 1 and self.bytes > self.limit:
                 self._kept.popitem(last=False)
 
+    def drop(self, unwanted: Callable[[Any], bool]) -> None:
+        """Forget everything under a key that is ``unwanted``."""
+        with self._lock:
+            for key in [key for key in self._kept if unwanted(key)]:
+                del self._kept[key]
+
     def drop_oldest(self) -> bool:
         """Forget the least recently used; False when nothing is kept."""
         with self._lock:
@@ -106,6 +112,21 @@ def tensor_bytes(value: Any) -> int:
     return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
+#: Of each file that a model is loaded from: name, bytes, time of the last change.
+FileStamps = tuple[tuple[str, int, int], ...]
+
+
+def file_stamps(source: str) -> FileStamps:
+    """Return the stamps of a checkpoint folder's files, or of a file; none for other sources."""
+    try:
+        path = Path(source).expanduser()
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        stats = [(file.name, file.stat()) for file in files if file.is_file()]
+    except (OSError, RuntimeError, ValueError):
+        return ()
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+
+
 class Store:
     """Loads models and makes runs, once each."""
 
@@ -115,9 +136,19 @@ class Store:
         self.runs = BoundedCache(RUN_BYTES, lambda run: run.bytes)
         self._live: weakref.WeakSet[Run] = weakref.WeakSet()
         self.extras = BoundedCache(EXTRA_BYTES, tensor_bytes)
+        self._files: dict[str, FileStamps] = {}
+
+    def _forget_changed(self, source: str) -> None:
+        """Forget a model, and its runs, whose files are not those it was loaded from any more."""
+        stamps = file_stamps(source)
+        if self._files.setdefault(source, stamps) != stamps:
+            self._files[source] = stamps
+            self.models.drop(lambda key: key == source)
+            self.runs.drop(lambda key: key[0] == source)
 
     def model(self, source: str) -> Any:
         """Return the model of ``source``, loading it if needed. Raises what loading raises."""
+        self._forget_changed(source)
         model = self.models.get(source)
         if model is None:
             model = self._load(source)
@@ -147,6 +178,7 @@ class Store:
 
         Raises PromptError for a prompt that cannot be run, Cancelled when the job is to stop.
         """
+        self._forget_changed(source)
         key = (source, prompt, interventions)
         if (run := self.runs.get(key)) is not None:
             return run

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from explorer import load
+from explorer.app.store import Store
 from explorer.widgets import palette
 from tests.support.app_page import HYBRID, Page
 from tests.support.explorer_server import explorer  # noqa: F401  a fixture
@@ -307,6 +310,44 @@ def test_panels_that_show_the_interventions_go_on_showing_them():
     page.say(do="intervene", list=rows)
     page.wait(lambda: len(page.last("compare")["changed"]) == 2)
     assert page.last("shown") == "after" and page.session.run is page.session.other
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"do": "run", "model": "m" * 1_000_000, "prompt": "a"},
+        {"do": "run", "model": HYBRID, "prompt": "a " * 8_000_000},
+        {"do": "hello", "wish": {"model": "m" * 1_000_000}},
+        {"do": "intervene", "list": [{"kind": "head", "layer": 3, "index": 0}] * 100_000},
+    ],
+)
+def test_more_than_a_page_may_ask_for_is_refused_before_any_work(opened, message):
+    sent, job = len(opened.sent), opened.session.job
+    opened.say(**message)
+    answer = opened.sent[sent:]
+    assert len(answer) == 1 and "the most is" in answer[0]["notice"]
+    assert len(str(answer)) < 1000 and opened.session.job is job
+
+
+@pytest.mark.parametrize("change", ["rewritten", "added", "removed"])
+def test_files_that_change_under_an_open_model_are_read_again(tmp_path, change):
+    source, loaded = str(tmp_path), []
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_text("1")
+    store = Store(lambda source: loaded.append(source) or torch.nn.Module())
+    store.models.size = lambda model: 1
+    first = store.model(source)
+    assert store.model(source) is first
+    match change:
+        case "rewritten":
+            (tmp_path / "config.json").write_text('{"a": 1}')
+        case "added":
+            (tmp_path / "tokenizer.json").write_text("{}")
+        case "removed":
+            (tmp_path / "model.safetensors").unlink()
+    store.runs.put((source, "a", ()), SimpleNamespace(bytes=1))
+    assert store.model(source) is not first and len(loaded) == 2
+    assert not store.runs.items()
 
 
 @pytest.mark.parametrize("listed", [5, [5], "no", None])
