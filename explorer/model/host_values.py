@@ -255,7 +255,7 @@ class HostValues:
         else:
             host, name = last
             text += (
-                f": it had reached {host.expression(name)}. {self._before(value.name, host, name)}"
+                f": it had reached {host.expression(name)}.{self._before(value.name, host, name)}"
             )
         return (
             f"{text} Ask for it first, ask in a tracer.invoke() block of its own, "
@@ -263,7 +263,7 @@ class HostValues:
         )
 
     def _before(self, value: str, other: HostValues, reached: str) -> str:
-        """Return the sentence that ``value`` here comes before ``reached`` there."""
+        """Return the sentence, after a space, that ``value`` here comes before ``reached`` there."""
         if self.layer is None or self.layer != other.layer:
             earlier = (
                 "The model's inputs and embeddings come"
@@ -271,10 +271,10 @@ class HostValues:
                 else f"Block {self.layer} comes"
             )
             later = "first" if other.layer is None else f"before block {other.layer}"
-            return f"{earlier} {later}."
+            return f" {earlier} {later}."
         both = {
             f"{host.name}.{name}".removeprefix("layers.")
             for host, name in ((self, value), (other, reached))
         }
         names = [name for name in self.model.reading_order(self.layer) if name in both]
-        return f"In this block the forward passes {' → '.join(names)}." if len(names) > 1 else ""
+        return f" In this block the forward passes {' → '.join(names)}." if len(names) > 1 else ""

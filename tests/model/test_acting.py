@@ -88,16 +88,16 @@ def test_steering_several_blocks_and_none_is_what_it_says(model):
 
 def test_steering_is_refused_with_a_sentence(model):
     vector = torch.ones(model.hidden_size)
-    with pytest.raises(ValueError, match="The stream is 88 wide; the vector to steer with is .3."):
+    with pytest.raises(ValueError, match=r"88 wide.*\[3\]"):
         with model.trace(PROMPT):
             model.steer(1, torch.ones(3))
     with pytest.raises(ValueError, match="no block 99"):
         with model.trace(PROMPT):
             model.steer(99, vector)
     for wrong, description in (
-        ({"positions": 1000}, "There is no position 1000: this call has positions 0 to"),
-        ({"positions": [0, -1000]}, "There is no position -1000"),
-        ({"batch_index": 3}, "There is no row 3: this call has rows 0 to 0."),
+        ({"positions": 1000}, "position 1000"),
+        ({"positions": [0, -1000]}, "position -1000"),
+        ({"batch_index": 3}, "row 3.*0 to 0"),
     ):
         with pytest.raises(ValueError, match=description):
             with model.trace(PROMPT):
@@ -245,9 +245,9 @@ def test_a_copy_of_the_native_model_is_plain():
 @pytest.mark.parametrize(
     ("host", "name", "description"),
     [
-        ("mlp", "expert_weihgts", "the nearest names are expert_weights"),
-        ("", "mlp_output", "it is a value of model.layers"),
-        ("linear_attn", "attention_probabilities", "it is a value of model.layers"),
+        ("mlp", "expert_weihgts", "expert_weights"),
+        ("", "mlp_output", r"model\.layers\[i\]\.mlp"),
+        ("linear_attn", "attention_probabilities", r"model\.layers\[i\]\.self_attn"),
     ],
 )
 def test_a_value_that_is_not_there_cannot_be_written(model, host, name, description):

@@ -10,8 +10,9 @@ from torch.testing import assert_close
 
 from explorer import Edit, ablate_expert, load, zero_head
 from explorer.checkpoints import cards
-from explorer.model.errors import Cancelled, NotRecorded, Unavailable
+from explorer.model.errors import Cancelled, Unavailable
 from explorer.vocabulary import UnknownValue
+from tests.support.messages import refused, sentence
 from tests.support.models import FAMILIES, PROMPT, ids, prompt, shapes, specimen
 from tests.support.recording_helpers import rec  # noqa: F401  fixtures
 
@@ -102,7 +103,7 @@ def test_edits_reach_the_models_own_values_and_the_shared_expert(model):
 
 
 @pytest.mark.parametrize(
-    ("edit", "error", "description"),
+    ("edit", "error", "said"),
     [
         (ablate_expert(99, 0), ValueError, "no block 99"),
         (ablate_expert(1, 12), ValueError, "experts 0 to 11, not 12"),
@@ -110,23 +111,31 @@ def test_edits_reach_the_models_own_values_and_the_shared_expert(model):
         (zero_head(1, 10), ValueError, "heads 0 to 9, not 10"),
         (Edit("router_logts", 1, torch.zeros_like), UnknownValue, "router_logits"),
         (Edit("attention_scores", 0, torch.zeros_like), Unavailable, "recurrent mixer"),
-        (Edit("router_margin", 1, torch.zeros_like), Unavailable, "computed from other values"),
-        (Edit("router_logits", None, torch.zeros_like), Unavailable, "value of a block: say which"),
-        (Edit("logits", 2, torch.zeros_like), Unavailable, "value of the whole model"),
+        (Edit("router_margin", 1, torch.zeros_like), Unavailable, sentence("derived")),
+        (Edit("router_logits", None, torch.zeros_like), Unavailable, sentence("edit_needs_block")),
+        (Edit("logits", 2, torch.zeros_like), Unavailable, sentence("edit_needs_none")),
         (
             Edit("router_logits", 1, lambda x: x[:, :1]),
             ValueError,
-            r"returned \[1, 1, 12\] where \[1, 10, 12\] belongs",
+            sentence("edit_other_shape", given=[1, 1, 12], wanted=[1, 10, 12]),
         ),
-        (Edit("router_logits", 1, lambda x: None), ValueError, "returned NoneType"),
-        (Edit("state_input", 0, lambda x: x), Unavailable, "state_input is None in this call"),
+        (
+            Edit("router_logits", 1, lambda x: None),
+            ValueError,
+            sentence("edit_other_shape", given="NoneType"),
+        ),
+        (
+            Edit("state_input", 0, lambda x: x),
+            Unavailable,
+            sentence("nothing_to_edit", name="state_input"),
+        ),
     ],
 )
 def test_an_edit_that_cannot_be_made_is_refused_and_leaves_the_model_usable(
-    model, edit, error, description
+    model, edit, error, said
 ):
     before = model.record(PROMPT, ["logits"])["logits"]
-    with pytest.raises(error, match=description):
+    with pytest.raises(error, match=said):
         model.record(PROMPT, ["logits"], edits=[edit])
     assert not model.taps.open
     assert torch.equal(model.record(PROMPT, ["logits"])["logits"], before)
@@ -189,20 +198,15 @@ def test_a_replay_holds_one_state_at_a_time(hybrid):
 
 def test_a_replay_needs_what_the_kernel_was_given(hybrid):
     rec = hybrid.record(PROMPT, ["decays"])
-    with pytest.raises(NotRecorded, match="attention_queries was not asked for"):
-        next(rec.states(0, 0))
-    with pytest.raises(
-        NotRecorded, match="block 3 has no recurrence to run again: its mixer is self_attn"
-    ):
-        hybrid.record(PROMPT).replay(3)
+    refused("not_asked_for", lambda: next(rec.states(0, 0)), name="linear_attn.attention_queries")
+    whole = hybrid.record(PROMPT)
+    refused("no_recurrence", lambda: whole.replay(3), block=3, mixer="self_attn")
 
 
 def test_a_head_or_token_out_of_range_is_refused(hybrid):
     rec = hybrid.record(PROMPT, layers=[0])
-    with pytest.raises(ValueError, match="head 99 does not exist"):
-        next(rec.states(0, 99))
-    with pytest.raises(ValueError, match="token 99 is outside a sequence of 10 tokens"):
-        rec.state(0, 0, 99)
+    refused("no_head", lambda: next(rec.states(0, 99)), head=99)
+    refused("no_token", lambda: rec.state(0, 0, 99), token=99, count=10)
     assert torch.equal(rec.state(0, 1, -1), rec.state(0, 1, 9))
 
 

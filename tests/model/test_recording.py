@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from explorer.model.errors import NotRecorded, PromptError, Unavailable
+from explorer.model.errors import NotRecorded, Unavailable
 from explorer.vocabulary import UnknownValue
+from tests.support.messages import refused, sentence
 from tests.support.models import PROMPT, ids
 from tests.support.recording_helpers import rec  # noqa: F401  fixtures
 
@@ -145,30 +146,29 @@ def test_any_text_is_a_prompt_and_its_tokens_say_it(model, text):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "description"),
+    ("prompt", "message", "named"),
     [
-        ("", "empty"),
-        ("  \n\t", "empty"),
-        ([], "empty"),
-        ([[]], "empty"),
-        (torch.zeros(1, 0, dtype=torch.long), "empty"),
-        ("word " * 5000, r"has \d+ tokens and the model takes at most 4096"),
-        ([1] * 4097, "4097 tokens.*at most 4096"),
-        ([[1, 2], [3]], "list of token ids"),
-        (["a", "b"], "for several texts"),
-        ([0.5], "token ids"),
-        (None, "A prompt is"),
-        (torch.tensor(3), "A prompt is"),
-        ([True], "token ids"),
-        (torch.zeros(1, 1, 1, dtype=torch.long), "batch seq"),
-        (object(), "A prompt is"),
-        ([2048], "0 to 2047"),
-        ([-1], "0 to 2047"),
+        ("", "empty_text", {}),
+        ("  \n\t", "empty_text", {}),
+        ([], "empty_ids", {}),
+        ([[]], "empty_ids", {}),
+        (torch.zeros(1, 0, dtype=torch.long), "empty_ids", {}),
+        ("word " * 5000, "too_long", {"most": 4096}),
+        ([1] * 4097, "too_long", {"count": 4097, "most": 4096}),
+        ([[1, 2], [3]], "no_prompt", {}),
+        (["a", "b"], "no_prompt", {}),
+        ([0.5], "no_prompt", {}),
+        (None, "no_prompt", {}),
+        (torch.tensor(3), "no_prompt", {}),
+        ([True], "no_prompt", {}),
+        (torch.zeros(1, 1, 1, dtype=torch.long), "no_prompt", {}),
+        (object(), "no_prompt", {}),
+        ([2048], "ids_out_of_range", {"last": 2047}),
+        ([-1], "ids_out_of_range", {"last": 2047}),
     ],
 )
-def test_what_is_no_prompt_is_refused_in_words(model, prompt, description):
-    with pytest.raises(PromptError, match=description):
-        model.record(prompt, ["logits"])
+def test_what_is_no_prompt_is_refused_in_words(model, prompt, message, named):
+    refused(message, lambda: model.record(prompt, ["logits"]), **named)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_what_is_no_prompt_is_refused_in_words(model, prompt, description):
         (["attention_sinks"], None, Unavailable, "no sink logits"),
         (["decays"], [3], Unavailable, "softmax attention"),
         (["attention_scores"], [0, 1], Unavailable, "recurrent mixer"),
-        (["mlp_neurons"], None, Unavailable, "every expert has neurons of its own"),
+        (["mlp_neurons"], None, Unavailable, "mlp_neurons .*every expert"),
         (["state"], None, Unavailable, r"Recording\.state"),
     ],
 )
@@ -219,22 +219,22 @@ def test_keys_are_names_blocks_and_hosts(rec):
 
 
 @pytest.mark.parametrize(
-    ("key", "description"),
+    ("key", "said"),
     [
-        ("router_logits", "value of a block: say which, of blocks 0 to 3"),
-        (("logits", 1), "value of the whole model"),
-        (("router_logits", 9), "no block 9: this recording has blocks 0 to 3"),
+        ("router_logits", sentence("recorded_on_blocks", name="router_logits", last=3)),
+        (("logits", 1), sentence("recorded_on_model", name="logits")),
+        (("router_logits", 9), sentence("block_not_recorded", block=9, last=3)),
         (("head_gate", 0), "recurrent mixer"),
         (
             ("linear_attn.attention_queries", 3),
-            "block 3 has no linear_attn: its mixer is self_attn",
+            sentence("other_mixer", block=3, host="linear_attn", mixer="self_attn"),
         ),
-        (("states", 0), "states was not asked for"),
-        (("mlp_activation", 1), "every expert has neurons"),
+        (("states", 0), sentence("not_asked_for", name="states")),
+        (("mlp_activation", 1), "every expert"),
     ],
 )
-def test_what_a_recording_has_not_is_said_why(rec, key, description):
-    with pytest.raises(NotRecorded, match=description) as error:
+def test_what_a_recording_has_not_is_said_why(rec, key, said):
+    with pytest.raises(NotRecorded, match=said) as error:
         rec[key]
     assert str(error.value) == rec.why(*(key if isinstance(key, tuple) else (key,)))
 

@@ -12,6 +12,7 @@ from explorer import vocabulary
 from explorer.model.envoys import HOST_CLASSES
 from explorer.model.errors import AlreadyPassed, PromptError, Unavailable
 from explorer.recurrence.delta_rule import delta_rule_states
+from tests.support.messages import sentence
 from tests.support.models import MIXTURES, PROMPT, ids, prompt, specimen
 
 
@@ -261,16 +262,16 @@ def test_every_value_has_a_docstring_on_its_envoy():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "description"),
+    ("wrong", "message", "named"),
     [
-        ("the " * 5000, "takes at most"),
-        ([""], "empty"),
-        ("a \udcff", "no text"),
-        (torch.tensor([[5000]]), "from 0 to 2047"),
-        (torch.tensor([[-1, 3]]), "from 0 to 2047"),
+        ("the " * 5000, "too_long", {}),
+        ([""], "empty_text", {}),
+        ("a \udcff", "no_text", {}),
+        (torch.tensor([[5000]]), "ids_out_of_range", {"last": 2047}),
+        (torch.tensor([[-1, 3]]), "ids_out_of_range", {"last": 2047}),
     ],
 )
-def test_a_trace_keeps_the_rules_of_prompts(model, wrong, description):
-    with pytest.raises(PromptError, match=description):
+def test_a_trace_keeps_the_rules_of_prompts(model, wrong, message, named):
+    with pytest.raises(PromptError, match=sentence(message, **named)):
         with model.trace(wrong):
             model.logits.save()

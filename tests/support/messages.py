@@ -217,7 +217,7 @@ MESSAGES = {
     # -- in a trace
     "passed": Message(
         AlreadyPassed,
-        "{expression} was asked for after the forward had passed it: it had reached {reached}. "
+        "{expression} was asked for after the forward had passed it: it had reached {reached}."
         "{order} Ask for it first, ask in a tracer.invoke() block of its own, or use model.record, "
         "which takes any order.",
     ),
@@ -235,8 +235,16 @@ MESSAGES = {
     "derived": Message(
         Unavailable, "{expression} is computed from other values and cannot be written."
     ),
+    "written_into_derived": Message(
+        Unavailable,
+        "{expression} is computed from other values: what is written into it reaches nothing. "
+        "Clone it first, or write what it is computed from.",
+    ),
     "other_shape": Message(ValueError, "{expression} is a tensor {wanted}; it was given {given}."),
     "other_dtype": Message(ValueError, "{expression} is of {wanted}; it was given {given}."),
+    "experts_out_of_range": Message(
+        ValueError, "There are experts 0 to {last}; expert_indices were given {given}."
+    ),
     # -- asked of a recording
     "no_recording_key": Message(
         NotRecorded,
@@ -257,6 +265,10 @@ MESSAGES = {
     "no_recurrence": Message(
         NotRecorded, "block {block} has no recurrence to run again: its mixer is {mixer}."
     ),
+    "no_head": Message(
+        ValueError, "head {head} does not exist: there are {count} heads, 0 to {last}"
+    ),
+    "no_token": Message(ValueError, "token {token} is outside a sequence of {count} tokens"),
     "by_number": Message(
         ValueError, "A {what} is given by its number, counted from 0; {given} is not one."
     ),
@@ -270,7 +282,7 @@ def sentence(message: str, /, **named: object) -> re.Pattern[str]:
     assert not unknown, f"the sentence {message!r} names no {', '.join(sorted(unknown))}"
     for index in range(1, len(parts), 2):
         parts[index] = str(named[parts[index]]) if parts[index] in named else None
-    return re.compile("".join(".+" if part is None else re.escape(part) for part in parts))
+    return re.compile("".join(".*" if part is None else re.escape(part) for part in parts))
 
 
 def refused(message: str, ask: Callable[[], Any], /, **named: object) -> Exception:
