@@ -247,11 +247,11 @@ class CardBoard:
     """The figures of one page, the slots they are put in, and the key of what each shows.
 
     A figure is made when there is first something to draw on it (`make`, in any thread but one at a
-    time) and added to the page with its first drawing; ``wire`` then connects its events.
+    time) and added to the page with its first drawing; ``on_figure_added`` then connects its events.
     """
 
     figure_theme: FigureTheme
-    wire: Callable[[str, Any], None] = lambda name, figure: None
+    on_figure_added: Callable[[str, Any], None] = lambda name, figure: None
     slots: dict[str, Column] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
     shown_keys: dict[str, tuple] = field(default_factory=dict)
@@ -273,7 +273,7 @@ class CardBoard:
         if name not in self.figures:
             figure = self.figures[name] = self._made[name]
             self.figure_theme.add(figure)
-            self.wire(name, figure)
+            self.on_figure_added(name, figure)
             self.slots[name].children = [figure.figure]
         return self.figures[name]
 

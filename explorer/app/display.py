@@ -64,7 +64,7 @@ class Display:
 
     ``run`` is what the cards show; ``other`` is the run with interventions where there are some. A
     subclass says what a click selects (`select`) and how values that a run left out are recorded
-    (`fetch_missing`).
+    (`record_missing`).
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class Display:
         self._pictures = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pictures")
         self._newest = 0
         self._closed = False
-        board.wire = self._wire
+        board.on_figure_added = self._connect_clicks
 
     def select(self, changes: dict[str, int]) -> None:
         """Change the selection after a click on a figure."""
         raise NotImplementedError
 
-    def fetch_missing(self, run: Run, other: Run | None, selection: Selection) -> None:
+    def record_missing(self, run: Run, other: Run | None, selection: Selection) -> None:
         """Record what is looked at and was left out of the runs on show."""
         raise NotImplementedError
 
@@ -138,14 +138,14 @@ class Display:
                 self.board.make(one)
             texts = self._texts(run, other, selection, tab)
             self._post(
-                lambda: self._display(
+                lambda: self._draw_rendered(
                     refresh_number, seq, (run, other), selection, tab, rendered, texts
                 )
             )
 
         self._in_background(prepare)
 
-    def _display(
+    def _draw_rendered(
         self,
         refresh_number: int,
         seq: int | None,
@@ -174,7 +174,7 @@ class Display:
                     },
                 }
             )
-        self.fetch_missing(*runs, selection)
+        self.record_missing(*runs, selection)
 
     def _redraw(self, name: str) -> None:
         """Draw a card again after a zoom, with the exact cells of the visible range."""
@@ -211,7 +211,7 @@ class Display:
 
     # -- the figures --------------------------------------------------------
 
-    def _wire(self, name: str, figure: Any) -> None:
+    def _connect_clicks(self, name: str, figure: Any) -> None:
         """Listen to the events of a figure that was added to the page."""
         if isinstance(figure, MosaicFigure):
             figure.on_tap(lambda x, y: self._tapped_tile(name, x, y))

@@ -1,10 +1,10 @@
 """One session: the requests of one page, and the jobs they start.
 
-The page sends small messages (``{"do": "select", "block": 3, "seq": 7}``) and gets messages back; a
-message repeats the
-``seq`` of the request it answers, so the page knows when what it asked for is on the screen.
-Nothing here waits: models run in the worker's thread, pictures are made in a thread of the page,
-and both come back to the event loop through ``post``.
+The page sends small messages (``{"do": "select", "block": 3, "seq": 7}``) and gets messages back;
+a message repeats the ``seq`` of the request it answers, so the page knows when what it asked for is
+on the screen. Clicks on figures come from Bokeh instead, through `explorer.app.display`, and end in
+`Session.select`. Nothing here waits: models run in the worker's thread, pictures are made in a
+thread of the page, and both come back to the event loop through ``post``.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ class Session(Display):
         if job.error is None and not job.cancelled:
             then(job.result)
 
-    def fetch_missing(self, run: Run, other: Run | None, selection: Selection) -> None:
+    def record_missing(self, run: Run, other: Run | None, selection: Selection) -> None:
         """Record deferred values that are looked at; logits first, which need no forward."""
         store = self.services.store
         if self.job is not None:

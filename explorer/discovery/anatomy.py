@@ -10,28 +10,28 @@ from explorer.discovery.backbone import Backbone
 from explorer.discovery.details import HostDetails, Step
 from explorer.discovery.hook_point import HookPoint
 from explorer.discovery.sublayer import Sublayer, first_and_second
-from explorer.vocabulary.availability import Unavailability, not_in_block, not_traced
+from explorer.vocabulary import reasons
+from explorer.vocabulary.availability import Unavailability
 
 _WITHOUT = {
-    "shared_experts": "this block's MLP has no shared expert",
-    "mlp": "this block has no MLP",
-    "extra": "this block has no sublayer besides its mixer and its MLP",
+    "shared_experts": reasons.NO_SHARED_HOST,
+    "mlp": reasons.NO_MLP,
+    "extra": reasons.NO_OTHER_SUBLAYER,
 }
 
 
 def why_without(host: str, hosts: Collection[str]) -> Unavailability:
     """Return why a block with ``hosts`` does not have ``host``."""
     if host == "mlp" and "extra" in hosts:
-        return not_traced("another sublayer of this block may be its MLP, and is not traced")
+        return reasons.OTHER_SUBLAYER
     if host in _WITHOUT:
-        return not_in_block(_WITHOUT[host])
+        return _WITHOUT[host]
     if "mixer" in hosts and vocabulary.HOSTS[host].mixer and host != "mixer":
-        return not_traced("the inside of this block's mixer is not traced")
+        return reasons.INSIDE_MIXER
     mixers = [name for name in hosts if vocabulary.HOSTS[name].mixer]
     if not mixers:
-        return not_in_block("this block has no mixer: nothing in it reads another position")
-    meanings = " and ".join(vocabulary.HOSTS[name].short for name in mixers)
-    return not_in_block(f"this block's mixer is {' and '.join(mixers)}: {meanings}")
+        return reasons.NO_MIXER
+    return reasons.other_mixer(mixers, [vocabulary.HOSTS[name].short for name in mixers])
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from explorer.discovery.candidates import (
 )
 from explorer.discovery.details import AttentionOperations
 from explorer.discovery.trace_graph import Call, TraceGraph, tensors
-from explorer.vocabulary import BY_HOST
-from explorer.vocabulary.availability import not_present, not_traced
+from explorer.vocabulary import BY_HOST, reasons
 
 
 def attention_functions(graph: TraceGraph, module: Call) -> list[Call]:
@@ -79,7 +78,7 @@ def find_attention(graph: TraceGraph, module: Call, addend: Addend) -> HostFindi
     batch = next(tensors((module.args, module.kwargs))).shape[0]
     _add_heads(findings, heads, lengths, batch)
     find_scores(findings, graph, function or module, softmax, module.start)
-    reason = not_traced("no call returns the heads' outputs")
+    reason = reasons.HEADS_NOT_RETURNED
     findings.add("attention_head_outputs", mixed, reason)
     _find_projection(findings, graph, module, addend)
     _find_gate(findings, graph, module)
@@ -95,7 +94,7 @@ def _only_output(graph: TraceGraph, module: Call, addend: Addend, what: str) -> 
     """Return the findings of a module with several attentions: no value inside is the whole."""
     findings = HostFindings(module.module)
     name = module.module.rpartition(".")[2]
-    reason = not_traced(f"{name} computes its attention in several {what}")
+    reason = reasons.several_attentions(name, what)
     findings.missing = {name: reason for name in BY_HOST["self_attn"] if name != "attention_output"}
     _find_projection(findings, graph, module, addend)
     findings.candidates.pop("attention_premix", None)
@@ -142,7 +141,7 @@ def _add_heads(
     )
     for name, candidate, (length, count, width) in zip(names, heads, sizes, strict=True):
         shape = None if candidate is None else _heads_and_width(candidate.tensor, length, batch)
-        reason = not_traced("no call takes or returns it with an axis of heads")
+        reason = reasons.NO_AXIS_OF_HEADS
         findings.add(name, None if shape is None else candidate, reason)
         if shape is not None:
             findings.sizes = {count: shape[0], width: shape[1], **findings.sizes}
@@ -217,7 +216,7 @@ def _find_gate(findings: HostFindings, graph: TraceGraph, module: Call) -> None:
     mixed = findings.candidates.get("attention_head_outputs")
     names = ("head_gate", "head_scale")
     if mixed is None:
-        reason = not_traced("the heads' outputs were not found")
+        reason = reasons.HEADS_NOT_FOUND
         findings.missing |= dict.fromkeys(names, reason)
         return
     onward = graph.onward(id(mixed.tensor))
@@ -234,7 +233,7 @@ def _find_gate(findings: HostFindings, graph: TraceGraph, module: Call) -> None:
     reads = () if gating is None else graph.ops[gating].reads
     gate = next((read for read in reads if read not in onward), None)
     if gate is None:
-        reason = not_present("this attention does not gate its heads")
+        reason = reasons.NO_HEAD_GATE
         findings.missing |= dict.fromkeys(names, reason)
         return
     per_head = graph.tensors[gate].numel() < mixed.tensor.numel()
@@ -243,12 +242,12 @@ def _find_gate(findings: HostFindings, graph: TraceGraph, module: Call) -> None:
     candidate = latest_result([c for c in own if len(c.labels) == 1], gate) or latest_result(
         own, gate
     )
-    reason = not_traced("no call in the attention's forward returns the gate")
+    reason = reasons.HEAD_GATE_NOT_RETURNED
     findings.add(name, candidate, reason)
-    findings.missing[other] = not_present(
-        "this attention does not gate its heads"
+    findings.missing[other] = (
+        reasons.NO_HEAD_GATE
         if candidate is None
-        else f"this attention has a gate for each {'head' if per_head else 'channel'}"
+        else reasons.gates_each("head" if per_head else "channel")
     )
 
 
@@ -295,7 +294,7 @@ def _find_projection(
         or owner.module == module.module
         or not any(isinstance(a, torch.Tensor) for a in owner.args[:1])
     ):
-        reason = not_traced("no module computes the attention's output")
+        reason = reasons.ATTENTION_OUTPUT_NOT_COMPUTED
         findings.missing["attention_premix"] = reason
         return
     findings.candidates["attention_premix"] = TensorCandidate(owner.args[0], owner, "input", 0)

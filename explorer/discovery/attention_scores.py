@@ -17,12 +17,7 @@ from explorer.discovery.candidates import (
     latest_result,
 )
 from explorer.discovery.trace_graph import PASSING, Call, TraceGraph
-from explorer.vocabulary.availability import needs_setting, not_present, not_traced
-
-NO_PROBABILITIES = (
-    "the {name} attention does not compute its probabilities as a tensor; "
-    'load the model with attn_implementation="eager"'
-)
+from explorer.vocabulary import reasons
 
 
 def find_scores(
@@ -36,17 +31,17 @@ def find_scores(
     names = ("attention_scores", "attention_probabilities")
     if not softmax:
         name = call.name.removesuffix("_attention_forward")
-        reason = needs_setting(NO_PROBABILITIES.format(name=name))
+        reason = reasons.no_probabilities(name)
         findings.missing.update(dict.fromkeys(names, reason))
         return
     inside, op = graph.inside(call), softmax[-1]
     scores, reader, sinks = _without_sinks(graph, op, findings.sizes["key"])
-    reason = not_traced("the modeling code passes this tensor to no call")
+    reason = reasons.SCORES_NOT_PASSED
     findings.add(names[0], _scores(graph, inside, scores, reader), reason)
     findings.add(names[1], _probabilities(graph, call, inside, op), reason)
     findings.set_details(**_score_details(graph, call, op, start))
     if sinks is None:
-        findings.missing["attention_sinks"] = not_present("this attention has no sink logits")
+        findings.missing["attention_sinks"] = reasons.NO_SINKS
         return
     functions = [c for c in inside if c.fn]
     sources = reversed(graph.back(sinks, reader))
@@ -54,7 +49,7 @@ def find_scores(
     findings.add(
         "attention_sinks",
         next((candidate for candidate in returned if candidate is not None), None),
-        not_traced("its softmax has a column for a sink, and no call returns the sink logits"),
+        reasons.SINKS_NOT_RETURNED,
     )
 
 

@@ -37,8 +37,7 @@ from explorer.discovery.residual import (
 from explorer.discovery.short_convolution import is_gated_convolution
 from explorer.discovery.sublayer import BlockFindings, Sublayer
 from explorer.discovery.trace_graph import Call, TraceGraph, tensors
-from explorer.vocabulary import HOSTS, MIXERS, resolve
-from explorer.vocabulary.availability import not_traced
+from explorer.vocabulary import HOSTS, MIXERS, reasons, resolve
 
 #: Operations that combine positions: a sublayer with one of them is no MLP.
 _MIXING = frozenset(
@@ -59,7 +58,7 @@ def find_block(graph: TraceGraph, path: str) -> BlockFindings:
     findings = BlockFindings(path)
     own = findings.hosts["layers"] = HostFindings(path)
     leaving = next(tensors(block.output))
-    reason = not_traced("no call takes or returns it")
+    reason = reasons.NOT_PASSED
     own.add("layer_input", argument_candidate(block, {id(residual_input(block))}), reason)
     own.add("layer_output", result_candidate(block, {id(leaving)}), reason)
     own.sizes["hidden_size"] = leaving.shape[-1]
@@ -190,10 +189,7 @@ def _find_values(
     if selecting is None:
         return "mlp", find_dense(graph, call, products)
     findings = HostFindings(call.module)
-    reason = not_traced(
-        f"{_name_of(call)} selects what it runs (by {selecting}), "
-        "and no module inside takes expert indices and weights"
-    )
+    reason = reasons.selects_modules(_name_of(call), selecting)
     findings.missing = dict.fromkeys((*DENSE, *ROUTED), reason)
     return "experts", findings
 

@@ -10,12 +10,7 @@ from explorer.discovery.candidates import HostFindings, TensorCandidate
 from explorer.discovery.details import HostDetails
 from explorer.discovery.hook_point import HookPoint
 from explorer.discovery.sublayer import BlockFindings
-from explorer.vocabulary import BY_HOST, HOSTS, MIXERS, Value
-from explorer.vocabulary.availability import NOT_FOUND, not_present, not_traced
-
-_OTHER_AXES = not_traced("a tensor was found, but its axes are not those of the value")
-_SHARED_MODULE = not_traced("a module that other blocks share takes or returns it")
-_SHARED_IN_MLP = not_present("this block's shared expert is a part of its MLP without a module")
+from explorer.vocabulary import BY_HOST, HOSTS, MIXERS, Value, reasons
 
 
 def block_anatomy(
@@ -46,7 +41,7 @@ def block_anatomy(
             continue
         reason = why_without(name, prompt.hosts)
         if name == "shared_experts" and mlp and "shared_expert_output" in mlp.candidates:
-            reason = _SHARED_IN_MLP
+            reason = reasons.SHARED_IN_MLP
         missing = dict.fromkeys(BY_HOST[name], reason)
         hosts[name] = HostAnatomy(name, "", {}, {}, missing, HostDetails())
     return BlockAnatomy(
@@ -79,7 +74,7 @@ def _leave_shared_modules(findings: HostFindings, shared: set[str]) -> None:
             own_call = replace(call, module=module, labels=labels)
             findings.candidates[name] = replace(candidate, call=own_call)
         else:
-            findings.missing[name] = _SHARED_MODULE
+            findings.missing[name] = reasons.SHARED_MODULE
             del findings.candidates[name]
 
 
@@ -125,11 +120,11 @@ class _Host:
         replayed = set(MIXERS[self.name].replayed) if self.name in MIXERS else set()
         for value in values:
             if value.derived and value.source not in self.hook_points:
-                self.missing[value.name] = self.missing.get(value.source or "") or not_traced(
-                    "what it is computed from was not found"
+                self.missing[value.name] = (
+                    self.missing.get(value.source or "") or reasons.SOURCE_NOT_FOUND
                 )
             elif value.fixed and value.name not in details.constants:
-                self.missing[value.name] = NOT_FOUND
+                self.missing[value.name] = reasons.NOT_FOUND
             elif value.derived and self.prompt_only & replayed:
                 self.prompt_only.add(value.name)
         lengths = ("query", "key")
@@ -147,7 +142,7 @@ class _Host:
         """Add a value's hook points, of the prompt and of a decoding step, or why it has none."""
         candidate = self.findings.candidates.get(value.name)
         if candidate is None:
-            self.missing.setdefault(value.name, NOT_FOUND)
+            self.missing.setdefault(value.name, reasons.NOT_FOUND)
             return
         sizes = self.sizes
         place = candidate.hook_point(value.axes, sizes)
@@ -156,7 +151,7 @@ class _Host:
             place = candidate.hook_point(value.axes, sizes)
             self.own_widths[value.name] = width
         if place is None:
-            self.missing.setdefault(value.name, _OTHER_AXES)
+            self.missing.setdefault(value.name, reasons.OTHER_AXES)
             return
         found = [place]
         if self.in_step is not None:

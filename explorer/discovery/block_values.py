@@ -10,9 +10,7 @@ from explorer.discovery.candidates import (
 )
 from explorer.discovery.sublayer import BlockFindings, Sublayer, first_and_second
 from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, tensors
-from explorer.vocabulary.availability import not_in_block, not_present, not_traced
-
-_ONE_SUBLAYER = not_present("this block has one sublayer")
+from explorer.vocabulary import reasons
 
 
 def find_block_values(findings: BlockFindings, graph: TraceGraph, block: Call) -> None:
@@ -30,30 +28,28 @@ def _find_norm_output(
     """Find the output of the norm that a sublayer reads."""
     own = findings.hosts["layers"]
     if sublayer is None:
-        own.missing[name] = _ONE_SUBLAYER
+        own.missing[name] = reasons.ONE_SUBLAYER
     elif sublayer.norm is not None:
         norm = graph.only_call(sublayer.norm)
         own.candidates[name] = TensorCandidate(norm.output, norm, "output", None)
     elif sublayer.scaled_norm:
-        own.missing[name] = not_traced(
-            f"{sublayer.host} reads the output of the norm before it multiplied with a number"
-        )
+        own.missing[name] = reasons.norm_then_scaled(sublayer.host)
     else:
-        own.missing[name] = not_present(f"this block has no norm before {sublayer.host}")
+        own.missing[name] = reasons.no_norm_before(sublayer.host)
 
 
 def _find_mlp_input(findings: BlockFindings, graph: TraceGraph, block: Call) -> None:
     """Find what the MLP reads."""
     own = findings.hosts["layers"]
     if "mlp" not in findings.calls:
-        own.missing["mlp_input"] = not_in_block("this block has no MLP")
+        own.missing["mlp_input"] = reasons.NO_MLP
         return
     entering = _entering(graph, block, findings.calls["mlp"])
     neurons = findings.hosts["mlp"].candidates.get("mlp_neurons")
     # A module that is the down projection alone is called with the neurons.
     if entering is not None and neurons is not None and entering.tensor is neurons.tensor:
         entering = None
-    reason = not_traced("no call takes or returns what the MLP reads")
+    reason = reasons.MLP_INPUT_NOT_PASSED
     own.add("mlp_input", entering, reason)
 
 
@@ -96,15 +92,11 @@ def _find_mid(
     """Find the residual stream that the second sublayer reads, where the block makes it."""
     own = findings.hosts["layers"]
     if second is None:
-        own.missing["layer_mid"] = _ONE_SUBLAYER
+        own.missing["layer_mid"] = reasons.ONE_SUBLAYER
     elif second.stage is None or first.stage is None:
-        own.missing["layer_mid"] = not_traced(
-            "a sublayer of this block does not read the residual stream at one point"
-        )
+        own.missing["layer_mid"] = reasons.NO_ONE_POINT
     elif second.stage == first.stage:
-        own.missing["layer_mid"] = not_present(
-            "this block is parallel: its sublayers read the same stream"
-        )
+        own.missing["layer_mid"] = reasons.PARALLEL
     else:
         # Where it is made, not where it is taken: the block adds to it past the sublayer too.
         step = findings.steps[second.stage - 1]
@@ -115,6 +107,6 @@ def _find_mid(
             if c.start <= step.ops[-1] < c.stop
         )
         candidate = next((one for one in results if one is not None), None)
-        reason = not_traced("no call returns the residual stream between the sublayers")
+        reason = reasons.MID_NOT_RETURNED
         if own.add("layer_mid", candidate, reason) is not None:
             findings.mid_step = second.stage

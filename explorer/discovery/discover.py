@@ -28,7 +28,7 @@ from explorer.discovery.recorded_run import RecordedRun
 from explorer.discovery.residual import SCALES, CannotTrace, residual_input
 from explorer.discovery.sublayer import BlockFindings
 from explorer.meta_device import mask_arguments, without_padding_warning
-from explorer.vocabulary.availability import not_present
+from explorer.vocabulary import reasons
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -138,9 +138,7 @@ def _anatomy(
         head_reads_norm=ending.head_reads(norm),
         embedding_fits=cast(torch.nn.Embedding, twin.get_input_embeddings()).weight.shape[1]
         == width,
-        why_no_norm=None
-        if norm is not None
-        else not_present("this model has no norm between the last block and the head"),
+        why_no_norm=None if norm is not None else reasons.NO_FINAL_NORM,
         norm_call=turn,
         masked=run.masked,
     )

@@ -16,7 +16,7 @@ from explorer.discovery.candidates import (
 )
 from explorer.discovery.residual import constants_of
 from explorer.discovery.trace_graph import PASSING, Call, TraceGraph
-from explorer.vocabulary.availability import not_present, not_traced
+from explorer.vocabulary import reasons
 
 DENSE = ("mlp_activation", "mlp_neurons")
 ROUTED = (
@@ -64,7 +64,7 @@ def find_dense(graph: TraceGraph, module: Call, products: list[int] | None = Non
     of the last one.
     """
     findings = HostFindings(module.module)
-    findings.missing = dict.fromkeys(ROUTED, not_present("this MLP is dense: it has no router"))
+    findings.missing = dict.fromkeys(ROUTED, reasons.NOT_ROUTED)
     chain = graph.back(id(module.output)) if isinstance(module.output, torch.Tensor) else []
     inner = [c for c in graph.inside(module) if not c.labels]
     if products is not None:
@@ -75,7 +75,7 @@ def find_dense(graph: TraceGraph, module: Call, products: list[int] | None = Non
             down, parameter = own
             findings.set_details(down_parameter=parameter)
     if down is None or (not down.labels and down.module == module.module) or not down.args:
-        reason = not_traced("no module computes the MLP's output")
+        reason = reasons.MLP_OUTPUT_NOT_COMPUTED
         findings.missing |= dict.fromkeys(DENSE, reason)
         return findings
     neurons = down.args[0]
@@ -92,7 +92,7 @@ def find_dense(graph: TraceGraph, module: Call, products: list[int] | None = Non
     )
     findings.set_details(normed_neurons=normed)
     activation = _activation(graph, module, down, neurons)
-    findings.add("mlp_activation", activation, not_traced("no call returns the activation"))
+    findings.add("mlp_activation", activation, reasons.ACTIVATION_NOT_RETURNED)
     return findings
 
 

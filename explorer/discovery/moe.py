@@ -17,15 +17,10 @@ from explorer.discovery.candidates import (
 from explorer.discovery.mlp import DENSE
 from explorer.discovery.router import constant_path, find_router
 from explorer.discovery.trace_graph import Call, TraceGraph
-from explorer.vocabulary.availability import Unavailability, needs_setting, not_present, not_traced
+from explorer.vocabulary import reasons
+from explorer.vocabulary.availability import Unavailability
 
 #: Why a mixture has no values of a dense MLP.
-NOT_DENSE = not_present("this MLP is a mixture of experts: every expert has neurons of its own")
-
-NO_SLOTS = not_traced(
-    "this mixture runs its tokens sorted by expert, so that no tensor holds the outputs by slot"
-)
-_NO_SHARED_EXPERT = not_present("this mixture has no shared expert")
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,7 @@ def find_mixture(graph: TraceGraph, module: Call, found: ExpertsCall) -> HostFin
     """Find the values of a mixture whose experts are one module; see `find_experts`."""
     experts, indices = found.call, found.indices
     findings = HostFindings(module.module)
-    findings.missing = dict.fromkeys(DENSE, NOT_DENSE)
+    findings.missing = dict.fromkeys(DENSE, reasons.NOT_DENSE)
     findings.candidates = {
         "expert_indices": indices,
         "expert_weights": found.weights,
@@ -121,14 +116,8 @@ def _why_no_slots(experts: Call) -> Unavailability:
     """Return why no tensor holds the outputs by slot."""
     # transformers sets this attribute on an experts class whose implementation can be chosen.
     if hasattr(experts.fn, "_is_expert_parallel"):
-        return needs_setting(
-            "this experts implementation adds each expert's output to the sum at once; "
-            'load the model with experts_implementation="grouped_mm" or "batched_mm"'
-        )
-    return not_traced(
-        "this mixture runs its experts one after another and adds each output to the sum at once, "
-        "so that no tensor holds the outputs by slot"
-    )
+        return reasons.EXPERTS_ADD_AT_ONCE
+    return reasons.EXPERTS_ONE_BY_ONE
 
 
 def find_shared_expert(
@@ -165,14 +154,12 @@ def find_shared_expert(
             all(graph.tensors[k].shape == shape for k in graph.ops[op].reads) for op in adds
         )
         findings.missing["shared_expert_output"] = (
-            not_traced("something is added after the experts, but not to their sum")
-            if other
-            else _NO_SHARED_EXPERT
+            reasons.ADDED_BESIDE_EXPERTS if other else reasons.NO_SHARED_EXPERT
         )
         return
     reads = graph.ops[add].reads
     if all(k in summands or constant_path(graph, module, k, add) is not None for k in reads):
-        findings.missing["shared_expert_output"] = _NO_SHARED_EXPERT
+        findings.missing["shared_expert_output"] = reasons.NO_SHARED_EXPERT
         return
     if not routed & set(reads):
         numbers = [
@@ -199,7 +186,7 @@ def _add_shared_expert(
     earlier = [c for c in own_calls(graph, module) if c.stop <= add]
     inner = child_calls(graph, module)
     candidate = latest_result(earlier, shared) or latest_result(inner, shared)
-    reason = not_traced("no call returns what the shared expert adds")
+    reason = reasons.SHARED_EXPERT_NOT_RETURNED
     if findings.add("shared_expert_output", candidate, reason) is None:
         return
     findings.last_op = add

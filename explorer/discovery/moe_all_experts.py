@@ -16,10 +16,10 @@ from explorer.discovery.candidates import (
 )
 from explorer.discovery.hook_point import ExpertSelection
 from explorer.discovery.mlp import DENSE
-from explorer.discovery.moe import NOT_DENSE, find_shared_expert
+from explorer.discovery.moe import find_shared_expert
 from explorer.discovery.router import find_router, selected_indices
 from explorer.discovery.trace_graph import Call, TraceGraph
-from explorer.vocabulary.availability import not_traced
+from explorer.vocabulary import reasons
 
 #: The slots of a token are the entries of the experts it selected, among those of all experts.
 _SLOTS = ExpertSelection("top_k", "num_experts", "expert_indices")
@@ -66,14 +66,14 @@ def _find(
     if indices is None or weights is None or total is None:
         return None
     findings = HostFindings(module.module)
-    findings.missing = dict.fromkeys(DENSE, NOT_DENSE)
+    findings.missing = dict.fromkeys(DENSE, reasons.NOT_DENSE)
     findings.sizes = {"top_k": indices.tensor.shape[-1]}
     findings.set_details(experts=experts.module, runs_all_experts=True)
     outputs, routed = graph.ops[total].reads[0], graph.ops[total].makes[0]
     slots = latest_result([c for c in functions if c.stop <= total], outputs)
     slot_axes = ("num_experts", "batch", "seq", "hidden_size")
     findings.candidates = {"expert_indices": indices, "expert_weights": weights}
-    reason = not_traced("no call returns it")
+    reason = reasons.NOT_RETURNED
     findings.add("expert_outputs", _with_slots(slots, slot_axes), reason)
     findings.add("routed_output", latest_result(functions, routed), reason)
     if (down := getattr(experts.fn, "down_proj", None)) is not None and down.dim() == 3:

@@ -12,16 +12,10 @@ from explorer.discovery.candidates import (
     latest_result,
 )
 from explorer.discovery.mlp import DENSE
-from explorer.discovery.moe import NO_SLOTS, NOT_DENSE, find_shared_expert
+from explorer.discovery.moe import find_shared_expert
 from explorer.discovery.router import find_router, scoring_of, selected_indices
 from explorer.discovery.trace_graph import Call, TraceGraph
-from explorer.vocabulary.availability import not_present
-
-_SUMMED_AT_ONCE = not_present("this mixture computes the sum over its experts in one product")
-_HALVES = not_present(
-    "this router scores the two halves of every expert's key separately, "
-    "so that no tensor holds a score for each expert"
-)
+from explorer.vocabulary import reasons
 
 
 def find_table_mixture(graph: TraceGraph, module: Call) -> HostFindings | None:
@@ -63,8 +57,10 @@ def _find_after(graph: TraceGraph, module: Call, selection: int) -> HostFindings
         return None
     findings = HostFindings(module.module, candidates, last_op=last_op)
     tables = isinstance(holders[0].fn, torch.nn.Embedding)
-    findings.missing = dict.fromkeys(DENSE, NOT_DENSE)
-    findings.missing["expert_outputs"] = _SUMMED_AT_ONCE if tables else NO_SLOTS
+    findings.missing = dict.fromkeys(DENSE, reasons.NOT_DENSE)
+    findings.missing["expert_outputs"] = (
+        reasons.SUMMED_AT_ONCE if tables else reasons.SORTED_BY_EXPERT
+    )
     findings.sizes = {"top_k": graph.tensors[indices].shape[-1]}
     paths = (*(call.module for call in holders), activation.module)
     findings.set_details(**{"expert_tables" if tables else "expert_stacks": paths})
@@ -73,7 +69,9 @@ def _find_after(graph: TraceGraph, module: Call, selection: int) -> HostFindings
     else:
         scoring = scoring_of(graph, module, None, selection, weights)
         findings.set_details(scoring=scoring)
-        findings.missing |= dict.fromkeys(("router_logits", "router_scores"), _HALVES)
+        findings.missing |= dict.fromkeys(
+            ("router_logits", "router_scores"), reasons.SCORED_BY_HALVES
+        )
     findings.sizes["num_experts"] = _expert_count(holders[0])
     find_shared_expert(findings, graph, module, None, graph.tensors[routed], last_op + 1)
     return findings

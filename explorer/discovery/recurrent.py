@@ -21,16 +21,13 @@ from explorer.discovery.fixed_decay import find_state_update, head_outputs
 from explorer.discovery.residual import CannotTrace
 from explorer.discovery.short_convolution import find_convolution_input
 from explorer.discovery.trace_graph import Call, TraceGraph, tensors
-from explorer.vocabulary import BY_HOST, MIXERS, resolve
-from explorer.vocabulary.availability import not_present
+from explorer.vocabulary import BY_HOST, MIXERS, reasons, resolve
 from explorer.vocabulary.mixer_kinds import LINEAR_ATTN
 
 #: The parameters of the delta rule's kernels, by value.
 _DELTA = dict(
     zip(LINEAR_ATTN.replayed, LINEAR_ATTN.kernel.takes if LINEAR_ATTN.kernel else (), strict=True)
 )
-
-_NO_SKIP = not_present("this mixer has no skip connection around its state")
 
 
 @dataclass(frozen=True)
@@ -202,7 +199,7 @@ def find_selective_scan(
         attention_keys=replace(keys, axes=shared),
         state_input=state,
     )
-    findings.missing["head_gate"] = not_present("this mixer's kernel has no gate")
+    findings.missing["head_gate"] = reasons.NO_KERNEL_GATE
     _find_state_space(findings, graph, call, ("batch", "channels", "key_dim"))
 
 
@@ -238,7 +235,7 @@ def _find_state_space(
 ) -> None:
     """Find what the two state-space kernels have in common."""
     skip = named_argument(call, "D")
-    findings.add("skip", skip, _NO_SKIP)
+    findings.add("skip", skip, reasons.NO_SKIP)
     _find_results(findings, graph, call, state_axes)
     _find_discretisation(findings, graph, call)
     _find_kernel_gate(findings, graph, call)

@@ -18,7 +18,7 @@ from explorer.discovery.details import RouterScoring
 from explorer.discovery.hook_point import ExpertSelection
 from explorer.discovery.residual import constants_of
 from explorer.discovery.trace_graph import Call, TraceGraph
-from explorer.vocabulary.availability import not_present, not_traced
+from explorer.vocabulary import reasons
 
 _FUNCTIONS = ("softmax", "sigmoid")
 
@@ -32,7 +32,7 @@ def find_router(findings: HostFindings, graph: TraceGraph, module: Call, indices
     """
     selections, inside = _selections(graph, module, indices), graph.inside(module)
     if not selections:
-        reason = not_traced("no top-k produces the expert indices")
+        reason = reasons.NO_TOP_K
         findings.missing |= dict.fromkeys(("router_logits", "router_scores"), reason)
         return
     selection = selections[0]
@@ -42,13 +42,13 @@ def find_router(findings: HostFindings, graph: TraceGraph, module: Call, indices
     if experts is not None and experts < sizes["num_experts"]:
         _find_null_experts(findings, graph, inside, selection)
     if sizes["top_k"] >= sizes["num_experts"]:
-        reason = not_present("every expert is chosen, so none is rejected")
+        reason = reasons.NONE_REJECTED
         findings.missing["router_margin"] = reason
     owner = next(c for c in calls_around(inside, selection) if c.labels).module
     if owner != module.module:
         findings.set_details(router=owner)
-    reason = not_traced("no call takes or returns the scores")
-    findings.add("router_scores", _scores(graph, inside, selection), reason)
+    reason = reasons.ROUTER_SCORES_NOT_PASSED
+    findings.add("router_scores", _find_selection_scores(graph, inside, selection), reason)
     projection = _find_logits(findings, graph, module, selection)
     weights = id(findings.candidates["expert_weights"].tensor)
     scoring = scoring_of(graph, module, projection, selection, weights)
@@ -80,7 +80,9 @@ def _selections(graph: TraceGraph, module: Call, indices: int) -> list[int]:
     return sorted(found)
 
 
-def _scores(graph: TraceGraph, inside: list[Call], selection: int) -> TensorCandidate | None:
+def _find_selection_scores(
+    graph: TraceGraph, inside: list[Call], selection: int
+) -> TensorCandidate | None:
     """Return the scores as an argument of the call that selects, else as a call's result."""
     sources = graph.back(graph.ops[selection].reads[0], selection)
     for call in calls_around(inside, selection):
@@ -123,7 +125,7 @@ def _find_logits(
     if projections:
         projection, logits = projections[-1], _innermost_result(graph, inside, projections[-1])
     else:
-        projection, logits = _wider_projection(graph, module, selection), None
+        projection, logits = _find_wider_projection(graph, module, selection), None
         if projection is not None:
             logits = _innermost_result(graph, inside, projection)
         if logits is not None:
@@ -133,7 +135,7 @@ def _find_logits(
                 axes=("batch", "seq", "num_projected"),
                 selection=ExpertSelection("num_experts", "num_projected", ""),
             )
-    reason = not_traced("no call returns the result of the router's projection")
+    reason = reasons.ROUTER_LOGITS_NOT_RETURNED
     findings.add("router_logits", logits, reason)
     return projection
 
@@ -151,8 +153,8 @@ def _innermost_result(
     return next((candidate for candidate in results if candidate is not None), None)
 
 
-def _wider_projection(graph: TraceGraph, module: Call, selection: int) -> int | None:
-    """Return a projection of which only the first results are the scores of experts."""
+def _find_wider_projection(graph: TraceGraph, module: Call, selection: int) -> int | None:
+    """Return a projection of which only the first results are the logits of experts."""
     scores = graph.ops[selection].reads[0]
     count = graph.tensors[scores].shape[-1]
     made = _operations_back(graph, scores, selection, module.start)

@@ -16,7 +16,7 @@ from explorer.discovery.candidates import (
     result_candidate,
 )
 from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, tensors
-from explorer.vocabulary.availability import not_present, not_traced
+from explorer.vocabulary import reasons
 
 #: What a gated convolution between two projections runs, beside views and copies.
 _OPERATIONS = PASSING | frozenset(
@@ -70,19 +70,19 @@ def find_gated_convolution(graph: TraceGraph, module: Call, addend: Addend) -> H
     )
 
     if gating is None:
-        findings.missing["conv_gate"] = not_present("this mixer does not gate its convolution")
+        findings.missing["conv_gate"] = reasons.NO_CONVOLUTION_GATE
         results = (latest_result(functions, key) for key in onward)
         output = next((candidate for candidate in results if candidate is not None), None)
     else:
         reads = graph.ops[gating].reads
         gate = next(key for key in reads if key not in onward)
-        reason = not_traced("no call in the mixer's forward returns the gate")
+        reason = reasons.GATE_NOT_RETURNED
         # As operands first: a prompt and a decoding step make them by different calls.
         gate_value = _operand(functions, gating, gate) or latest_result(functions, gate)
         findings.add("conv_gate", gate_value, reason)
         convolved = next(key for key in reads if key in onward)
         output = _operand(functions, gating, convolved) or latest_result(functions, convolved)
-    reason = not_traced("no call in the mixer's forward returns the convolution's output")
+    reason = reasons.CONVOLUTION_OUTPUT_NOT_RETURNED
     findings.add("conv_output", output, reason)
     projection = graph.owner(weight_products(graph, addend)[-1])
     findings.set_details(output_projection=projection.module)
@@ -122,23 +122,21 @@ def find_convolution_input(findings: HostFindings, graph: TraceGraph, module: Ca
     if not convolutions:
         has_layer = any(isinstance(inner, torch.nn.Conv1d) for inner in module.fn.modules())
         findings.missing["conv_input"] = (
-            not_traced("its short convolution does not run as one operation")
-            if has_layer
-            else not_present("this mixer has no short convolution")
+            reasons.CONVOLUTION_IN_PARTS if has_layer else reasons.NO_CONVOLUTION
         )
         return
     convolution = convolutions[0]
     weight = graph.tensors[graph.ops[convolution].reads[1]]
     sizes = {"channels": weight.shape[0], "conv_width": weight.shape[-1]}
     if findings.sizes.get("channels", sizes["channels"]) != sizes["channels"]:
-        reason = not_traced("its convolution runs over other channels than its values have")
+        reason = reasons.CONVOLUTION_OF_OTHER_CHANNELS
         findings.missing["conv_input"] = reason
         return
     findings.sizes |= sizes
     findings.add(
         "conv_input",
         _before_history(graph, module, convolution, sizes["channels"]),
-        not_traced("no call in the mixer's forward returns the convolution's input"),
+        reasons.CONVOLUTION_INPUT_NOT_RETURNED,
     )
 
 

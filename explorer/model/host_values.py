@@ -17,7 +17,8 @@ from explorer.model.host_taps import HostTaps
 from explorer.model.interface import TracedModel
 from explorer.model.served_values import ServedValues
 from explorer.recurrence.replay import Replay
-from explorer.vocabulary.availability import NOT_FOUND, Unavailability
+from explorer.vocabulary import reasons
+from explorer.vocabulary.availability import Unavailability
 
 
 class HostValues:
@@ -120,7 +121,7 @@ class HostValues:
     def _address(self, value: vocabulary.Value) -> ValueAddress:
         """Return how a value is reached, or raise Unavailable with the reason."""
         if self.taps is None or value.name not in self.taps.addresses:
-            raise self._unavailable(value, self.missing.get(value.name, NOT_FOUND))
+            raise self._unavailable(value, self.missing.get(value.name, reasons.NOT_FOUND))
         return self.taps.addresses[value.name]
 
     def _served(self, value: vocabulary.Value, address: ValueAddress) -> ServedValues:
@@ -144,7 +145,7 @@ class HostValues:
     def _derived(self, value: vocabulary.Value) -> Any:
         """Return a value that is computed from others."""
         if value.name in self.missing or self.taps is None:
-            raise self._unavailable(value, self.missing.get(value.name, NOT_FOUND))
+            raise self._unavailable(value, self.missing.get(value.name, reasons.NOT_FOUND))
         expression = self.expression(value.name)
         if self.name in vocabulary.RECURRENT and not value.fixed:
             if value.name == "state":

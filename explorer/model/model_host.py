@@ -10,7 +10,8 @@ from explorer import vocabulary
 from explorer.discovery.anatomy import Anatomy, HostAnatomy
 from explorer.discovery.details import HostDetails
 from explorer.discovery.hook_point import HookPoint
-from explorer.vocabulary.availability import NOT_FOUND, Unavailability
+from explorer.vocabulary import reasons
+from explorer.vocabulary.availability import Unavailability
 
 
 def model_host(anatomy: Anatomy, config: PretrainedConfig, embedding_width: int) -> HostAnatomy:
@@ -29,7 +30,7 @@ def model_host(anatomy: Anatomy, config: PretrainedConfig, embedding_width: int)
     )
     missing: dict[str, Unavailability] = {}
     if anatomy.norm is None:
-        missing["final_norm_output"] = anatomy.why_no_norm or NOT_FOUND
+        missing["final_norm_output"] = anatomy.why_no_norm or reasons.NOT_FOUND
     else:
         name, (output,) = _module_output("final_norm_output", anatomy.norm)
         turn = anatomy.norm_call

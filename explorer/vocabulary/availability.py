@@ -52,10 +52,6 @@ def not_in_block(text: str) -> Unavailability:
     return Unavailability(ReasonKind.NOT_IN_BLOCK, text)
 
 
-#: The reason of a value of which nothing else is known.
-NOT_FOUND = not_traced("no tensor of the forward was recognised as this value")
-
-
 def most_informative(reasons: Iterable[Unavailability]) -> str:
     """The sentence of the most informative reason, by the order of `ReasonKind`."""
     order = list(ReasonKind)
