@@ -247,7 +247,7 @@ class CardBoard:
     """The figures of one page, the slots they are put in, and the key of what each shows.
 
     A figure is made when there is first something to draw on it (`make`, in any thread but one at a
-    time) and added to the page with its first drawing; ``on_figure_added`` then connects its events.
+    time) and added to the page with its first drawing; ``on_figure_added`` then connects events.
     """
 
     figure_theme: FigureTheme
