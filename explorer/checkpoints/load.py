@@ -132,17 +132,16 @@ def _anatomy(module: PreTrainedModel, label: str, attention: str, experts: str |
     with its weights instead.
     """
     itself = module.device.type == "meta" and module.dtype == torch.bfloat16 and experts is None
-    try:
-        twin: PreTrainedModel = (
-            module
-            if itself
-            else build_meta(
+    twin = module
+    if not itself:
+        with _broken(label):
+            twin = build_meta(
                 module.config,
                 attn_implementation=attention,
                 experts_implementation=experts,
                 model_class=type(module),
             )
-        )
+    try:
         try:
             anatomy = discover(twin)
             if twin is not module:

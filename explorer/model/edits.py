@@ -30,6 +30,15 @@ class JointEdit(Edit):
     """An edit whose ``change`` also gets, by name, the other values at the same location."""
 
 
+def check_experts(indices: torch.Tensor, count: int) -> None:
+    """Raise ValueError where expert indices [batch seq top_k] name an expert there is not."""
+    if indices.device.type != "meta" and not ((indices >= 0) & (indices < count)).all():
+        raise ValueError(
+            f"There are experts 0 to {count - 1}; expert_indices were given "
+            f"{int(indices.min())} to {int(indices.max())}."
+        )
+
+
 def ablate_expert(layer: int, expert: int) -> Edit:
     """Zero the weight of every routing slot of block ``layer`` that goes to ``expert``.
 

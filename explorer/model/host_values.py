@@ -264,7 +264,7 @@ class HostValues:
         )
 
     def _before(self, value: str, other: HostValues, reached: str) -> str:
-        """Return the sentence, after a space, that ``value`` here comes before ``reached`` there."""
+        """Return the sentence, after a space, that a value here comes before one there."""
         if self.layer is None or self.layer != other.layer:
             earlier = (
                 "The model's inputs and embeddings come"

@@ -28,9 +28,9 @@ from explorer.model.printout import printout
 from explorer.model.prompts import (
     check_given,
     check_ids,
+    encode,
     model_inputs,
     text_config,
-    token_ids,
     token_texts,
 )
 from explorer.model.record_request import request_values
@@ -259,7 +259,8 @@ class LanguageModel(HostEnvoy, TransformersModel):
     ) -> Recording:
         """Run ``prompt`` once and return the values asked for, in whatever order.
 
-        prompt: text, a list of token ids, or a tensor [batch seq]. values: names
+        prompt: a text, a list of texts or of token ids, a tensor of ids [batch seq], or what the
+        tokenizer returns, whose ``attention_mask`` hides padding. values: names
         (None for everything but per-token states). layers: the blocks to record on (None for all).
         edits: made in the same forward. progress: called with (blocks done, blocks).
         cancel: called after each block; where it returns True the run stops.
@@ -272,7 +273,7 @@ class LanguageModel(HostEnvoy, TransformersModel):
         requested, missing = request_values(self, values, layers)
         inputs = model_inputs(self, prompt)
         recorded = record(self, inputs, requested, edits, progress, cancel)
-        ids = token_ids(self, prompt)
+        ids, mask = encode(self, prompt)
         has_data = ids.device.type != "meta"
         return Recording(
             label=self.label,
@@ -285,6 +286,7 @@ class LanguageModel(HostEnvoy, TransformersModel):
             seconds=recorded.seconds,
             edits=tuple(edit.description or edit.value for edit in edits),
             shared=recorded.shared,
+            attention_mask=mask,
         )
 
     # -- acting on the stream --------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,28 +29,101 @@ def max_length(model: PromptedModel) -> int | None:
 
 
 def token_ids(model: PromptedModel, prompt: Any) -> torch.Tensor:
-    """Return the token ids [batch seq] of a prompt: text, token ids, or a tensor [batch seq].
+    """Return the token ids [batch seq] of a prompt, as `encode` does."""
+    return encode(model, prompt)[0]
 
-    Raises PromptError where it is empty, longer than the model takes, or has ids
-    outside the vocabulary.
+
+def encode(model: PromptedModel, prompt: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the token ids [batch seq] of a prompt and, where it is padded, its mask [batch seq].
+
+    prompt: a text, a list of texts, token ids, a tensor of them [batch seq], or what a tokenizer
+    returns (``input_ids`` with ``attention_mask``, 0 at padding). Texts of different length are
+    padded on the tokenizer's side.
+
+    Raises PromptError where it is empty, longer than the model takes, or has ids outside the
+    vocabulary, and for a mask that does not fit.
     """
+    mask = None
     if isinstance(prompt, str):
-        check_text(prompt)
-        try:
-            with panics_as_errors():
-                ids = model.tokenizer(prompt, return_tensors="pt")["input_ids"]
-        except Exception as error:
-            raise PromptError(
-                f"The model's tokenizer cannot read this prompt ({first_sentence(error)})."
-            ) from error
+        ids = torch.tensor([_text_ids(model, prompt)], dtype=torch.long)
+    elif _is_texts(prompt):
+        ids, mask = _padded(model, [_text_ids(model, text) for text in prompt])
     else:
-        ids = _as_matrix(prompt)
+        given, mask = prompt, None
+        if isinstance(prompt, Mapping) and "input_ids" in prompt:
+            encoding: Mapping[str, Any] = prompt
+            given, mask = encoding["input_ids"], encoding.get("attention_mask")
+        ids = _as_matrix(given)
         if ids.device.type == "meta" and model.hf.device.type != "meta":
             raise PromptError(
                 "The prompt's token ids are on the meta device, which keeps no numbers; "
                 "give them on another."
             )
-    return check_ids(model, ids)
+        mask = None if mask is None else _as_mask(mask, ids)
+    return check_ids(model, ids), mask
+
+
+def _is_texts(prompt: Any) -> bool:
+    """Whether a prompt is a list of texts."""
+    return (
+        isinstance(prompt, list | tuple)
+        and bool(prompt)
+        and all(isinstance(text, str) for text in prompt)
+    )
+
+
+def _text_ids(model: PromptedModel, text: str) -> list[int]:
+    """Return the token ids of one text."""
+    check_text(text)
+    try:
+        with panics_as_errors():
+            return list(model.tokenizer(text)["input_ids"])
+    except Exception as error:
+        raise PromptError(
+            f"The model's tokenizer cannot read this prompt ({first_sentence(error)})."
+        ) from error
+
+
+def _padded(
+    model: PromptedModel, rows: list[list[int]]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return rows of token ids as one matrix, and its mask where they differ in length."""
+    longest = max(map(len, rows))
+    pad = model.tokenizer.pad_token_id
+    pad = model.tokenizer.eos_token_id or 0 if pad is None else pad
+    left = model.tokenizer.padding_side == "left"
+    ids = torch.full((len(rows), longest), pad, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for number, row in enumerate(rows):
+        place = slice(longest - len(row), None) if left else slice(0, len(row))
+        ids[number, place], mask[number, place] = torch.tensor(row, dtype=torch.long), 1
+    return ids, None if bool(mask.all()) else mask
+
+
+def _as_mask(given: Any, ids: torch.Tensor) -> torch.Tensor | None:
+    """Return a mask [batch seq] of zeros and ones beside token ids; None for one without zeros."""
+    try:
+        mask = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        mask = torch.empty(0)
+    mask = mask.reshape(1, -1) if mask.dim() == 1 else mask
+    if mask.shape != ids.shape:
+        raise PromptError(
+            f"The attention mask has the shape of the token ids, {list(ids.shape)}; this one "
+            f"is {list(mask.shape)}."
+        )
+    if mask.device.type == "meta":
+        return None
+    if not ((mask == 0) | (mask == 1)).all() or not mask.any(-1).all():
+        raise PromptError(
+            "An attention mask is 1 at tokens and 0 at padding, with a token in each row."
+        )
+    return None if bool(mask.all()) else mask.long()
+
+
+def padded_positions(mask: torch.Tensor) -> torch.Tensor:
+    """Return the position [batch seq] of each token among those its row's mask does not hide."""
+    return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def check_text(text: str) -> str:
@@ -100,10 +174,6 @@ def check_ids(model: PromptedModel, ids: torch.Tensor) -> torch.Tensor:
 
 def _as_matrix(prompt: Any) -> torch.Tensor:
     """Return token ids that were given as numbers as a matrix [batch seq]."""
-    if isinstance(prompt, Mapping) and "input_ids" in prompt:
-        raise PromptError(
-            'A prompt is a text or token ids: of what a tokenizer returns, give its ["input_ids"].'
-        )
     try:
         ids = torch.as_tensor(prompt)
     except (TypeError, ValueError, RuntimeError):
@@ -114,19 +184,27 @@ def _as_matrix(prompt: Any) -> torch.Tensor:
         return ids.long().reshape(1, 0)
     if ids is None or ids.dim() not in (1, 2) or ids.dtype not in _INTEGERS:
         raise PromptError(
-            "A prompt is a text, a list of token ids, or a tensor of them [batch seq]; "
-            "for several texts use tracer.invoke()."
+            "A prompt is a text, a list of texts or of token ids, a tensor of ids [batch seq], "
+            "or what the tokenizer returns."
         )
     return ids.long().reshape(-1, ids.shape[-1])
 
 
 def model_inputs(model: PromptedModel, prompt: Any) -> dict[str, torch.Tensor]:
-    """Return the model's inputs for a prompt, on its device; raise what `token_ids` raises."""
-    ids = token_ids(model, prompt).to(next(model.hf.parameters()).device)
+    """Return the model's inputs for a prompt, on its device; raise what `encode` raises."""
+    device = next(model.hf.parameters()).device
+    ids, mask = encode(model, prompt)
+    ids = ids.to(device)
     # transformers looks into a mask to see whether it masks anything: not on the meta device.
     if ids.device.type == "meta" and not model.anatomy.masked:
         return {"input_ids": ids}
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if mask is None or ids.device.type == "meta":
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    inputs = {"input_ids": ids, "attention_mask": mask.to(device)}
+    # Without them, transformers counts the padding in front of a text too.
+    if "position_ids" in inspect.signature(model.hf.forward).parameters:
+        inputs["position_ids"] = padded_positions(inputs["attention_mask"])
+    return inputs
 
 
 def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:

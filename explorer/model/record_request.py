@@ -13,7 +13,7 @@ from explorer.model.host_taps import HostTaps
 from explorer.model.interface import RecordedModel
 from explorer.model.recording import Key, abbreviated_repr, as_int
 from explorer.vocabulary import RecordWhen, key_of
-from explorer.vocabulary.availability import Unavailability, most_informative
+from explorer.vocabulary.availability import Unavailability, more_informative, most_informative
 from explorer.vocabulary.formatting import numbered
 
 
@@ -50,7 +50,9 @@ def request_values(
                 key = key_of(value, mixers), layer
                 requested.append(RequestedValue(value, key, model.taps.hosts[row.host, layer]))
             else:
-                missing.setdefault((value.key, layer), row.reasons[layer])
+                # Several hosts may have a value of one name: the reason that says most counts.
+                reason, key = row.reasons[layer], (value.key, layer)
+                missing[key] = more_informative(missing.get(key, reason), reason)
     _check_found(model, names, blocks, requested)
     found = {(one.value.key, one.key[1]) for one in requested}
     return requested, {key: reason for key, reason in missing.items() if key not in found}

@@ -14,7 +14,7 @@ from explorer import vocabulary
 from explorer.discovery.hook_point import get_element, with_element
 from explorer.model.address import REPLAY, BatchShared, ValueAddress, replay_of, unwrap
 from explorer.model.derived import DERIVATIONS, replayed_value
-from explorer.model.edits import Edit, JointEdit
+from explorer.model.edits import Edit, JointEdit, check_experts
 from explorer.model.errors import Cancelled, Unavailable
 from explorer.model.interface import RecordedModel
 from explorer.model.record_request import RequestedValue, check_edits
@@ -42,8 +42,8 @@ class _AtLocation:
     It makes edits, then takes snapshots of values; others it gets by running the recurrence again.
     """
 
-    edits: list[tuple[Edit, str, ValueAddress]] = field(
-        default_factory=list[tuple[Edit, str, ValueAddress]]
+    edits: list[tuple[Edit, str, ValueAddress, int | None]] = field(
+        default_factory=list[tuple[Edit, str, ValueAddress, "int | None"]]
     )
     values: list[tuple[Key, str, ValueAddress]] = field(
         default_factory=list[tuple[Key, str, ValueAddress]]
@@ -68,7 +68,8 @@ class _Plan:
             value, taps = model.writable(edit.value, edit.layer)
             edit.check(taps.host.sizes)
             address = taps.addresses[value.name]
-            self._at(address.location).edits.append((edit, value.name, address))
+            experts = taps.host.sizes.get("num_experts")
+            self._at(address.location).edits.append((edit, value.name, address, experts))
 
     def _at(self, location: str) -> _AtLocation:
         return self.locations.setdefault(location, _AtLocation())
@@ -115,9 +116,9 @@ class _RecordingObserver:
             expression = f"{vocabulary.HOSTS[value.host].path.replace('[i]', f'[{layer}]')}.{name}"
             replay = replay_of(value.host, passed[REPLAY])
             self.values[key] = _on_cpu(replayed_value(name, replay, expression))
-        for edit, name, address in here.edits:
-            container = _edited(container, edit, name, address)
-        edited = {name for _, name, _ in here.edits}
+        for edit, name, address, experts in here.edits:
+            container = _edited(container, edit, name, address, experts)
+        edited = {name for _, name, _, _ in here.edits}
         for key, name, address in here.values:
             value = _value_in(container, name, address)
             # An edit may return a tensor that its caller goes on using.
@@ -131,8 +132,13 @@ def _value_in(container: Any, name: str, address: ValueAddress) -> Any:
     return get_element(container, address.hook_point) if address.native else unwrap(container[name])
 
 
-def _edited(container: Any, edit: Edit, name: str, address: ValueAddress) -> Any:
-    """Return what passes at a location with an edit made in it."""
+def _edited(
+    container: Any, edit: Edit, name: str, address: ValueAddress, experts: int | None
+) -> Any:
+    """Return what passes at a location with an edit made in it.
+
+    ``experts``: how many experts the value's host has, None where it has none.
+    """
     now = _value_in(container, name, address)
     if now is None:
         raise Unavailable(f"{edit.value} is None in this call, so there is nothing to edit.")
@@ -150,6 +156,8 @@ def _edited(container: Any, edit: Edit, name: str, address: ValueAddress) -> Any
         raise ValueError(
             f"The edit of {edit.value} returned {new.dtype} where {now.dtype} belongs."
         )
+    if name == "expert_indices" and experts is not None:
+        check_experts(new, experts)
     if address.native:
         return with_element(container, address.hook_point, new)
     shared = isinstance(container[name], BatchShared)

@@ -30,7 +30,8 @@ class Recording:
     name, the second's is ``"mixer.state_output"``.
 
     label: what was run; weights: where its numbers come from; input_ids: the prompt [batch
-    seq]; tokens: its first row as texts; mixers: the hosts that mix positions, for each
+    seq]; attention_mask: its mask [batch seq], 0 at padding, None where there is none;
+    tokens: its first row as texts; mixers: the hosts that mix positions, for each
     block; values: the tensors; missing: the reason for each value that is not there; seconds:
     how long the forward took; edits: the descriptions of the edits made in it; shared: the
     keys of values that are one tensor in the model, and are copied when they are asked for.
@@ -46,6 +47,7 @@ class Recording:
     seconds: float = 0.0
     edits: tuple[str, ...] = ()
     shared: set[Key] = field(default_factory=set[Key])
+    attention_mask: torch.Tensor | None = None
 
     def __repr__(self) -> str:
         return (

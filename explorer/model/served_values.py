@@ -10,6 +10,7 @@ import torch
 
 from explorer.discovery.hook_point import get_element, with_element
 from explorer.model.address import BatchShared, ValueAddress, unwrap
+from explorer.model.edits import check_experts
 from explorer.model.errors import Unavailable
 
 
@@ -105,15 +106,8 @@ class ServedValues:
 
     def _put(self, container: Any, name: str, address: ValueAddress, value: Any) -> Any:
         if name == "expert_indices" and self.num_experts is not None:
-            self._check_experts(value, self.num_experts)
+            check_experts(value, self.num_experts)
         if self.native:
             return with_element(container, address.hook_point, value)
         shared = isinstance(container[name], BatchShared)
         return {**container, name: BatchShared(value) if shared else value}
-
-    def _check_experts(self, indices: torch.Tensor, count: int) -> None:
-        if not ((indices >= 0) & (indices < count)).all():
-            raise ValueError(
-                f"There are experts 0 to {count - 1}; expert_indices were given "
-                f"{int(indices.min())} to {int(indices.max())}."
-            )

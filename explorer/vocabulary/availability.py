@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -52,8 +53,15 @@ def not_in_block(text: str) -> Unavailability:
     return Unavailability(ReasonKind.NOT_IN_BLOCK, text)
 
 
-def most_informative(reasons: Iterable[Unavailability]) -> str:
-    """The sentence of the most informative reason, by the order of `ReasonKind`."""
+def more_informative(first: Unavailability, second: Unavailability) -> Unavailability:
+    """The more informative of two reasons, by the order of `ReasonKind`; else the first."""
     order = list(ReasonKind)
-    found = min(reasons, key=lambda reason: order.index(reason.kind), default=None)
-    return "it is not on the blocks asked for" if found is None else found.text
+    return min(first, second, key=lambda reason: order.index(reason.kind))
+
+
+def most_informative(reasons: Iterable[Unavailability]) -> str:
+    """The sentence of the most informative reason."""
+    found = list(reasons)
+    if not found:
+        return "it is not on the blocks asked for"
+    return functools.reduce(more_informative, found).text

@@ -8,6 +8,7 @@ import torch
 
 from explorer import ablate_expert, load, zero_head
 from explorer.model.edits import Edit
+from explorer.vocabulary.availability import most_informative
 from tests.support.messages import refused
 from tests.support.models import PROMPT, ids, specimen
 
@@ -37,21 +38,49 @@ def rec(model):
         ([[]], "empty_ids"),
         (torch.tensor([1, 2]).to_sparse(), "sparse_ids"),
         (torch.zeros(1, 3, dtype=torch.long, device="meta"), "meta_ids"),
-        ({"input_ids": [1]}, "tokenizer_output"),
+        ({"attention_mask": [[1, 1]]}, "no_prompt"),
+        ({"input_ids": [[1, 2]], "attention_mask": [[1]]}, "mask_of_another_shape"),
+        ({"input_ids": [[1, 2]], "attention_mask": "no"}, "mask_of_another_shape"),
+        ({"input_ids": [[1, 2]], "attention_mask": [[0, 0]]}, "no_mask"),
+        ({"input_ids": [[1, 2]], "attention_mask": [[1, 7]]}, "no_mask"),
+        (["one", ""], "empty_text"),
+        (["one", 2], "no_prompt"),
     ],
 )
 def test_a_prompt_that_is_none(model, prompt, message):
     refused(message, lambda: model.record(prompt, values=["logits"]))
 
 
-def test_what_a_tokenizer_returns_is_not_yet_a_prompt(model):
-    returned = model.tokenizer(PROMPT)
-    refused("tokenizer_output", lambda: model.record(returned, values=["logits"]))
-    given = model.tokenizer(PROMPT)["input_ids"]
-    assert torch.equal(
-        model.record(given, values=["logits"])["logits"],
-        model.record(PROMPT, values=["logits"])["logits"],
-    )
+def test_what_a_tokenizer_returns_is_a_prompt(model):
+    plain = model.record(PROMPT, values=["logits"])
+    for given in (model.tokenizer(PROMPT), model.tokenizer(PROMPT)["input_ids"], [PROMPT]):
+        assert torch.equal(model.record(given, values=["logits"])["logits"], plain["logits"])
+    assert plain.attention_mask is None
+
+
+def test_an_edit_that_chooses_an_expert_there_is_not(model):
+    for change in (lambda t: t * 0 + 9999, lambda t: t - 1_000):
+        edit = Edit("expert_indices", 0, change)
+        with pytest.raises(ValueError, match="There are experts 0 to"):
+            model.record(PROMPT, values=["logits"], edits=[edit])
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("gpt_oss", "head_gate"), ("qwen3_next", "attention_sinks"), ("llama", "skip")],
+)
+def test_the_reason_in_a_recording_is_the_one_that_says_most(family, name):
+    model = specimen(family)
+    rec = model.record(PROMPT)
+    for layer in range(model.num_layers):
+        if (name, layer) not in rec:
+            reasons = [
+                row.reasons[layer]
+                for row in model.support()
+                if row.name == name and layer in row.reasons
+            ]
+            assert rec.why(name, layer) == most_informative(reasons)
+    assert any((name, layer) not in rec for layer in range(model.num_layers))
 
 
 def test_shapes_alone_run_on_a_model_without_weights():

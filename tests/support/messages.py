@@ -150,8 +150,8 @@ MESSAGES = {
     # -- prompts
     "no_prompt": Message(
         PromptError,
-        "A prompt is a text, a list of token ids, or a tensor of them [batch seq]; for several "
-        "texts use tracer.invoke().",
+        "A prompt is a text, a list of texts or of token ids, a tensor of ids [batch seq], or "
+        "what the tokenizer returns.",
     ),
     "empty_text": Message(PromptError, "The prompt is empty; write at least one word."),
     "empty_ids": Message(PromptError, "The prompt is empty; give at least one token."),
@@ -168,9 +168,12 @@ MESSAGES = {
         "The prompt's token ids are on the meta device, which keeps no numbers; give them on "
         "another.",
     ),
-    "tokenizer_output": Message(
+    "mask_of_another_shape": Message(
         PromptError,
-        'A prompt is a text or token ids: of what a tokenizer returns, give its ["input_ids"].',
+        "The attention mask has the shape of the token ids, {shape}; this one is {given}.",
+    ),
+    "no_mask": Message(
+        PromptError, "An attention mask is 1 at tokens and 0 at padding, with a token in each row."
     ),
     # -- what is asked of a model
     "no_value": Message(UnknownValue, "There is no value '{name}'; {hint}."),
