@@ -17,7 +17,6 @@ from explorer.widgets.views import router as views_router
 
 ASSETS = Path(__file__).parents[1] / "widgets" / "assets"
 _PAGE = Path(__file__).with_name("page.jinja")
-_FULL = Path(__file__).with_name("full.jinja")
 
 #: The theme a page opens in, before anything of it is painted: the one chosen last, else what the
 #: system prefers.
@@ -81,15 +80,6 @@ def build(document: Document) -> tuple[pn.Template, CardBoard, Bridge]:
         document.add_root(slot)
     page.add_panel("bridge", bridge)
     return page, board, bridge
-
-
-def full_page(sentence: str) -> pn.Template:
-    """Build the page that is shown when too many pages are open."""
-    page = pn.Template(_FULL.read_text(encoding="utf-8"))
-    page.add_variable("sentence", sentence)
-    page.add_variable("colours", theme_css())
-    page.add_variable("theme", _THEME)
-    return page
 
 
 def _variables() -> Mapping[str, object]:

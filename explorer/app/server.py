@@ -26,7 +26,7 @@ from explorer.app.diagram import diagram
 from explorer.app.display import Services
 from explorer.app.guard import TOKEN, Guard, install, new_token
 from explorer.app.loop_monitor import LoopLagMonitor
-from explorer.app.page import ASSETS, build, full_page
+from explorer.app.page import ASSETS, build
 from explorer.app.session import Session
 from explorer.app.store import Store
 from explorer.app.worker import Worker
@@ -67,7 +67,8 @@ class SessionLimiter:
 
     A page takes its place when its script speaks, over a websocket: what was fetched and
     never connected keeps nobody out. A page that was closed or reloaded lingers on the
-    server for a while; it does not count either, so nobody locks himself out by reloading.
+    server for a while; it does not count either. A browser keeps a page that is reloaded
+    connected until the new one has arrived, so none is refused before its script speaks.
     """
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
@@ -75,22 +76,13 @@ class SessionLimiter:
         self._open: dict[object, Callable[[], bool]] = {}
         self._lock = threading.Lock()
 
-    @property
-    def full(self) -> bool:
-        """Whether the limit is reached now."""
-        with self._lock:
-            return self._full()
-
-    def _full(self) -> bool:
-        return sum(not on_closed() for on_closed in self._open.values()) >= self.most
-
     def enter(self, key: object, left: Callable[[], bool] = lambda: False) -> bool:
         """Take a place; return False when all are taken.
 
         ``left()`` tells whether the page has no connection any more.
         """
         with self._lock:
-            if self._full():
+            if sum(not has_left() for has_left in self._open.values()) >= self.most:
                 return False
             self._open[key] = left
             return True
@@ -109,9 +101,9 @@ class SessionLimiter:
 
 
 def page(services: Services, limiter: SessionLimiter) -> pn.Template:
-    """Build a page with its session, or the page that says that too many are open."""
-    if limiter.full:
-        return full_page(limiter.sentence)
+    """Build a page with its session; its first message is answered by a refusal when too many
+    are open.
+    """
     document = pn.state.curdoc
     assert document is not None  # Panel calls this for a page
     template, board, bridge = build(document)
@@ -125,14 +117,14 @@ def page(services: Services, limiter: SessionLimiter) -> pn.Template:
 
     @functools.cache
     def has_place() -> bool:
-        """Settled by the first message: others may have come in since the page was fetched."""
+        """Return whether the page may stay; settled by its first message."""
         return limiter.enter(document, lambda: connections(document) == 0)
 
     def on_message(event: Any) -> None:
         if has_place():
             session.receive(event.data)
         else:
-            bridge._send_msg({"full": limiter.sentence})
+            bridge._send_msg({"page_limit": limiter.sentence})
 
     bridge.on_msg(on_message)
 

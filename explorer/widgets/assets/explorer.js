@@ -118,11 +118,11 @@ const HANDLERS = {
   attention(message) { drawAttention(message, state.selection, state.tokens); },
   part(message) { drawPart(message); },
   marks(message) { state.marks = message; mark(); },
-  // The last free page was taken while this one was loading.
-  full(text) {
+  // As many pages are open as may be.
+  page_limit(text) {
     const notice = make("p", "notice", text), main = make("main");
     notice.setAttribute("role", "alert");
-    notice.dataset.full = "";
+    notice.dataset.pageLimit = "";
     main.append(notice);
     document.querySelector(".page")?.replaceWith(main);
   },
@@ -130,7 +130,7 @@ const HANDLERS = {
   status(message) { state.status = message; drawStatus(); },
 };
 // Messages are handled in this order: what follows the selection is drawn after it.
-const ORDER = ["full", "hello", "job", "notice", "run", "diagram", "interventions", "shown", "tab", "selection", "cards", "compare", "router", "attention", "part", "marks", "marked", "status"];
+const ORDER = ["page_limit", "hello", "job", "notice", "run", "diagram", "interventions", "shown", "tab", "selection", "cards", "compare", "router", "attention", "part", "marks", "marked", "status"];
 
 function receive(event) {
   const message = event.data ?? event;
