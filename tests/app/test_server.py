@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 import threading
+import urllib.request
 from contextlib import contextmanager
 
 import pytest

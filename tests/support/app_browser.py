@@ -40,6 +40,7 @@ class Seen:
 
     def __init__(self, visited) -> None:
         self.visited, self.page = visited, visited.page
+        self.page.set_default_timeout(30_000)  # models run behind what the page shows
         try:
             self.page.wait_for_function(DRAWN, timeout=60_000)
         except TimeoutError as error:

@@ -24,6 +24,10 @@ import pytest
 from builder.bench.chromium import Visit, launched, open_page
 from builder.bench.local_server import serve_folder
 
+#: How long, in milliseconds, a test waits for what a page should have by then. Arriving at a page
+#: may take longer on a busy machine.
+PATIENCE, ARRIVAL = 10_000, 30_000
+
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[object]:
@@ -37,6 +41,9 @@ def visit(chromium: object) -> Iterator[Callable[..., Visit]]:
 
     def open_one(address: str, **options: object) -> Visit:
         opened.append(open_page(chromium, address, **options))
+        page = opened[-1].page
+        page.set_default_timeout(PATIENCE)
+        page.set_default_navigation_timeout(ARRIVAL)
         return opened[-1]
 
     yield open_one
