@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import functools
@@ -20,6 +21,7 @@ from typing import Any
 
 import panel as pn
 from bokeh.document import Document
+from tornado.websocket import WebSocketClosedError
 
 import explorer.engine.nnsight_api  # noqa: F401  before anything that imports transformers' modeling code
 from explorer.app.diagram import diagram
@@ -222,6 +224,14 @@ def reach(host: str, token: bool) -> str:
     )
 
 
+def report_unawaited(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report an error that nothing awaits, as the loop does by itself, unless a page was closed
+    while a message was on its way to it.
+    """
+    if not isinstance(context.get("exception"), WebSocketClosedError):
+        loop.default_exception_handler(context)
+
+
 def serve(settings: Settings) -> None:
     """Load the model, then serve until stopped.
 
@@ -262,6 +272,7 @@ def serve(settings: Settings) -> None:
         print(reach(settings.host, guard.token is not None), file=sys.stderr, flush=True)
     if settings.browser:
         server.io_loop.add_callback(webbrowser.open, address)
+    server.io_loop.asyncio_loop.set_exception_handler(report_unawaited)
     services.loop_lag.start(server.io_loop.asyncio_loop)
     server.start()
     server.io_loop.start()

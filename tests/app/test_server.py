@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import socket
 import threading
@@ -9,9 +10,10 @@ import urllib.request
 from contextlib import contextmanager
 
 import pytest
+from tornado.websocket import WebSocketClosedError
 
 from explorer.__main__ import main
-from explorer.app.server import BusyPort, SessionLimiter, free_port, origins
+from explorer.app.server import BusyPort, SessionLimiter, free_port, origins, report_unawaited
 from tests.support.app_page import HYBRID
 from tests.support.explorer_server import explorer  # noqa: F401  a fixture
 
@@ -133,3 +135,11 @@ def test_pages_cannot_be_framed_or_embedded(explorer):
 @pytest.mark.parametrize("path", ["/assets/explorer.js%00.css", "/%00", "/assets/%00"])
 def test_an_address_with_a_null_byte_leads_nowhere(explorer, path):
     assert status_of((explorer.host, explorer.port), path) == 404
+
+
+def test_a_page_closed_under_way_is_no_error_but_others_are_told(caplog):
+    loop = asyncio.new_event_loop()
+    for error in (WebSocketClosedError(), RuntimeError("told")):
+        report_unawaited(loop, {"message": "never retrieved", "exception": error})
+    loop.close()
+    assert [str(record.exc_info[1]) for record in caplog.records] == ["told"]
