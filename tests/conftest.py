@@ -18,11 +18,15 @@ os.environ.setdefault("PYTHONUNBUFFERED", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tests.support.browser import chromium, serve, visit  # noqa: F401  fixtures, found by name
-from tests.support.models import any_model, hybrid, model  # noqa: F401
+from tests.support.models import any_model, hybrid, model, smollm2  # noqa: F401
+
+#: Fixtures that a test cannot have everywhere, and the mark of the tests that use them.
+MARKS = {"chromium": "browser", "smollm2": "real"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what opens a page as a browser test, so that no file has to remember it."""
+    """Mark what opens a page or needs the real weights, so that no file has to remember it."""
     for item in items:
-        if "chromium" in getattr(item, "fixturenames", ()):
-            item.add_marker("browser")
+        for fixture, mark in MARKS.items():
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(mark)

