@@ -95,6 +95,7 @@ def test_selections_are_answered_and_kept_in_range(opened):
 
 
 def test_messages_that_make_no_sense_are_ignored(opened):
+    before = opened.last("selection")
     for message in (
         None,
         "hello",
@@ -104,6 +105,9 @@ def test_messages_that_make_no_sense_are_ignored(opened):
         {"do": "select", "block": [1]},
     ):
         opened.session.receive(message)
+    opened.say(do="select", seq=103)
+    opened.answered(103)
+    assert opened.last("selection") == before
 
 
 def test_only_cards_that_changed_are_drawn_again(opened):

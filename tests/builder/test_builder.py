@@ -252,9 +252,12 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path, capsys):
 
 
 def test_a_built_folder_may_be_built_again(tmp_path):
-    mkdocs.prepare_output(tmp_path / "out")
-    (tmp_path / "out" / "index.html").write_text("old")
-    mkdocs.prepare_output(tmp_path / "out")
+    out = tmp_path / "out"
+    mkdocs.prepare_output(out)
+    marks = {path.name for path in out.iterdir()}
+    (out / "index.html").write_text("old")
+    mkdocs.prepare_output(out)
+    assert len(marks) == 1 and {path.name for path in out.iterdir()} == marks | {"index.html"}
 
 
 def test_a_page_of_records_in_another_form_is_taken_away(tmp_path):
