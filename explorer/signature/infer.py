@@ -180,6 +180,8 @@ class _Signature:
         if kind not in decoder_types():
             raise error
         small, model_class = small_config(kind), type(self.module)
+        few, _, count = few_blocks(build(small, model_class), self.path)
+        small = few if count is None else small
         self.asked = ResizableModel(small, model_class, released_config=config)
         try:
             probes = probe(self.asked)

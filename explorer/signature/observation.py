@@ -113,13 +113,16 @@ def of_recorded_run(run: RecordedRun) -> Observation:
     return sites
 
 
-def observe(model: Any, batch: int, seq: int, products: bool = False) -> Observation:
+def observe(
+    model: Any, batch: int, seq: int, products: bool = False, sites: Observation | None = None
+) -> Observation:
     """Run ``model`` on a prompt [batch seq] and one further token, and note every tensor.
 
-    products: note the matrices multiplied in the decoding step too. Raises whatever the forward
-    raises.
+    products: note the matrices multiplied in the decoding step too; sites: where to note, which
+    tells how far a forward came that raises. Raises whatever the forward raises.
     """
-    sites = of_parameters(model)
+    sites = {} if sites is None else sites
+    sites |= of_parameters(model)
     for name, buffer in model.named_buffers():
         _note(sites, "", name.rpartition(".")[0], "buffer", name.rpartition(".")[2], buffer)
     ids = torch.zeros(batch, seq, dtype=torch.long, device=model.device)

@@ -7,19 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 
 from explorer.signature.expressions import Expr
+from explorer.signature.failure import Failure
 from explorer.signature.fitting import Fitter
 from explorer.signature.joint_fitting import JointFitter, JointRun, rounding_pairs
 from explorer.signature.observation import Observation
 from explorer.signature.resizable import ResizableModel
 from explorer.signature.sizes import table
-from explorer.signature.steps import (
-    MULTIPLES,
-    Step,
-    joint_multiples,
-    just_above,
-    may_divide,
-    steps_of,
-)
+from explorer.signature.steps import MULTIPLES, Step, divided, even_multiple, steps_of
 
 #: Batch and tokens of the first probe, and the primes that they change to.
 BATCH, SEQ = 3, 11
@@ -28,8 +22,8 @@ OTHER_BATCHES, OTHER_SEQS = (5, 7, 2, 31), (13, 17, 19, 23)
 #: Probes in which all sizes change that have to agree.
 FEWEST_JOINTS = 2
 
-#: Models that are built at most, and for one probe in which all sizes change.
-_MOST_BUILDS, _MOST_BUILDS_OF_A_JOINT = 260, 30
+#: Models that are built at most.
+_MOST_BUILDS = 260
 
 
 class Probes:
@@ -46,14 +40,16 @@ class Probes:
     def __init__(self, model: ResizableModel) -> None:
         self.model = model
         self.builds = 0
-        self._builds_of_joint = 0
-        self._start(self.observed({}, BATCH, SEQ))
+        #: What models of other sizes showed, by the sizes that differ, batch and tokens.
+        self._looks: dict[tuple, Observation | Failure] = {}
+        self._start(model.observe({}, BATCH, SEQ))
 
     def restart(self) -> None:
         """Forget all probes but the first."""
         self._start(self.observations[0])
 
     def _start(self, first: Observation) -> None:
+        self._fitter: Fitter | None = None
         self.dependent: dict[str, Expr] = {}
         self.fixed: list[str] = []
         self.runs: list[dict[str, int]] = []
@@ -88,6 +84,12 @@ class Probes:
         }
 
     def fitter(self) -> Fitter:
+        """What finds the expression of an axis from all probes there are."""
+        if self._fitter is None:
+            self._fitter = self._new_fitter()
+        return self._fitter
+
+    def _new_fitter(self) -> Fitter:
         joint = None
         if len(self.joints) >= FEWEST_JOINTS:
             irregular = [
@@ -120,29 +122,40 @@ class Probes:
         fitted = self.fitter().fit_all(self.vectors())
         return {vector for vector, expression in fitted.items() if expression is None}
 
-    def observed(self, numbers: Mapping[str, int], batch: int, seq: int) -> Observation:
-        self.builds += 1
-        return self.model.observe(numbers, batch, seq)
+    def look(
+        self, numbers: Mapping[str, int], batch: int = BATCH, seq: int = SEQ
+    ) -> Observation | Failure:
+        """What is seen with other numbers, and with what follows from them."""
+        try:
+            numbers = self.with_dependent(numbers)
+        except ValueError:
+            return Failure()
+        key = (frozenset(numbers.items()), batch, seq)
+        if key not in self._looks:
+            if self.exhausted:
+                return Failure()
+            self.builds += 1
+            self._looks[key] = self._observed(numbers, batch, seq)
+        return self._looks[key]
+
+    def _observed(self, numbers: Mapping[str, int], batch: int, seq: int) -> Observation | Failure:
+        first, seen = self.observations[0], Observation()
+        try:
+            self.model.observe(numbers, batch, seq, seen)
+        except Exception as error:  # a forward may raise anything
+            return Failure.of(error, len(seen))
+        same = seen.keys() == first.keys() and all(
+            len(one.shape) == len(first[site].shape) and one.dtype == first[site].dtype
+            for site, one in seen.items()
+        )
+        return seen if same else Failure((len(seen),))
 
     def attempt(
         self, numbers: Mapping[str, int], batch: int = BATCH, seq: int = SEQ
     ) -> Observation | None:
-        """What is seen with other numbers; None where that does not build or run, or has other
-        tensors."""
-        if self.exhausted:
-            return None
-        try:
-            observation = self.observed(self.with_dependent(numbers), batch, seq)
-        except Exception:
-            return None
-        first = self.observations[0]
-        if observation.keys() != first.keys():
-            return None
-        same = all(
-            len(one.shape) == len(first[site].shape) and one.dtype == first[site].dtype
-            for site, one in observation.items()
-        )
-        return observation if same else None
+        """The same; None where that does not build or run, or has other tensors."""
+        seen = self.look(numbers, batch, seq)
+        return None if isinstance(seen, Failure) else seen
 
     def with_dependent(self, numbers: Mapping[str, int]) -> dict[str, int]:
         """The numbers with what follows from them; ValueError where that is no whole number."""
@@ -159,6 +172,7 @@ class Probes:
         self, numbers: Mapping[str, int], batch: int, seq: int, observation: Observation
     ) -> int:
         sizes = {**self.model.numbers, **self.with_dependent(numbers), "B": batch, "S": seq}
+        self._fitter = None
         self.runs.append(sizes)
         self.observations.append(observation)
         return len(self.runs) - 1
@@ -168,111 +182,19 @@ class Probes:
             observation[site].shape != own.shape for site, own in self.observations[0].items()
         )
 
-    # -- all at once ----------------------------------------------------------------
+    # -- one size at a time -------------------------------------------------------
 
-    def change_jointly(self, names: Sequence[str], turn: int) -> list[str]:
-        """Change as many sizes as will at once; returns those that would not."""
-        own = self.model.numbers
-        batch, seq = OTHER_BATCHES[turn], OTHER_SEQS[turn]
-        regular = {
-            name: own[name]
-            for name in names
-            if name not in self.model.window_names and self.steps.get(name) in (None, *MULTIPLES)
-        }
-        calls = {"B": (BATCH, batch), "S": (SEQ, seq)}
-        used = {
-            name: [joint.multiples[name].prime for joint in self.joints if name in joint.multiples]
-            for name in regular
-        }
-        multiples = joint_multiples(regular, turn, calls, self._divisors(), used)
-        options: dict[str, list[int]] = {}
-        for at, name in enumerate(names):
-            step = self.steps.get(name, just_above if name in self.model.window_names else None)
-            options[name] = [int(own[name] * multiples[name].factor)] if name in regular else []
-            if step is not None:
-                options[name] += [step(own[name], turn + at), step(own[name], 0)]
-        # What the configuration's class works out from others is likeliest not to change with them.
-        derived = self.model.derived - self.dependent.keys()
-        equal = {own[name] for name in derived}
-        ordered = sorted(
-            options, key=lambda name: (name in self.steps, name in derived, own[name] in equal)
-        )
-        ordered_options = {name: options[name] for name in ordered}
-        chosen, failed, observation = self.change_together(ordered_options, batch, seq)
-        if observation is not None:
-            run = self.add(chosen, batch, seq, observation)
-            kept = {
-                name: multiple
-                for name, multiple in multiples.items()
-                if name in calls or chosen.get(name) == own[name] * multiple.factor
-            }
-            self.joints.append(JointRun(run, kept))
-        return failed
+    def alone(self, name: str) -> Observation | None:
+        """What is seen with twice or half a size; None where it refuses."""
+        number = self.model.numbers[name]
+        others = {even_multiple(number, 0), divided(number, 0)} - {number}
+        seen = (self.attempt({name: other}) for other in sorted(others, reverse=True))
+        return next((one for one in seen if one is not None), None)
 
-    def change_together(
-        self, options: Mapping[str, list[int]], batch: int, seq: int
-    ) -> tuple[dict[str, int], list[str], Observation | None]:
-        """Change as many sizes as build together; the numbers taken, the sizes that refused, and
-        what the last that built showed.
-
-        options: numbers to try for each size, the likeliest first.
-        """
-        chosen: dict[str, int] = {}
-        failed: list[str] = []
-        self._builds_of_joint = self.builds + _MOST_BUILDS_OF_A_JOINT
-        observation = self._grow(chosen, dict(options), failed, batch, seq)
-        return chosen, failed, observation
-
-    def _divisors(self) -> list[tuple[str, str]]:
-        """Pairs of sizes of which the first has to divide the second, so that a size that follows
-        is a whole number."""
-        found: list[tuple[str, str]] = []
-        for dependent, expression in self.dependent.items():
-            names = {name: power for powers, _ in expression.terms for name, power in powers}
-            below = [name for name, power in names.items() if power < 0]
-            if below:
-                below += [
-                    name
-                    for name in self.model.numbers
-                    if may_divide(name, dependent, self.model.numbers)
-                ]
-            found += [(one, name) for one in below for name, power in names.items() if power > 0]
-        return found
-
-    def _grow(
-        self,
-        chosen: dict[str, int],
-        options: dict[str, list[int]],
-        failed: list[str],
-        batch: int,
-        seq: int,
-    ) -> Observation | None:
-        """Take as many sizes as build together into ``chosen``, the others into ``failed``; what
-        the last that built showed."""
-        if self.builds >= self._builds_of_joint:
-            failed += options
-            return None
-        first = {name: values[0] for name, values in options.items()}
-        observation = self.attempt({**chosen, **first}, batch, seq)
-        if observation is not None:
-            chosen |= first
-            return observation
-        if len(options) == 1:
-            ((name, values),) = options.items()
-            for value in values[1:]:
-                observation = self.attempt({**chosen, name: value}, batch, seq)
-                if observation is not None:
-                    chosen[name] = value
-                    return observation
-            failed.append(name)
-            return None
-        names = list(options)
-        half = len(names) // 2
-        parts = [{name: options[name] for name in part} for part in (names[:half], names[half:])]
-        first_part, second_part = (self._grow(chosen, part, failed, batch, seq) for part in parts)
-        return second_part or first_part
-
-    # -- one size at a time
+    def can_change(self, name: str) -> bool:
+        """Whether twice or half a size changes any shape."""
+        observation = self.alone(name)
+        return observation is not None and self.changes_shapes(observation)
 
     def move(self, name: str, steps: Sequence[Step] = ()) -> bool:
         """Change one size alone, or with what is known to follow; whether that could be done."""

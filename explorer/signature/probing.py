@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from explorer.signature.coupling import change_alone, without_coupled
+from explorer.signature.coupling import change_alone
+from explorer.signature.joint_probing import JointProbe, grow
 from explorer.signature.probes import BATCH, FEWEST_JOINTS, OTHER_BATCHES, OTHER_SEQS, SEQ, Probes
 from explorer.signature.resizable import ResizableModel
 from explorer.signature.steps import divided, even_multiple, just_above, odd_multiple
 
 #: Probes in which all sizes change, where some axis is a sum.
 _JOINTS_FOR_SUMS = 4
+
+#: Probes in which all sizes change, after each was changed alone.
+_CHECKS = 3
 
 #: Models that are built at most where sizes change all at once.
 _MOST_BUILDS_JOINTLY = 100
@@ -30,21 +34,24 @@ def _probe_jointly(probes: Probes) -> bool:
     """Change all sizes at once, several times; whether every axis resolved and every size changed
     that can."""
     probes.allow(_MOST_BUILDS_JOINTLY)
-    names = [*probes.model.numbers]
-    failed = probes.change_jointly(names, 0)
-    refused = bool(failed)
-    if refused:
-        failed = without_coupled(probes, failed)
-        change_alone(probes, failed)
-        names = [name for name in names if name not in failed or name in probes.steps]
+    failed = JointProbe(probes, [*probes.model.numbers], 0).run()
+    refused = bool(failed or probes.dependent)
+    probes.fixed += [name for name in failed if not (probes.can_change(name) or probes.move(name))]
+    names = [
+        name
+        for name in probes.model.numbers
+        if name not in (*probes.dependent, *probes.fixed)
+        and (name not in failed or name in probes.steps or probes.can_change(name))
+    ]
     for turn in range(1, FEWEST_JOINTS + refused):
-        probes.change_jointly(_movable(probes, names), turn)
-    change_alone(probes, _unchanged(probes, _movable(probes, names)))
+        JointProbe(probes, names, turn).run()
     if len(probes.joints) < FEWEST_JOINTS:
         return False
+    unchanged = [name for name in names if len({run[name] for run in probes.runs}) == 1]
+    probes.fixed += [name for name in unchanged if not probes.move(name)]
     if probes.unresolved():
         for turn in range(len(probes.joints), _JOINTS_FOR_SUMS):
-            probes.change_jointly(_movable(probes, names), turn)
+            JointProbe(probes, names, turn).run()
     return not probes.exhausted and not probes.unresolved()
 
 
@@ -52,18 +59,8 @@ def _probe_singly(probes: Probes) -> None:
     """Change each size alone, then all at once in the ways that worked."""
     _change_call(probes)
     change_alone(probes, [*probes.model.numbers])
-    for turn in range(3):
-        _change_by_steps(probes, turn)
+    _check_by_steps(probes)
     _use_even_multiples(probes)
-
-
-def _movable(probes: Probes, names: Sequence[str]) -> list[str]:
-    return [name for name in names if name not in probes.dependent and name not in probes.fixed]
-
-
-def _unchanged(probes: Probes, names: Sequence[str]) -> list[str]:
-    """Those sizes that no probe changed."""
-    return [name for name in names if len({run[name] for run in probes.runs}) == 1]
 
 
 def _change_call(probes: Probes) -> None:
@@ -79,13 +76,17 @@ def _change_call(probes: Probes) -> None:
                 break
 
 
-def _change_by_steps(probes: Probes, turn: int) -> None:
-    """Change as many sizes as will at once, each to a number it had in no other probe."""
-    options = _options(probes, [name for name in probes.steps if name in probes.singles], turn)
-    batch, seq = OTHER_BATCHES[turn + 1], OTHER_SEQS[turn + 1]
-    chosen, _, observation = probes.change_together(options, batch, seq)
-    if observation is not None:
-        probes.add(chosen, batch, seq, observation)
+def _check_by_steps(probes: Probes) -> None:
+    """Change as many sizes as will at once, each to a number it had in no other probe; once where
+    that runs with weights, as it is dear there."""
+    for turn in range(1 if probes.model.with_weights else _CHECKS):
+        options = _options(probes, [name for name in probes.steps if name in probes.singles], turn)
+        batch, seq = OTHER_BATCHES[turn + 1], OTHER_SEQS[turn + 1]
+        chosen: dict[str, int] = {}
+        grow(probes, chosen, options, [], batch, seq)
+        observation = probes.attempt(chosen, batch, seq)
+        if observation is not None:
+            probes.add(chosen, batch, seq, observation)
 
 
 def _options(probes: Probes, names: Sequence[str], turn: int) -> dict[str, list[int]]:
@@ -142,5 +143,4 @@ def _use_even_multiples(probes: Probes) -> None:
             name: [kept.index(at) for at in single] for name, single in probes.singles.items()
         }
         probes.joints = []
-        for turn in range(3):
-            _change_by_steps(probes, turn)
+        _check_by_steps(probes)

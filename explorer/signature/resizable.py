@@ -66,9 +66,12 @@ class ResizableModel:
         model = build(changed(self.config, figures_changed), self.model_class, self.with_weights)
         return model if self.first_blocks is None else with_first_blocks(model, *self.first_blocks)
 
-    def observe(self, numbers: Mapping[str, int], batch: int, seq: int) -> Observation:
-        """Run the model with other numbers for some sizes."""
-        return observe(self.build(numbers), batch, seq, products=True)
+    def observe(
+        self, numbers: Mapping[str, int], batch: int, seq: int, sites: Observation | None = None
+    ) -> Observation:
+        """Run the model with other numbers for some sizes; ``sites`` as `observation.observe` has
+        it."""
+        return observe(self.build(numbers), batch, seq, products=True, sites=sites)
 
     def observe_with_wide_windows(self, batch: int, seq: int) -> Observation:
         """Run the model with the windows that the configuration has."""

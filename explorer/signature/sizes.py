@@ -277,11 +277,11 @@ def relations(
                 found.append((3, name, term((moved, 1), (first, 1), (second, -1))))
             if first < second and own * value == numbers[first] * numbers[second]:
                 found.append((3, name, term((first, 1), (second, 1), (moved, -1))))
-    word = _last_word(moved)
+    word = last_word(moved)
     # Equal sizes of one sort, such as two widths, are the likeliest to be one size.
     found.sort(
         key=lambda one: (
-            not (numbers[one[1]] == value and _last_word(one[1]) == word),
+            not (numbers[one[1]] == value and last_word(one[1]) == word),
             one[1] not in derived,
             one[0],
         )
@@ -289,5 +289,5 @@ def relations(
     return [(name, expression) for _, name, expression in found]
 
 
-def _last_word(name: str) -> str:
+def last_word(name: str) -> str:
     return re.findall(r"[A-Z][a-z0-9]*|^[a-z0-9]+", name)[-1]

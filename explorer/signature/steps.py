@@ -16,9 +16,9 @@ _ODD, _EVEN = (3, 5, 7, 11, 9, 13), (2, 4, 8, 16)
 
 #: Sizes of which the first often has to divide the second, by their names.
 _DIVISORS = (
-    (re.compile(r"KvHeads$"), re.compile(r"Heads$")),
+    (re.compile(r"KvHeads$"), re.compile(r"(?<!Mamba)Heads$")),
     (re.compile(r"KeyHeads$"), re.compile(r"ValueHeads$")),
-    (re.compile(r"^ExpertGroups$"), re.compile(r"^Experts$")),
+    (re.compile(r"ExpertGroups?$"), re.compile(r"^Experts$")),
     (re.compile(r"StateGroups$|^NumGroups$"), re.compile(r"(Heads|Channels)$")),
     (re.compile(r"Heads$"), re.compile(r"^Channels$")),
 )
@@ -79,45 +79,37 @@ class Multiple:
 
 def joint_multiples(
     numbers: Mapping[str, int],
-    turn: int,
     calls: Mapping[str, tuple[int, int]],
-    divisors: Collection[tuple[str, str]] = (),
-    used: Mapping[str, Collection[int]] = {},
+    divisors: Collection[tuple[str, str]],
+    used: Mapping[str, Collection[int]],
+    least: int,
 ) -> dict[str, Multiple]:
     """A multiple for each size such that a product of sizes shows its factors by the primes in it.
 
     calls: by name what the call decides (batch, tokens), before and in this probe; divisors: pairs
     of sizes of which the first has to divide the second; used: primes that a size had in earlier
-    probes.
+    probes; least: the smallest number that may be one of the primes.
 
-    A larger size has a larger prime, so that what may not exceed another does not. A size that a
-    count may have to divide is multiplied by the count's factor too. The order is the one to read
+    A larger size has a larger prime, so that what may not exceed another does not. A size that
+    another has to divide is multiplied by the other's factor too. The order is the one to read
     off factors in: of two sizes of which one has the other's prime, that one comes first.
     """
     taken = {after for _, after in calls.values()}
-    primes = (prime for prime in _primes() if prime not in taken)
+    primes = (prime for prime in _primes() if prime >= least and prime not in taken)
     kinds = [first for first, _ in _DIVISORS]
 
-    def order(name: str) -> tuple[int, int]:
-        """By number; of equal ones first those that may have to divide others."""
+    def order(name: str) -> tuple[int, bool, int]:
+        """By number; of equal ones first how many are chosen, then what may have to divide."""
         matching = [at for at, pattern in enumerate(kinds) if pattern.search(name)]
-        return numbers[name], min(matching, default=len(kinds))
+        return numbers[name], not name.startswith("Top"), min(matching, default=len(kinds))
 
     ordered = sorted(numbers, key=order)
     factors: dict[str, int] = {}
     own: dict[str, int] = {}
-    for _ in range(turn):
-        next(primes)
-    free: list[int] = []
     for at, name in enumerate(ordered):
-        while not (unused := [prime for prime in free if prime not in used.get(name, ())]):
-            free.append(next(primes))
-        free.remove(unused[0])
-        own[name] = factors[name] = unused[0]
+        own[name] = factors[name] = next(one for one in primes if one not in used.get(name, ()))
         for other in ordered[:at]:
-            if (other, name) in divisors or (
-                numbers[name] % numbers[other] == 0 and may_divide(other, name, numbers)
-            ):
+            if (other, name) in divisors:
                 factors[name] = math.lcm(factors[name], factors[other])
     found = {
         name: Multiple(Fraction(after, before), after) for name, (before, after) in calls.items()

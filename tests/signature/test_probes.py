@@ -11,11 +11,12 @@ import torch
 from explorer import load
 from explorer.meta_device import build_meta
 from explorer.signature import signature
+from explorer.signature.block_kinds import block_list, few_blocks
+from explorer.signature.infer import InferredTypes
 from explorer.signature.observation import TensorSite, observe
 from explorer.signature.probes import Probes
 from explorer.signature.probing import probe
 from explorer.signature.resizable import ResizableModel
-from explorer.signature.sizes import changed
 from explorer.signature.types import Types
 from explorer.specimens.small import small_config
 from tests.signature.test_costs import calls, counted
@@ -31,8 +32,11 @@ OTHERS = {
 
 @cache
 def probed(family: str) -> tuple[Probes, Types]:
-    config = small_config(family)
-    probes = probe(ResizableModel(config, type(build_meta(config))))
+    module = build_meta(small_config(family))
+    path = block_list(module)
+    config, _, count = few_blocks(module, path)
+    first_blocks = None if count is None else (path, count)
+    probes = probe(ResizableModel(config, type(module), first_blocks=first_blocks))
     return probes, Types.of(probes)
 
 
@@ -45,9 +49,8 @@ def test_every_axis_resolves_and_holds_on_a_model_that_was_not_probed(family):
         sizes[name] == expression.value(sizes) for name, expression in probes.dependent.items()
     )
     assert not any(run.items() >= OTHERS[family].items() for run in probes.runs)
-    model = probes.model
-    config = changed(model.config, {model.keys[name]: sizes[name] for name in model.numbers})
-    seen = observe(build_meta(config, model_class=model.model_class), 6, 14, products=True)
+    model = probes.model.build({name: sizes[name] for name in probes.model.numbers})
+    seen = observe(model, 6, 14, products=True)
     sizes |= {name: size.value(sizes) for name, size in types.rounded.items()}
     assert seen.keys() == types.by_site.keys()
     assert [site for site, one in seen.items() if not types.by_site[site].holds(one, sizes)] == []
@@ -80,6 +83,7 @@ def test_a_multiple_of_a_size_that_cannot_change_is_taken_for_no_bare_number():
     held = copy.copy(probes)
     held.fixed, held.model = ["Fixed"], copy.copy(probes.model)
     held.model.numbers = {**probes.model.numbers, "Fixed": 2}
+    held.runs = [{**run, "Fixed": 2} for run in probes.runs]
     unresolved = Types.of(held).unresolved
     assert unresolved and {number for _, _, number in unresolved} == {
         one for one in numbers if one and one > 1 and one % 2 == 0
@@ -88,7 +92,7 @@ def test_a_multiple_of_a_size_that_cannot_change_is_taken_for_no_bare_number():
 
 def test_operations_of_a_loop_over_heads_are_those_torch_counts():
     module = build_meta(small_config("zamba"))
-    found = signature(module)["costs"]["flops"]
+    found = signature(module, [InferredTypes(*probed("zamba"))])["costs"]["flops"]
     assert "StateDim" in found["formula"]
     assert [calls(found, T=context) for context in (12, 130)] == [
         counted(module, context) for context in (12, 130)
