@@ -141,13 +141,16 @@ class JointFitter:
     # -- sums ----------------------------------------------------------------------
 
     def short_sum(self, observed: tuple[int, ...]) -> Expr | None:
-        """A number added to a multiple of one size, as in ``1 + S``."""
+        """A number added to a multiple of one size, as in ``1 + S``, or that for each item of the
+        batch, as in ``B + B * S``."""
         names = {name for joint in self.joints for name in joint.multiples} | {*self.irregular}
         found = []
         for name in sorted(names - self.dependent.keys()):
-            solved = self._solved([(), ((name, 1),)], observed)
-            if solved is not None:
-                found.append(solved)
+            each = [self._solved([(), ((name, 1),)], observed)]
+            if name != "B":
+                batch = ("B", 1)
+                each.append(self._solved([(batch,), tuple(sorted([batch, (name, 1)]))], observed))
+            found += [solved for solved in each if solved is not None]
         whole = [one for one in found if all(f.denominator == 1 for _, f in one.terms)]
         return whole[0] if len(whole) == 1 else None
 
