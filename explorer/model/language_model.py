@@ -35,9 +35,10 @@ from explorer.model.prompts import (
 )
 from explorer.model.record_request import request_values
 from explorer.model.recorder import Progress, record
-from explorer.model.recording import Recording
+from explorer.model.recording import Recording, abbreviated_repr, as_int
 from explorer.model.snapshots import ChangeHistory
 from explorer.model.standard_names import add_alias, bind_host, envoy_at, envoy_classes
+from explorer.model.steering import steered
 from explorer.model.support import Support, support
 from explorer.model.taps import Taps
 
@@ -145,11 +146,13 @@ class LanguageModel(HostEnvoy, TransformersModel):
 
     def layer_index(self, layer: int) -> int:
         """Return ``layer`` counted from 0; raise ValueError where there is no such block."""
-        if not -self.num_layers <= layer < self.num_layers:
+        number = as_int(layer)
+        if number is None or not -self.num_layers <= number < self.num_layers:
             raise ValueError(
-                f"There is no block {layer}: {self.label} has blocks 0 to {self.num_layers - 1}."
+                f"There is no block {abbreviated_repr(layer)}: {self.label} has blocks 0 to "
+                f"{self.num_layers - 1}."
             )
-        return layer % self.num_layers
+        return number % self.num_layers
 
     def support(self, layer: int | None = None) -> Support:
         """Return what can be served, on all blocks or on one, and why not the rest."""
@@ -328,26 +331,19 @@ class LanguageModel(HostEnvoy, TransformersModel):
         another width, OutsideTrace where no forward is running, AlreadyPassed where it
         has gone past the block.
         """
-        if vector.shape != (self.hidden_size,):
+        if getattr(vector, "shape", None) != (self.hidden_size,):
+            given = list(getattr(vector, "shape", [])) or type(vector).__name__
             raise ValueError(
-                f"The stream is {self.hidden_size} wide; the vector to steer with is "
-                f"{list(vector.shape)}."
+                f"The stream is {self.hidden_size} wide; the vector to steer with is {given}."
             )
-        rows = slice(None) if batch_index is None else [batch_index]
-        if positions is None:
-            positions = slice(None)
-        elif isinstance(positions, int):
-            positions = [positions]
-        indices = [layers] if isinstance(layers, int) else layers
+        indices = [layers] if as_int(layers) is not None else layers
+        if not isinstance(indices, Iterable):
+            indices = [indices]
         for layer in sorted({self.layer_index(index) for index in indices}):
             stream = self.layers[layer].layer_output
-            _check_indices("row", rows, stream.shape[0])
-            _check_indices("position", positions, stream.shape[1])
-            steered = torch.zeros(stream.shape[:2], dtype=torch.bool, device=stream.device)
-            steered[rows, positions] = True
-            added = torch.zeros_like(stream)
-            added[steered] = (factor * vector).to(stream)
-            self.layers[layer].layer_output = stream + added
+            self.layers[layer].layer_output = steered(
+                stream, (factor * vector).to(stream), positions, batch_index
+            )
 
     def project_on_vocab(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [… vocab_size] of a stream [… hidden_size], as after the last block.
@@ -382,6 +378,10 @@ class LanguageModel(HostEnvoy, TransformersModel):
         They are (token, probability), likeliest first; for more than one vector, nested lists in
         the shape of the leading axes.
         """
+        if as_int(k) is None or not 1 <= k <= self.vocab_size:
+            raise ValueError(
+                f"k is a number of tokens from 1 to {self.vocab_size}, not {abbreviated_repr(k)}."
+            )
         if hidden.dim() > 1:
             return [self.top_tokens(row, k) for row in hidden]
         best = self.project_on_vocab(hidden).detach().float().softmax(-1).topk(k)
@@ -390,12 +390,3 @@ class LanguageModel(HostEnvoy, TransformersModel):
             (tokenizer.decode([int(token)]), float(probability))
             for token, probability in zip(best.indices, best.values, strict=True)
         ]
-
-
-def _check_indices(what: str, indices: slice | Iterable[int], length: int) -> None:
-    """Raise ValueError for the first index out of range in a call of this length."""
-    for index in () if isinstance(indices, slice) else indices:
-        if not -length <= index < length:
-            raise ValueError(
-                f"There is no {what} {int(index)}: this call has {what}s 0 to {length - 1}."
-            )

@@ -98,12 +98,32 @@ def test_steering_is_refused_with_a_sentence(model):
         ({"positions": 1000}, "position 1000"),
         ({"positions": [0, -1000]}, "position -1000"),
         ({"batch_index": 3}, "row 3.*0 to 0"),
+        ({"positions": 0.5}, "position 0.5"),
+        ({"positions": ["a"]}, "position 'a'"),
+        ({"positions": True}, "position True"),
+        ({"batch_index": "0"}, "row '0'"),
     ):
         with pytest.raises(ValueError, match=description):
             with model.trace(PROMPT):
                 model.steer(1, vector, **wrong)
+    for layers in (1.5, "1", [1, 2.0]):
+        with pytest.raises(ValueError, match="There is no block"):
+            with model.trace(PROMPT):
+                model.steer(layers, vector)
+    with pytest.raises(ValueError, match="There is no block 1.5"):
+        with model.trace(PROMPT):
+            model.skip_layers(1.5, 2)
+    with pytest.raises(ValueError, match="wide"):
+        with model.trace(PROMPT):
+            model.steer(1, 3)
     with pytest.raises(OutsideTrace):
         model.steer(1, vector)
+
+
+@pytest.mark.parametrize("k", [-1, 0, 1.5, "3", 10**9])
+def test_a_number_of_tokens_that_is_none(model, k):
+    with pytest.raises(ValueError, match="k is a number of tokens"):
+        model.top_tokens(torch.ones(model.hidden_size), k)
 
 
 def test_the_lens_on_the_last_block_is_the_model(any_model):

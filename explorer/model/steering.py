@@ -1,0 +1,44 @@
+"""Adding a vector to the residual stream at chosen tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from explorer.model.recording import abbreviated_repr, as_int
+
+
+def steered(
+    stream: torch.Tensor, vector: torch.Tensor, positions: Any, batch_index: int | None
+) -> torch.Tensor:
+    """Return the stream [batch seq hidden_size] with ``vector`` [hidden_size] added.
+
+    positions: a token, several, a slice, or None for all; batch_index: a row, None for all. Raises
+    ValueError for what is no such number and for a token or a row there is not.
+    """
+    rows = slice(None) if batch_index is None else _indices("row", batch_index, stream.shape[0])
+    tokens = slice(None) if positions is None else _indices("position", positions, stream.shape[1])
+    chosen = torch.zeros(stream.shape[:2], dtype=torch.bool, device=stream.device)
+    chosen[rows, tokens] = True
+    added = torch.zeros_like(stream)
+    added[chosen] = vector
+    return stream + added
+
+
+def _indices(what: str, given: Any, length: int) -> slice | list[int]:
+    """Return the rows or positions asked for; raise ValueError for one there is not."""
+    if isinstance(given, slice):
+        return given
+    single = as_int(given) is not None or not isinstance(given, Iterable)
+    numbers: list[int] = []
+    for one in [given] if single else given:
+        number = as_int(one)
+        if number is None or not -length <= number < length:
+            raise ValueError(
+                f"There is no {what} {abbreviated_repr(one)}: this call has {what}s 0 to "
+                f"{length - 1}."
+            )
+        numbers.append(number)
+    return numbers
