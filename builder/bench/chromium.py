@@ -42,7 +42,7 @@ def size_of(message: str | bytes) -> int:
 
 
 def is_favicon(address: str) -> bool:
-    """Whether an address is the one file that browsers request without being told to."""
+    """Whether an address is the one file that browsers request unasked."""
     return urlsplit(address).path == "/favicon.ico"
 
 

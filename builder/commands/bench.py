@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(
-    sections: Iterable[str], settings: Settings, say: Callable[[str], None]
+    sections: Iterable[str], settings: Settings, progress: Callable[[str], None]
 ) -> tuple[list[tuple[str, Figure]], dict[str, str]]:
     """Return the figures of ``sections``, each with its section, and the error of each section
     that failed.
@@ -74,14 +74,14 @@ def measure(
     figures: list[tuple[str, Figure]] = []
     failed: dict[str, str] = {}
     for name in sections:
-        say(f"measuring {name} ...")
+        progress(f"measuring {name} ...")
         try:
             for figure in SECTIONS[name](settings):
                 figures.append((name, figure))
-                say(f"  {figure.name}: {amount(figure.value, figure.unit)}")
+                progress(f"  {figure.name}: {amount(figure.value, figure.unit)}")
         except Exception as error:
             failed[name] = f"{type(error).__name__}: {error}"
-            say(f"  failed: {failed[name]}")
+            progress(f"  failed: {failed[name]}")
     return figures, failed
 
 

@@ -2,9 +2,9 @@
 
 ``{value:mlp.router_logits}`` must be a standard value, and a name in backticks with an underscore
 in it must belong to a standard value, the model's own modules, configuration and source, this
-library, torch, or the notes' own code; what comes from none of these (an option of a chat template,
-say) is listed in the front matter's ``words``. A value named on a host that does not have it
-(``self_attn.betas``) is refused too.
+library, torch, or the notes' own code; any other (for example an option of a
+chat template) is listed in the front matter's ``words``. A value named on a host that does not have
+it (``self_attn.betas``) is refused too.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _SAFE_ADDRESS = re.compile(r"https?://\S+|[^:\s]*")
 
 @dataclass(frozen=True)
 class Section:
-    """A heading as Markdown, its anchor, and the HTML under it; what stands before the first
+    """A heading as Markdown, its anchor, and the HTML under it; the part before the first
     heading has neither.
     """
 

@@ -1,5 +1,5 @@
 """A family's signature as its page shows it: what its checkpoints share once, in symbols, and
-their numbers apart.
+their numbers separately.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def cache_rows(record: Record, records: Sequence[Record]) -> list[CacheRow]:
 
 
 def _grows(tensor: Json) -> str:
-    """Say how a cached tensor grows with the number of tokens S."""
+    """Describe how a cached tensor grows with the number of tokens S."""
     growing = [text for text in tensor["after_prefill"]["dims"] if "S" in _NAME.findall(text)]
     if any(text.startswith("min(") for text in growing):
         return "up to the window"
@@ -209,7 +209,7 @@ def classes(records: Sequence[Record], signed: Sequence[Record]) -> list[ClassRo
 
 
 def _numbered(record: Record) -> list[tuple[tuple[str, int], Json]]:
-    """Return the classes by name and a number that tells apart those of one name."""
+    """Return the classes by name and a number that distinguishes those of one name."""
     counts: dict[str, int] = {}
     found = []
     for one in record["signature"]["blocks"]:

@@ -97,7 +97,7 @@ def _table(record: Record, path: str) -> ValueTable:
 
 
 def _on(record: Record, path: str) -> str:
-    """Say which blocks of a checkpoint have a host, "" for a host of the model."""
+    """Return as text which blocks of a checkpoint have a host, "" for a host of the model."""
     layers, count = _layers(record, path), record["sizes"]["num_layers"]
     if not layers:
         return ""

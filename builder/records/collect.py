@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # notes need the packages of the extra "site", the commands w
 
 Record = dict[str, Any]
 
-#: Called with a few words on what is being done.
-Say = Callable[[str], None]
+#: Called with a few words on each step that begins.
+Progress = Callable[[str], None]
 
 NOTES = Path("site/families")
 
@@ -46,7 +46,7 @@ class Collected:
 
 
 def _silent(text: str) -> None:
-    """Say nothing."""
+    """Report nothing."""
 
 
 # -- which families ---------------------------------------------------------------
@@ -97,14 +97,14 @@ def proven_families(site: Path) -> list[str] | None:
 
 
 def contract_report(
-    family: str, say: Say = _silent, results: ResultCache | None = None
+    family: str, progress: Progress = _silent, results: ResultCache | None = None
 ) -> tuple[Record, Record]:
     """Return the contract's report on the family's specimen and a description of that specimen,
     cached where possible.
     """
 
     def check() -> dict[str, Record]:
-        say(f"checking the contract on the specimen of {family}")
+        progress(f"checking the contract on the specimen of {family}")
         from explorer import contract, load, specimens
 
         built = specimens.build(family)
@@ -122,16 +122,16 @@ def contract_report(
     return found["report"], found["specimen"]
 
 
-def record(family: str, checkpoint: str | None, say: Say = _silent) -> Record:
+def record(family: str, checkpoint: str | None, progress: Progress = _silent) -> Record:
     """Return one record with the contract's report in it."""
     from explorer.facts.record import facts
 
-    report, specimen = contract_report(family, say)
-    say(f"collecting {checkpoint or family}")
+    report, specimen = contract_report(family, progress)
+    progress(f"collecting {checkpoint or family}")
     return dict(facts(family, checkpoint, report, specimen))
 
 
-def collect(family: str, fresh: bool = False, say: Say = _silent) -> Collected:
+def collect(family: str, fresh: bool = False, progress: Progress = _silent) -> Collected:
     """Collect everything a family's page is made of; ``fresh``: without results of earlier
     builds.
     """
@@ -140,11 +140,11 @@ def collect(family: str, fresh: bool = False, say: Say = _silent) -> Collected:
     results = ResultCache(fresh)
     with one_thread():
         records = results.get_or_make(
-            "records", family, records_key(family), lambda: _records(family, say, results)
+            "records", family, records_key(family), lambda: _records(family, progress, results)
         )
         blocks = None
         if has_notes(family):
-            say(f"running the notes of {family}")
+            progress(f"running the notes of {family}")
             path = _notes_path(family)
             key = notes_key(path, family)
             blocks = results.get_or_make("notes", family, key, lambda: _execute(path, family))
@@ -198,7 +198,7 @@ def _collected(
     return Collected(family, records, [Block(**block) for block in blocks], meta, made)
 
 
-def _records(family: str, say: Say, results: ResultCache) -> list[Record]:
+def _records(family: str, progress: Progress, results: ResultCache) -> list[Record]:
     """Return a record of each checkpoint.
 
     A family without a card has the type's default sizes in its place, or the specimen's where those
@@ -209,8 +209,8 @@ def _records(family: str, say: Say, results: ResultCache) -> list[Record]:
     from explorer.facts.record import checkpoints, facts
     from explorer.signature import Known
 
-    report, specimen = contract_report(family, say, results)
-    say(f"collecting {family}")
+    report, specimen = contract_report(family, progress, results)
+    progress(f"collecting {family}")
     try:
         known: Known = []
         return [

@@ -1,4 +1,4 @@
-"""Coverage: run the contract on the small model of every decoder of transformers, and keep the
+"""Coverage: run the contract on the small model of every decoder of transformers, and store the
 outcomes as data.
 
 An outcome says what is served, what is lacking and why, which checks passed, and how many axes of
@@ -64,7 +64,7 @@ class Lack(TypedDict):
 
 
 class FailedCheck(TypedDict):
-    law: str
+    name: str
     host: str
     values: list[str]
     detail: NotRequired[str]
@@ -102,7 +102,7 @@ Outcome = TypedDict(
         "served": list[str],
         "lacking": list[Lack],
         "unproven": list[str],
-        "laws": Counts,
+        "checks": Counts,
         "failed": list[FailedCheck],
         "types": Axes | NoTypes,
         "file": int,
@@ -214,12 +214,12 @@ def outcome(model: LanguageModel, report: Report) -> Outcome:
         "served": served,
         "lacking": lacking,
         "unproven": unproven,
-        "laws": {"passed": report.passed, "failed": report.failed},
+        "checks": {"passed": report.passed, "failed": report.failed},
     }
     if report.failures:
         found["failed"] = [
             {
-                "law": check.name,
+                "name": check.name,
                 "host": check.host,
                 "values": list(check.values),
                 "detail": check.detail,
@@ -259,7 +259,7 @@ def data(outcomes: Mapping[str, Outcome]) -> CoverageData:
         families[family] = {**outcomes[family], "file": own_lines(family)}
         if failed := families[family].get("failed"):
             families[family]["failed"] = [
-                {"law": check["law"], "host": check["host"], "values": check["values"]}
+                {"name": check["name"], "host": check["host"], "values": check["values"]}
                 for check in failed
             ]
     return {"versions": {name: version(name) for name in _PACKAGES}, "families": families}

@@ -21,15 +21,15 @@ def count_verdicts(outcomes: Iterable[Outcome]) -> dict[str, int]:
 
 
 def details(outcome: Outcome) -> list[str]:
-    """Return what is to be said of an outcome as sentences without a full stop, the shortest
-    first.
-    """
+    """Return the details of an outcome as sentences without a full stop, the shortest first."""
     types = outcome.get("types")
     lines = []
     if "reason" in outcome:
         lines.append(outcome["reason"])
-    if "served" in outcome and "laws" in outcome:
-        lines.append(f"{len(outcome['served'])} values, {outcome['laws']['passed']} checks passed")
+    if "served" in outcome and "checks" in outcome:
+        lines.append(
+            f"{len(outcome['served'])} values, {outcome['checks']['passed']} checks passed"
+        )
     lines += _failures(outcome.get("failed", ()))
     lacking = by_reason(outcome.get("lacking", ()))
     lines += [f"no {names}: {reason}" for reason, names in lacking.items()]
@@ -56,7 +56,7 @@ def percent(outcome: Outcome) -> str:
 
 
 def resolved(outcomes: Mapping[str, Outcome]) -> str:
-    """Say how much of the types is resolved: of all model types together, and in how many of
+    """Describe how much of the types is resolved: of all model types together, and in how many of
     them.
     """
     shares = [
@@ -87,7 +87,7 @@ def _failures(failed: Sequence[FailedCheck]) -> list[str]:
     """Return the failed checks, those with the same detail together, the first few of each."""
     groups: dict[str, list[str]] = {}
     for check in failed:
-        name = f"{check['law']} on {check['host']}"
+        name = f"{check['name']} on {check['host']}"
         groups.setdefault(check.get("detail", "failed"), []).append(name)
     lines = [f"{_first_names(names)}: {detail}" for detail, names in groups.items()]
     more = len(lines) - _NAMED

@@ -38,7 +38,7 @@ DEFAULT_LIMITS = Limits()
 
 @dataclass(frozen=True)
 class NoResult:
-    """Stands in for the result of a process that gave none; ``reason`` is a clause such as "it
+    """Takes the place of the result of a process that gave none; ``reason`` is a clause such as "it
     died of SIGSEGV".
     """
 
@@ -176,7 +176,7 @@ def _run_task(function: Callable[[str], Any], task: str, sender: Any, seconds: f
 
 
 def _exit_reason(code: int | None) -> str:
-    """Say how a process ended that sent nothing."""
+    """Describe how a process ended that sent nothing."""
     if code is not None and code < 0:
         return f"it died of {signal.Signals(-code).name}"
     return f"it ended with exit code {code} and no result"

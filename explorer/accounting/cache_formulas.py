@@ -96,7 +96,7 @@ def cache_rows(
 ) -> list[dict[str, Any]]:
     """Return the rows of `accounting.cache_sizes` for what a run kept, for each kind of block.
 
-    dtype: the dtype that stands for the run's own.
+    dtype: the dtype that replaces the run's own.
 
     Raises ValueError for a tensor without a known formula.
     """
@@ -107,7 +107,7 @@ def cache_rows(
 
 
 class _Rows:
-    """Makes the rows of blocks that keep the same."""
+    """Makes the rows of blocks that keep equal tensors."""
 
     def __init__(
         self, config: PreTrainedConfig, run: CacheProbe, group: list[CacheOwner], dtype: torch.dtype

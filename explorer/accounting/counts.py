@@ -17,7 +17,7 @@ from torch import nn
 from explorer.accounting.cache_formulas import cache_rows
 from explorer.accounting.cache_probe import CacheProbe, cache_of, measure_cache, probe_cache
 from explorer.accounting.parameter_roles import PARTS, Parts
-from explorer.discovery.record_run import kept_run, record_run
+from explorer.discovery.record_run import cached_run, record_run
 from explorer.meta_device import build_meta
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ ACTIVE_CONVENTION = (
     "a matrix shared by embedding and head is counted once."
 )
 
-#: What each model keeps, for as long as the model is there.
+#: The cache probe of each model, for as long as the model exists.
 _PROBES: WeakKeyDictionary[nn.Module, CacheProbe] = WeakKeyDictionary()
 
 
@@ -41,7 +41,7 @@ def parameters(model: Any) -> dict[str, Any]:
     ``_module``; it is run once on three tokens, for which modules mix tokens and how many
     experts a token chooses is seen there. `ACTIVE_CONVENTION` says what active means; it is
     None where that number shows neither in the run nor on a module nor in the configuration,
-    and where there should be experts, or may be, that were not told apart.
+    and where there should be experts, or may be, that were not distinguished.
     Every parameter is in exactly one of `PARTS`.
     """
     model = getattr(model, "_module", model)
@@ -96,7 +96,7 @@ def parameters(model: Any) -> dict[str, Any]:
 def run(model: PreTrainedModel) -> CacheProbe:
     """Return what a model keeps after a short prompt, see `explorer.accounting.cache_probe`.
 
-    It is read off the record kept on the model, or else off that of a model built like it on the
+    It is read off the record cached on the model, or else off that of a model built like it on the
     meta device in bfloat16. Where that does not run, a model with numbers runs itself.
     Raises what its forward raises.
     """
@@ -107,15 +107,15 @@ def run(model: PreTrainedModel) -> CacheProbe:
 
 def _probe(model: PreTrainedModel) -> CacheProbe:
     meta = model.device.type == "meta"
-    kept = kept_run(model)
-    if kept is not None and kept.model.dtype == torch.bfloat16:
-        return cache_of(kept)
+    recorded = cached_run(model)
+    if recorded is not None and recorded.model.dtype == torch.bfloat16:
+        return cache_of(recorded)
     try:
         if meta and model.dtype == torch.bfloat16:
             return probe_cache(model)
-        twin = build_meta(model.config)
-        if type(twin) is type(model):
-            return probe_cache(twin)
+        meta_model = build_meta(model.config)
+        if type(meta_model) is type(model):
+            return probe_cache(meta_model)
     except Exception:  # a foreign forward may raise anything
         if meta:
             raise
@@ -126,10 +126,10 @@ def _has_own_cache(model: Any) -> bool:
     """Return whether a modeling file defines a cache, whose tensors no cache layer shows."""
     from transformers import DynamicCache
 
-    home = type(model).__module__
+    defined_in = type(model).__module__
     return any(
-        isinstance(one, type) and issubclass(one, DynamicCache) and one.__module__ == home
-        for one in vars(sys.modules[home]).values()
+        isinstance(one, type) and issubclass(one, DynamicCache) and one.__module__ == defined_in
+        for one in vars(sys.modules[defined_in]).values()
     )
 
 
@@ -156,9 +156,9 @@ def cache_sizes(model: Any, dtype: torch.dtype | None = None) -> list[dict[str, 
     try:
         seen = run(cast(Any, model)) if is_model else probe_cache(build_meta(model))
     except Exception as error:  # a foreign forward may raise anything
-        said = str(error).partition("\n")[0]
+        message = str(error).partition("\n")[0]
         raise ValueError(
-            f"what {config.model_type} keeps is not known: running it failed with {said}"
+            f"what {config.model_type} keeps is not known: running it failed with {message}"
         ) from error
     if _has_own_cache(model):
         raise ValueError(
@@ -178,8 +178,8 @@ def cache_bytes(model: Any, tokens: int, batch: int = 1, dtype: torch.dtype | No
         if row["fixed_bytes"] is not None:
             total += row["fixed_bytes"]
         else:
-            held = tokens if row["tokens_at_most"] is None else min(tokens, row["tokens_at_most"])
-            total += row["per_token_bytes"] * held
+            cached = tokens if row["tokens_at_most"] is None else min(tokens, row["tokens_at_most"])
+            total += row["per_token_bytes"] * cached
     return total * batch
 
 

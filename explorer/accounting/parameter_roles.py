@@ -91,12 +91,12 @@ class Parts:
         chosen = self.run.slots.get(experts) if self.run else None
         if chosen is None:
             around = (*(self.modules[one] for one in _paths_above(experts)), self.config)
-            asked = (
+            settings = (
                 getattr(one, name, None)
                 for one in around
                 for name in ("top_k", "num_experts_per_tok")
             )
-            chosen = next((number for number in asked if isinstance(number, int)), None)
+            chosen = next((number for number in settings if isinstance(number, int)), None)
         return self.experts[experts], chosen
 
     @property
@@ -137,7 +137,7 @@ class Parts:
         return counts.pop() if stacks and len(counts) == 1 else None
 
     def _listed(self, path: str) -> int | None:
-        """Return the length of a list of modules that are built alike; None for anything else."""
+        """Return the length of a list of modules of the same structure; None for anything else."""
         module = self.modules[path]
         if not isinstance(module, nn.ModuleList) or len(module) < 2:
             return None

@@ -33,8 +33,7 @@ log = logging.getLogger(__name__)
 
 Message = dict[str, Any]
 
-#: Of the cards whose cells can be clicked: the part of the selection that a cell's row and column
-#: stand for.
+#: Of the cards whose cells can be clicked: what of the selection a cell's row and column set.
 _CELL_SELECTS = {
     "router_grid": {"token": "row"},
     "attention_one": {"token": "row"},
@@ -227,7 +226,7 @@ class Display:
             self.select({"head": tile})
 
     def _tapped_cell(self, name: str, x: float, y: float) -> None:
-        """Select the token, block or head that a clicked cell stands for."""
+        """Select the token, block or head of a clicked cell."""
         cell = {"row": round(y), "column": round(x)}
         changes = {name: cell[side] for name, side in _CELL_SELECTS.get(name, {}).items()}
         if changes:

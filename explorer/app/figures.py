@@ -2,7 +2,7 @@
 
 A figure of cells has one image glyph over bytes that index one palette; the palette's mapper is
 shared by all figures of a page and changes with the theme alone. Cell ``k`` spans ``k - 0.5`` to
-``k + 0.5`` on its axis, so that ticks at whole numbers stand at the middles of cells.
+``k + 0.5`` on its axis, so that ticks at whole numbers are at the middles of cells.
 """
 
 from __future__ import annotations

@@ -132,11 +132,11 @@ def parse(message: object) -> Request | None:
 
 def _excess(message: dict[str, Any]) -> str | None:
     """Return a sentence where a message asks for more than a page may."""
-    asked = message.get("wish")
-    asked = asked if isinstance(asked, dict) else message
-    if (count := len(str(asked.get("model") or ""))) > _LONGEST_NAME:
+    view = message.get("view")
+    source = view if isinstance(view, dict) else message
+    if (count := len(str(source.get("model") or ""))) > _LONGEST_NAME:
         return f"The model's name has {count:,} characters; the most is {_LONGEST_NAME:,}."
-    if (count := len(str(asked.get("prompt") or ""))) > _LONGEST_PROMPT:
+    if (count := len(str(source.get("prompt") or ""))) > _LONGEST_PROMPT:
         return f"The prompt has {count:,} characters; the most is {_LONGEST_PROMPT:,}."
     rows = message.get("list")
     if isinstance(rows, list) and len(rows) > _MOST_SWITCHES:
@@ -149,17 +149,17 @@ def _theme(message: dict[str, Any]) -> str:
 
 
 def _hello(message: dict[str, Any]) -> Hello:
-    asked = message.get("wish")
-    asked = asked if isinstance(asked, dict) else {}
+    view = message.get("view")
+    view = view if isinstance(view, dict) else {}
     selection = Selection(
-        **{name: to_int(asked.get(name), 0) for name in ("block", "token", "head")}
+        **{name: to_int(view.get(name), 0) for name in ("block", "token", "head")}
     )
-    if "token" not in asked:
+    if "token" not in view:
         selection = selection.moved(token=-1)
-    if isinstance(asked.get("part"), str):
-        selection = selection.moved(part=asked["part"])
-    tab = asked.get("tab") if asked.get("tab") in TABS else None
-    model, prompt = str(asked.get("model") or ""), str(asked.get("prompt") or "")
+    if isinstance(view.get("part"), str):
+        selection = selection.moved(part=view["part"])
+    tab = view.get("tab") if view.get("tab") in TABS else None
+    model, prompt = str(view.get("model") or ""), str(view.get("prompt") or "")
     return Hello(_theme(message), model, prompt, selection, tab)
 
 

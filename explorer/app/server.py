@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 DEFAULT_MODEL = "specimen:qwen3_next"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 5006
 
-#: Addresses that this machine alone reaches, and those that stand for all its addresses.
+#: Addresses that this machine alone reaches, and those that mean all its addresses.
 LOOPBACK, EVERY_ADDRESS = ("127.0.0.1", "localhost", "::1"), ("0.0.0.0", "::")
 
 #: Pages open at a time. Each holds figures and a run; Panel itself sets no limit.
@@ -67,10 +67,10 @@ class Settings:
 class SessionLimiter:
     """Limits the number of open pages.
 
-    A page takes its place when its script speaks, over a websocket: what was fetched and
-    never connected keeps nobody out. A page that was closed or reloaded lingers on the
-    server for a while; it does not count either. A browser keeps a page that is reloaded
-    connected until the new one has arrived, so none is refused before its script speaks.
+    A page counts once its script connects over a websocket, not when it is fetched. The session
+    of a page that was closed or reloaded stays on the server for a while; it does not count. A
+    browser keeps a reloaded page connected until the new one has arrived, so a page is not refused
+    before its script connects.
     """
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
@@ -79,9 +79,9 @@ class SessionLimiter:
         self._lock = threading.Lock()
 
     def enter(self, key: object, left: Callable[[], bool] = lambda: False) -> bool:
-        """Take a place; return False when all are taken.
+        """Count a page; return False when the limit is reached.
 
-        ``left()`` tells whether the page has no connection any more.
+        ``left()`` returns whether the page has lost its connection.
         """
         with self._lock:
             if sum(not has_left() for has_left in self._open.values()) >= self.most:

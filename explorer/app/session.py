@@ -42,7 +42,7 @@ from explorer.widgets.views.selection import Selection
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What a finished run hands to the page."""
+    """What a finished run passes to the page."""
 
     model: Any
     run: Run

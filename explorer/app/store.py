@@ -211,10 +211,10 @@ class Store:
 
         Raises TooLong when they do not fit without them either.
         """
-        while (held := sum(run.bytes for run in list(self._live))) + needed > LIVE_BYTES:
+        while (used := sum(run.bytes for run in list(self._live))) + needed > LIVE_BYTES:
             if not self.runs.drop_oldest():
                 raise TooLong(
-                    f"The runs on open pages hold {size_in_bytes(held)} and this one would take "
+                    f"The runs on open pages take {size_in_bytes(used)} and this one would take "
                     f"{size_in_bytes(needed)}, above the limit of {size_in_bytes(LIVE_BYTES)} for "
                     "all runs: close a page, or shorten the prompt."
                 )

@@ -24,8 +24,9 @@ class Cancelled(Exception):
 class Job:
     """One piece of work: ``work(job)`` runs in the worker's thread, then ``done(job)``.
 
-    ``done`` and ``moved`` are called in the worker's thread; hand on to the event loop from there.
-    Afterwards exactly one of ``result``, ``error`` and ``cancelled`` tells how it ended.
+    ``done`` and ``moved`` are called in the worker's thread and must pass results to the event
+    loop themselves.
+    Afterwards exactly one of ``result``, ``error`` and ``cancelled`` is set.
     """
 
     title: str
@@ -90,11 +91,11 @@ class Worker:
         except Cancelled:
             job.cancelled = True
         except BaseException as error:
-            # Also what is no Exception, as a panic in a tokenizer's Rust code: the thread lives on.
-            # A model told to stop may raise anything: the request to stop decides what it means.
+            # Not only Exception: a panic in a tokenizer's Rust code must not end the thread either.
+            # Whatever is raised after a request to stop counts as cancelled.
             job.cancelled = job.stopping()
             job.error = None if job.cancelled else error
         try:
             job.done(job)
         except BaseException:
-            log.exception("handing on the result of %r failed", job.title)
+            log.exception("passing on the result of %r failed", job.title)

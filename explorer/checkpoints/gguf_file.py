@@ -92,12 +92,12 @@ def check_blocks(label: str, reader: Any) -> None:
     """
     check_counts(label, {name: _number(field) for name, field in reader.fields.items()})
     stated = _stated(reader, f"{_stated(reader, 'general.architecture')}.block_count")
-    held = {
+    present = {
         int(match[1])
         for tensor in reader.tensors
         if (match := re.match(r"blk\.(\d+)\.", tensor.name))
     }
-    if isinstance(stated, int) and (numbers := {number for number in held if number >= stated}):
+    if isinstance(stated, int) and (numbers := {number for number in present if number >= stated}):
         raise LoadError(too_many(label, "blocks ", numbers, stated))
 
 

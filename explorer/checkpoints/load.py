@@ -74,9 +74,9 @@ def load(
     source: ``"specimen:<family>"`` for a small model made here, the id of a
         checkpoint whose card is shipped, a checkpoint folder, a ``.gguf`` file, or
         the id of a checkpoint on the hub; ``"default:<family>"`` for the sizes that
-        transformers' configuration class has by itself, which come without weights.
+        transformers' configuration class has as defaults, which come without weights.
     weights: False builds the model at its full size on the meta device, for shapes.
-    attn_implementation: ``"eager"`` unless told otherwise, so that every value of
+    attn_implementation: ``"eager"`` by default, so that every value of
         the vocabulary reads; `support` says what another takes away.
     experts_implementation: None for transformers' default (``"grouped_mm"``).
     dtype: float32 with weights, bfloat16 without, unless given.
@@ -132,10 +132,10 @@ def _anatomy(module: PreTrainedModel, label: str, attention: str, experts: str |
     with its weights instead.
     """
     itself = module.device.type == "meta" and module.dtype == torch.bfloat16 and experts is None
-    twin = module
+    meta_model = module
     if not itself:
         with _broken(label):
-            twin = build_meta(
+            meta_model = build_meta(
                 module.config,
                 attn_implementation=attention,
                 experts_implementation=experts,
@@ -143,9 +143,9 @@ def _anatomy(module: PreTrainedModel, label: str, attention: str, experts: str |
             )
     try:
         try:
-            anatomy = discover(twin)
-            if twin is not module:
-                remember(module, recorded_run(twin))
+            anatomy = discover(meta_model)
+            if meta_model is not module:
+                remember(module, recorded_run(meta_model))
             return anatomy
         except (NotImplementedError, RuntimeError):
             if module.device.type == "meta" or module.num_parameters() > _SMALL:

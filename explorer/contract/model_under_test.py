@@ -40,7 +40,7 @@ class ModelUnderTest:
     """One model with the token ids it is run on, and what is known of it.
 
     ids: [batch seq], with rows that differ and lengths that equal no size of the model, so that
-    no layout is right by accident. ``native`` is the transformers model by itself, ``other`` a
+    no layout is right by accident. ``native`` is the plain transformers model, ``other`` a
     second model in the same process or None, ``support`` the rows of the model's own report of
     what it serves, ``block_kinds`` the distinct kinds of block.
     """

@@ -1,4 +1,4 @@
-"""The transformers model by itself, untouched: what the served values are compared with."""
+"""The transformers model without any instrumentation, which served values are compared with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 class NativeModel:
     """A transformers model called as any user calls it, on fixed token ids [batch seq].
 
-    The properties say what the model does by itself, so that an invariant asks no more of the
+    The properties say what the plain model does, so that an invariant asks no more of the
     served values than the model keeps. hf: the model. attention_only: whether softmax attention is
     its only mixer.
     """

@@ -37,5 +37,5 @@ def constant(subject: ModelUnderTest, layer: int, path: str) -> torch.Tensor:
 
 
 def tail_known(subject: ModelUnderTest, host: str, layer: int) -> bool:
-    """Return whether only norms and scales stand between a sublayer's result and its addend."""
+    """Return whether only norms and scales are between a sublayer's result and its addend."""
     return subject.details(host, layer).output_steps.complete

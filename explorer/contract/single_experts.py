@@ -1,4 +1,4 @@
-"""One expert of a mixture run by itself, however the block stores its experts."""
+"""One expert of a mixture run alone, however the block stores its experts."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _expert_of_block(
 
 def run_expert(experts: Any, expert: int, x: torch.Tensor) -> torch.Tensor:
     """Run one expert of a transformers module on x [tokens hidden_size]."""
-    if expert >= len(experts.down_proj):  # an index that stands for no expert
+    if expert >= len(experts.down_proj):  # an index of no expert
         return torch.zeros_like(x)
     if not hasattr(experts, "has_gate"):  # a class of the family's own, without these attributes
         gate, up = (x @ experts.gate_up_proj[expert]).chunk(2, dim=-1)

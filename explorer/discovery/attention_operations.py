@@ -1,6 +1,6 @@
 """Detect softmax attention in a trace: score product, softmax, product with the values.
 
-The only detector of attention; whatever else asks where the attention is uses this one.
+The only detector of attention; all other modules use this one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from explorer.discovery.trace_graph import PASSING, Call, TraceGraph
 SOFTMAX = ("_softmax", "softmax")
 PRODUCTS = ("bmm", "matmul", "mm", "baddbmm")
 
-#: What may stand between the product of queries and keys and the softmax: scale, mask, bias, cap,
+#: What may be between the product of queries and keys and the softmax: scale, mask, bias, cap,
 #: a change of dtype.
 BEFORE_SOFTMAX = PASSING | frozenset(
     [

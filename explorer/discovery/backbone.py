@@ -89,8 +89,8 @@ _MOST_KINDS = 16
 def built_like(block: torch.nn.Module) -> tuple:
     """Return the paths and classes of a block's modules, and the shapes of its tensors."""
     modules = tuple((name, type(module).__qualname__) for name, module in block.named_modules())
-    held = (*block.named_parameters(), *block.named_buffers())
-    return modules, tuple((name, tuple(tensor.shape)) for name, tensor in held)
+    tensors = (*block.named_parameters(), *block.named_buffers())
+    return modules, tuple((name, tuple(tensor.shape)) for name, tensor in tensors)
 
 
 def settings(block: torch.nn.Module) -> dict[tuple[str, str], object]:
@@ -110,7 +110,7 @@ def equal_blocks(
 ) -> list[tuple[int, ...]]:
     """Return the indices of equal blocks, grouped, in order of first appearance.
 
-    Blocks are equal if they are built alike (see `built_like`) and have equal settings (see
+    Blocks are equal if they have the same structure (see `built_like`) and have equal settings (see
     `settings`), apart from layer indices: numbers that are the block's index plus a constant in
     every block.
     """
@@ -119,11 +119,11 @@ def equal_blocks(
     if by_settings:
         own = [settings(block) for block in blocks]
         counting = _counting(own)
-        told = [
+        distinguishing = [
             tuple((key, type(value), value) for key, value in each.items() if key not in counting)
             for each in own
         ]
-        groups = _grouped(list(zip(built, told, strict=True)))
+        groups = _grouped(list(zip(built, distinguishing, strict=True)))
         if len(groups) <= _MOST_KINDS:
             return groups
     return _grouped(built)

@@ -49,7 +49,7 @@ _SELECTING = frozenset(["topk", "sort", "argmax", "max"])
 def find_block(graph: TraceGraph, path: str) -> BlockFindings:
     """Find the sublayers of the block at ``path`` and the values on each.
 
-    Raises CannotTrace when the block's output is not its input plus addends that can be told apart,
+    Raises CannotTrace when the block's output is not its input plus distinguishable addends,
     or when two sublayers are of one kind.
     """
     block = graph.module(path)

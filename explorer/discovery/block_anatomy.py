@@ -24,7 +24,7 @@ def block_anatomy(
 
     prompt, step: what was found in a prompt and in a decoding step; None where that runs no other
     code. sizes: lengths of the axes batch, seq (of the prompt) and step. shared: paths of modules
-    that stand in the model more than once.
+    that occur in the model more than once.
     """
     hosts = {}
     for name, findings in prompt.hosts.items():
@@ -59,7 +59,7 @@ def _leave_shared_modules(findings: HostFindings, shared: set[str]) -> None:
     """Move candidates out of modules that other blocks share, or drop them.
 
     A value at the boundary of a shared module is read at the block's own call of that module;
-    inside the module, blocks cannot be told apart.
+    inside the module, blocks cannot be distinguished.
     """
 
     def is_shared(path: str) -> bool:

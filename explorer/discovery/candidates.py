@@ -210,7 +210,7 @@ def functions_inside(graph: TraceGraph, module: Call) -> list[Call]:
 
 
 def own_calls(graph: TraceGraph, module: Call) -> list[Call]:
-    """Return the calls and assignments that stand in the module's own forward."""
+    """Return the calls and assignments in the module's own forward."""
     return [
         call
         for call in graph.inside(module)

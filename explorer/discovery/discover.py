@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def discover(twin: PreTrainedModel) -> Anatomy:
-    """Find the standard values of ``twin``, a model on the meta device, or a small one.
+def discover(model: PreTrainedModel) -> Anatomy:
+    """Find the standard values of ``model``, a model on the meta device, or a small one.
 
     The engine must not have wrapped it. It is run once (see `explorer.discovery.recorded_run`) and
-    left as it was found, unless its experts run in a loop: such a twin must not be used for more.
+    left as it was found, unless its experts run in a loop: such a model must not be used again.
 
     Raises NotADecoder when the model has no list of blocks between an embedding and a head,
     CannotTrace when a block is not its input plus what mixers and MLPs return, and whatever the
     model's own forward raises.
     """
-    if getattr(twin.config.get_text_config(), "_experts_implementation", None) == "eager":
-        _choose_no_expert(twin)
-    run = recorded_run(twin)
+    if getattr(model.config.get_text_config(), "_experts_implementation", None) == "eager":
+        _choose_no_expert(model)
+    run = recorded_run(model)
     if run.backbone is None:
-        find_backbone(twin)  # raises with the reason
+        find_backbone(model)  # raises with the reason
     for layer in range(len(run.blocks)):
         if (count := run.visits(layer)) != 1:
             path = run.block_path(layer)
@@ -64,7 +64,7 @@ def discover(twin: PreTrainedModel) -> Anatomy:
         for step in finds.steps
     )
     if scaled and _own_factors(run):
-        run = remember(twin, record_run(twin, run.masked, every_block=True, distinct=True))
+        run = remember(model, record_run(model, run.masked, every_block=True, distinct=True))
         first, second = _findings(run)
     return _anatomy(run, first, second)
 
@@ -114,10 +114,10 @@ def _anatomy(
     run: RecordedRun, first: Sequence[BlockFindings], second: Sequence[BlockFindings | None]
 ) -> Anatomy:
     """Return the anatomy, from what was found in the first block of each kind."""
-    base, twin = run.backbone, run.model
+    base, model = run.backbone, run.model
     assert base is not None
     sizes = {"batch": run.prompt.batch, "seq": run.prompt.seq, "step": 1}
-    shared = _shared(twin)
+    shared = _shared(model)
     kinds: dict[object, BlockAnatomy] = {}
     for group, prompt, step in zip(run.kinds, first, second, strict=True):
         block = block_anatomy(group, prompt, step, sizes, shared)
@@ -136,13 +136,13 @@ def _anatomy(
         found,
         head_is_last=ending.head is run.prompt.output.logits,
         head_reads_norm=ending.head_reads(norm),
-        embedding_fits=cast(torch.nn.Embedding, twin.get_input_embeddings()).weight.shape[1]
+        embedding_fits=cast(torch.nn.Embedding, model.get_input_embeddings()).weight.shape[1]
         == width,
         why_no_norm=None if norm is not None else reasons.NO_FINAL_NORM,
         norm_call=turn,
         masked=run.masked,
     )
-    anatomy.blocks_skippable = _blocks_skippable(twin, base, found, run.masked)
+    anatomy.blocks_skippable = _blocks_skippable(model, base, found, run.masked)
     return anatomy
 
 
@@ -165,30 +165,30 @@ def _comparable(value: object, path: str) -> object:
 
 
 def _blocks_skippable(
-    twin: PreTrainedModel, base: Backbone, found: Sequence[BlockAnatomy], masked: bool
+    model: PreTrainedModel, base: Backbone, found: Sequence[BlockAnatomy], masked: bool
 ) -> bool:
     """Return whether a block runs where all others return the residual stream and nothing else."""
-    blocks = list(blocks_at(twin, base.blocks))
+    blocks = list(blocks_at(model, base.blocks))
     width = found[0].hosts["layers"].sizes["hidden_size"]
-    entering = torch.zeros(1, 3, width, dtype=twin.dtype, device=twin.device)
-    ids = torch.zeros(1, 3, dtype=torch.long, device=twin.device)
+    entering = torch.zeros(1, 3, width, dtype=model.dtype, device=model.device)
+    ids = torch.zeros(1, 3, dtype=torch.long, device=model.device)
     passing = list(blocks)
     for kind in found:
         left = stream_alone(entering, kind.hosts["layers"].details.returns)
         for layer in kind.layers:
             passing[layer] = PassthroughBlock(blocks[layer], lambda *_, left=left: left)
     try:
-        with torch.no_grad(), without_padding_warning(twin):
+        with torch.no_grad(), without_padding_warning(model):
             for layer in (layer for kind in found for layer in kind.layers[:2]):
                 swapped = [*passing[:layer], blocks[layer], *passing[layer + 1 :]]
-                with swapped_blocks(twin, base.blocks, swapped):
-                    twin(ids, **mask_arguments(ids, masked))
+                with swapped_blocks(model, base.blocks, swapped):
+                    model(ids, **mask_arguments(ids, masked))
     except (TypeError, AttributeError, LookupError, ValueError, RuntimeError):  # whatever it misses
         return False
     return True
 
 
-def _choose_no_expert(twin: PreTrainedModel) -> None:
+def _choose_no_expert(model: PreTrainedModel) -> None:
     """Let the loop over the selected experts run on the meta device.
 
     Which experts are selected is data, and the meta device has none. The loop starts from zeros in
@@ -209,7 +209,7 @@ def _choose_no_expert(twin: PreTrainedModel) -> None:
         return zeros
 
     made: dict[type, type] = {}
-    for module in twin.modules():
+    for module in model.modules():
         kind = type(module)
         if hasattr(module, "_is_expert_parallel"):  # what transformers' own experts classes set
             if kind not in made:
@@ -218,9 +218,9 @@ def _choose_no_expert(twin: PreTrainedModel) -> None:
             module.__class__ = made[kind]
 
 
-def _shared(twin: PreTrainedModel) -> set[str]:
+def _shared(model: PreTrainedModel) -> set[str]:
     """Return the paths of modules that are in the model more than once."""
     paths: dict[int, list[str]] = {}
-    for name, module in twin.named_modules(remove_duplicate=False):
+    for name, module in model.named_modules(remove_duplicate=False):
         paths.setdefault(id(module), []).append(name)
     return {name for names in paths.values() if len(names) > 1 for name in names}

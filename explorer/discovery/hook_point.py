@@ -1,4 +1,4 @@
-"""Hook points: where in a forward pass a value is, and how its axes are laid out there.
+"""Hook points: where in a forward pass a value is, and what its layout is there.
 
 A hook point names a module, a call inside its forward, an argument or result of that call, and the
 arrangement of the value's axes in the tensor found there. The call's labels are looked up anew each

@@ -52,13 +52,13 @@ def recorded_run(model: PreTrainedModel, masked: bool | None = None) -> Recorded
 
     Raises whatever the model's forward raises.
     """
-    found = kept_run(model)
+    found = cached_run(model)
     if found is None or masked not in (None, found.masked):
         found = remember(model, record_run(model, masked))
     return found
 
 
-def kept_run(model: PreTrainedModel) -> RecordedRun | None:
+def cached_run(model: PreTrainedModel) -> RecordedRun | None:
     """Return the record that is kept on a model, None where there is none."""
     return model.__dict__.get(_ATTRIBUTE)
 

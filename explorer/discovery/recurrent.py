@@ -70,7 +70,7 @@ def _host_of_kernel(call: Call) -> str | None:
         for host, kind in MIXERS.items()
         if kind.kernel is not None and names.issuperset(kind.kernel.takes)
     ]
-    # Kinds that the number of an argument's axes tells apart come first.
+    # Kinds that the number of an argument's axes distinguishes come first.
     for host, kernel in sorted(kernels, key=lambda one: one[1].dims is None):
         if kernel.dims is None:
             return host

@@ -15,7 +15,7 @@ SCALES = ("mul", "mul_", "div", "div_")
 
 
 class CannotTrace(ValueError):
-    """The block's output is not its input plus a sum of addends that can be told apart."""
+    """The block's output is not its input plus a sum of addends that can be distinguished."""
 
 
 def residual_input(block: Call) -> torch.Tensor:

@@ -98,7 +98,7 @@ def _find_null_experts(
 ) -> None:
     """Serve the indices as selected, where more can be selected than there are experts.
 
-    The surplus stands for doing nothing; before the experts run, its index is replaced and its
+    The surplus experts do nothing; before the experts run, its index is replaced and its
     weight becomes zero.
     """
     indices = selected_indices(graph, selection)

@@ -3,7 +3,7 @@
 Two views of the same run are kept side by side. *Operations* are what the
 dispatcher ran, with the tensors they read and made: the data's own history.
 *Calls* are the modules and the function calls in the modeling code, each
-spanning a range of operations: the places where a value can be handed over.
+spanning a range of operations: where a value can be read or replaced.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-#: Operations that hand their one tensor on with the same numbers, perhaps laid out differently.
+#: Operations that return their one tensor with the same numbers, perhaps in another shape.
 PASSING = frozenset(
     [
         "view",

@@ -110,7 +110,7 @@ def _in_torch(location: str, fn: Callable, *args: Any, **kwargs: Any) -> Any:
 
 
 class _Operations(TorchDispatchMode):
-    """Hands every operation to a recorder."""
+    """Passes every operation to a recorder."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()

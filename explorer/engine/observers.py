@@ -47,7 +47,7 @@ class TraceObserver:
     def begin_forward(self, step: int, locations: Iterable[str]) -> None:
         """Count the visits that an earlier forward left out, where a module was skipped.
 
-        The engine tells one step from the next by counting visits, and must not take
+        The engine distinguishes steps by counting visits, and must not take
         this step for that one.
         """
         counts = self.interleaver.counts

@@ -1,4 +1,4 @@
-"""The torch functions that stand behind the faster kernels of packages.
+"""The torch functions that the faster kernels of packages implement.
 
 A faster kernel runs only on the device it was written for. On the meta device the torch function
 has to run, which takes the same arguments and returns the same results.

@@ -87,7 +87,7 @@ def facts(
         "contract": {
             **report,
             "checks": [
-                {key: said for key, said in check.items() if key != "values"}
+                {key: value for key, value in check.items() if key != "values"}
                 for check in report["checks"]
             ],
         },
@@ -145,8 +145,8 @@ def _origin(family: str, checkpoint: str) -> str:
         )
     if checkpoint != f"{DEFAULT}{family}":
         return "the checkpoint's card, a file of configuration figures"
-    mended = small.rules()["defaults"].get(family, {})
-    but = f", with {', '.join(mended)} set so that it builds" if mended else ""
+    changed = small.rules()["defaults"].get(family, {})
+    but = f", with {', '.join(changed)} set so that it builds" if changed else ""
     return f"the default of transformers' configuration class{but}; it is no released checkpoint"
 
 

@@ -20,8 +20,8 @@ REPLAY = "@replay"
 class BatchShared:
     """A value that all rows of a batch share.
 
-    The engine hands each block of a trace its own rows of every tensor; this is how one that has no
-    batch axis reaches every block as it is.
+    The engine passes each block of a trace its own rows of every tensor; a tensor in this class
+    has no batch axis and reaches every block as it is.
     """
 
     tensor: torch.Tensor

@@ -1,6 +1,6 @@
 """The standard values and sizes as attributes of the engine's envoys.
 
-Reading a value inside a trace waits for the forward to reach its hook point and hands out
+Reading a value inside a trace waits for the forward to reach its hook point and returns
 a copy: what the model does to its tensor later does not show in it. When the block
 moves on, what it made of the copy (an in-place edit, an assignment) goes back.
 """

@@ -22,7 +22,7 @@ class PromptError(ValueError):
 
 
 class Cancelled(Exception):
-    """The run was told to stop before it finished."""
+    """The run was asked to stop before it finished."""
 
 
 class NotRecorded(KeyError):

@@ -127,14 +127,14 @@ class HostValues:
     def _served(self, value: vocabulary.Value, address: ValueAddress) -> ServedValues:
         """Return what passes at a value's location, waiting for it unless the block has it."""
         mediator = self._mediator(value)
-        held = mediator.transform
+        current = mediator.transform
         occurrence = mediator.wanted(address.location)
         if (
-            held is not None
-            and isinstance(held.view, ServedValues)
-            and (held.location, held.occurrence) == (address.location, occurrence)
+            current is not None
+            and isinstance(current.view, ServedValues)
+            and (current.location, current.occurrence) == (address.location, occurrence)
         ):
-            return held.view
+            return current.view
         raw = self._wait(mediator, address.location, value, occurrence)
         served = ServedValues(raw, address, self.sizes.get("num_experts"))
         mediator.transform = WriteBack(
@@ -241,7 +241,7 @@ class HostValues:
         """Return whether the step this read belongs to has already gone past the location.
 
         A step that is not pinned is the one the forward is in; without this check
-        the engine would wait for the next step and hand out its tensor instead.
+        the engine would wait for the next step and return its tensor instead.
         """
         done = mediator.occurrence(location)
         wanted = mediator.iteration if mediator.iteration is not None else self.model.taps.step

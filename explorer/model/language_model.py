@@ -53,7 +53,7 @@ class LanguageModel(HostEnvoy, TransformersModel):
     ``label`` is what was loaded; ``weights`` is where its numbers come from (``"trained"``,
     ``"random, seed 0"``, ``"from the hub"``, ``"none: shapes only"``); ``family`` is its
     model type. ``mixers`` are the hosts that mix positions on each block, attention first
-    where it stands beside another. ``hf`` is the transformers model itself. ``reload`` loads
+    where it is shown beside another. ``hf`` is the transformers model itself. ``reload`` loads
     the same model once more, in a dtype or by default in its usual one; None where that is
     not cheap.
     """

@@ -104,7 +104,7 @@ class _RecordingObserver:
         return True
 
     def begin_forward(self, step: int, locations: Iterable[str]) -> None:
-        """Do nothing: a recording is one forward, so there is no step to tell from another."""
+        """Do nothing: a recording is one forward, so there are no steps to distinguish."""
 
     def exchange(self, location: str, make: Callable[[], Any]) -> Any:
         here = self.plan.locations.get(location)

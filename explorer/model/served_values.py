@@ -100,7 +100,7 @@ class ServedValues:
         return unwrap(self.raw[name])
 
     def _key(self, address: ValueAddress) -> Hashable:
-        """Return what values that are one tensor, laid out alike, have in common."""
+        """Return what values that are one tensor of one layout have in common."""
         point = address.hook_point
         return point.element if self.native else (point.element, point.arrangement, point.repeat)
 

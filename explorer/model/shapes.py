@@ -8,7 +8,7 @@ import torch
 
 from explorer.discovery.backbone import swapped_blocks
 from explorer.discovery.hook_point import HookPoint, get_element, read_value
-from explorer.discovery.record_run import kept_run
+from explorer.discovery.record_run import cached_run
 from explorer.discovery.recorded_run import RecordedRun
 from explorer.discovery.trace_graph import Call
 from explorer.meta_device import probe_lengths
@@ -23,11 +23,11 @@ def shapes(model: LanguageModel) -> Tensors:
     """Return a tensor for each value that is read in a forward, which leaves out the derived ones.
 
     On the meta device it has a shape and a dtype alone. Of each kind of block the first two are
-    looked at: the second shows which dtype the first hands on.
+    looked at: the second shows the dtype of what the first returns.
     """
     layers = sorted({layer for block in model.anatomy.blocks for layer in block.layers[:2]})
     rows = [row for row in model.support() if row.available and not row.value.derived]
-    run = kept_run(model.hf)
+    run = cached_run(model.hf)
     if run is not None and run.model is model.hf:
         return _in_run(model, run, rows, layers)
     return _recorded(model, rows, layers)

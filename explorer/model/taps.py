@@ -260,7 +260,7 @@ class Taps:
             name for name in hook_group.members if unwrap(changed[name]) is not unwrap(served[name])
         }
         if any(hook_group.members[name].repeat for name in edited):
-            # The kernel repeats all of its narrow arguments or none: hand on all of them repeated.
+            # The kernel repeats all of its narrow arguments or none: pass all of them repeated.
             edited |= {name for name, place in hook_group.members.items() if place.repeat}
         for name in edited:
             place, value = hook_group.members[name], unwrap(changed[name])

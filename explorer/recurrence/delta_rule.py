@@ -33,7 +33,7 @@ Heads = int | Sequence[int] | None
 #: Tokens whose arguments are cast and normed at once: bounds what a replay holds.
 _CHUNK = 256
 
-#: A log decay below this forgets everything in float32 and float64 alike; the
+#: A log decay below this forgets everything in float32 and in float64; the
 #: floor keeps minus infinity out of sums and differences.
 _LOWEST_DECAY = -1e4
 
@@ -51,7 +51,7 @@ def delta_rule_steps(
 
     ``decays`` may be ``[batch seq heads key_dim]`` (one decay per channel).
     ``state`` is the ``State [batch heads key_dim value_dim]`` before the first
-    token, with all heads; None stands for zeros. Yields, per token,
+    token, with all heads; None means zeros. Yields, per token,
     ``(head_output [batch heads value_dim], state [batch heads key_dim value_dim])``;
     each state is a tensor of its own. Raises ValueError on shapes that do not
     belong together and on a head out of range.
@@ -183,8 +183,8 @@ def state_attention(
         M = tril(Q K' * L) (I + strict_tril(diag(b) (K K' * L)))^-1 diag(b)
 
     one unit-triangular solve per head (the UT transform of Yang et al., "Gated Delta
-    Networks", 2024, over the whole sequence instead of one chunk). Column j stands
-    after the short convolution, rows need not sum to one and entries can be negative.
+    Networks", 2024, over the whole sequence instead of one chunk). Column j is
+    position j after the short convolution, rows need not sum to one and entries can be negative.
     It holds for a fresh prompt, that is without a state entering the call.
 
     ``L`` is formed from differences of log decays, summed in float64, and is

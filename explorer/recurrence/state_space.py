@@ -209,7 +209,7 @@ def gated_attention(gates: Tensor, heads: Heads = None) -> Tensor:
     M[i, j] is the product of the gates after token j, up to token i.
     """
     some = chosen_heads(heads, gates.shape[2])
-    # The first token's gate, which may be nought, is in no product.
+    # The first token's gate, which may be zero, is in no product.
     logs = pick(gates, some).transpose(1, 2).to(torch.float64).log().clamp(min=-1e4)
     return decay_products(logs, working_dtype(gates))
 

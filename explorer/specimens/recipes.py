@@ -45,7 +45,7 @@ FAMILIES = (
     "flint",
 )
 
-#: What a family's own file may leave unsaid.
+#: Defaults of what a family's own file may leave out.
 STD = 0.1
 PROMPT = "In the beginning God created the heaven and the earth"
 
@@ -82,35 +82,35 @@ def recipe(family: str) -> Recipe:
     if family not in small.types():
         raise UnknownFamily(_unknown(str(family)))
     path = FOLDER / f"{family}.json"
-    said = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    init = said.get("init", {})
+    given = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    init = given.get("init", {})
     return Recipe(
         family=family,
         architecture=MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family],
         config={
-            name: value for name, value in said.get("config", {}).items() if name != "model_type"
+            name: value for name, value in given.get("config", {}).items() if name != "model_type"
         },
-        seed=said.get("seed", 0),
+        seed=given.get("seed", 0),
         std=init.get("std", STD),
         norm_std=init.get("norm_std", STD),
-        weights=FOLDER / said["weights"] if said.get("weights") else None,
-        prompt=said.get("prompt", PROMPT),
+        weights=FOLDER / given["weights"] if given.get("weights") else None,
+        prompt=given.get("prompt", PROMPT),
     )
 
 
 def _unknown(family: str) -> str:
-    """Why there is no such specimen, and what to ask for instead."""
-    if (reason := small.why_apart(family)) is not None:
+    """Return why there is no such specimen, and which to use instead."""
+    if (reason := small.why_excluded(family)) is not None:
         return (
             f"There is no specimen of the family {family!r}, which is {reason}; "
             "ask for a decoder, such as 'llama'."
         )
     known = small.types()
-    begun = sorted(
+    same_start = sorted(
         (name for name in known if family and name.startswith(family)),
         key=lambda name: (name not in FAMILIES, name),
     )
-    near = begun or difflib.get_close_matches(family, known, n=1, cutoff=0.4)
+    near = same_start or difflib.get_close_matches(family, known, n=1, cutoff=0.4)
     more = f"{', '.join(FAMILIES)} and {len(known) - len(FAMILIES)} more decoders of transformers"
     return f"There is no specimen of the family {family!r}; " + (
         f"did you mean {near[0]!r}?" if near else f"there are {more}."

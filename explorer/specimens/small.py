@@ -1,6 +1,6 @@
 """Small configurations of any model type: the class's default, shrunk by rules over key names.
 
-What the rules are, and what is left over per type, is data: ``defaults.json``.
+The rules, and the exceptions of single types, are data: ``defaults.json``.
 """
 
 from __future__ import annotations
@@ -25,86 +25,90 @@ _BLOCKS = 3
 
 @cache
 def rules() -> dict[str, Any]:
-    """The committed rules: excluded types by reason, ``sizes`` by key name, changes by type."""
+    """Return the committed rules: types excluded by reason, sizes by key name, changes by type."""
     return json.loads(Path(__file__).with_name("defaults.json").read_text(encoding="utf-8"))
 
 
 @cache
 def types() -> tuple[str, ...]:
-    """The model types of transformers' causal language models that are plain decoders, sorted."""
-    apart = {name for names in rules()["apart"].values() for name in names}
-    return tuple(sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - apart))
+    """Return the types of transformers' causal language models that are decoders only, sorted."""
+    excluded = {name for names in rules()["excluded"].values() for name in names}
+    return tuple(sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - excluded))
 
 
-def why_apart(model_type: str) -> str | None:
-    """What a causal language model is, where it is no plain decoder; None for any other name."""
-    return next((reason for reason, names in rules()["apart"].items() if model_type in names), None)
+def why_excluded(model_type: str) -> str | None:
+    """Return why a causal language model is excluded, as what it is; None for any other name."""
+    return next(
+        (reason for reason, names in rules()["excluded"].items() if model_type in names), None
+    )
 
 
 def default_config(model_type: str) -> PreTrainedConfig:
-    """The default configuration of a type, corrected where no model can be built from it."""
-    return _class(model_type)(**_mended(model_type))
+    """Return the default configuration of a type, corrected where no model can be built from it."""
+    return _class(model_type)(**_corrected_defaults(model_type))
 
 
 def small_config(model_type: str, **overrides: Any) -> PreTrainedConfig:
-    """A new small configuration of a type: few narrow blocks, at least one of each kind.
+    """Return a new small configuration of a type: few narrow blocks, at least one of each kind.
 
     ``overrides`` are arguments of the configuration's class and come before the rules; with a depth
     among them, the class decides the kinds of the blocks. A list over the blocks goes with a depth.
     """
-    return _class(model_type)(**_small(model_type, overrides, top=True))
+    return _class(model_type)(**_small_arguments(model_type, overrides, top=True))
 
 
 def _class(model_type: str) -> type[PreTrainedConfig]:
     return CONFIG_MAPPING[model_type]
 
 
-def _mended(model_type: str) -> dict[str, Any]:
-    """What the class's default needs, its parts included."""
+def _corrected_defaults(model_type: str) -> dict[str, Any]:
+    """Return the arguments that the default of a class lacks, those of its parts included."""
     found = {
-        name: _full(model_type, value) if name in rules()["per_layer"] else value
+        name: _repeated_to_depth(model_type, value) if name in rules()["per_layer"] else value
         for name, value in rules()["defaults"].get(model_type, {}).items()
     }
     sub_configs: Any = _class(model_type).sub_configs
     for name, part in sub_configs.items():
         of = getattr(part, "model_type", "")
         if name not in found and of in rules()["defaults"]:
-            found[name] = {"model_type": of, **_mended(of)}
+            found[name] = {"model_type": of, **_corrected_defaults(of)}
     return found
 
 
-def _full(model_type: str, period: list[Any]) -> list[Any]:
-    """A list over the blocks of the class's default, from the period the data give."""
+def _repeated_to_depth(model_type: str, period: list[Any]) -> list[Any]:
+    """Return a list over the blocks of the class's default depth that repeats ``period``."""
     fields = {field.name: field.default for field in dataclasses.fields(_class(model_type))}
     depth: Any = next(fields[name] for name in rules()["depth"] if name in fields)
     return [period[i % len(period)] for i in range(depth)]
 
 
-def _small(model_type: str, overrides: dict[str, Any], top: bool = False) -> dict[str, Any]:
-    """The arguments that make a small configuration of a type."""
+def _small_arguments(
+    model_type: str, overrides: dict[str, Any], top: bool = False
+) -> dict[str, Any]:
+    """Return the arguments that make a small configuration of a type."""
     config_class = _class(model_type)
-    default = config_class(**_mended(model_type))
-    said = {**rules()["small"].get(model_type, {}), **overrides}
-    shrunk = _shrunk(default, said)
-    # What is said of a part is worked into its shrunk arguments already.
-    own = {name: value for name, value in said.items() if not isinstance(shrunk.get(name), dict)}
-    arguments = {**_mended(model_type), **shrunk, **own}
+    default = config_class(**_corrected_defaults(model_type))
+    given = {**rules()["small"].get(model_type, {}), **overrides}
+    shrunk = _sizes_by_rule(default, given)
+    # Arguments of a part are in its shrunk configuration already.
+    own = {name: value for name, value in given.items() if not isinstance(shrunk.get(name), dict)}
+    arguments = {**_corrected_defaults(model_type), **shrunk, **own}
     names = {field.name for field in dataclasses.fields(config_class)}
     if top or "vocab_size" in names:
         arguments.update(
-            {name: token for name, token in TOKENS.items() if name in names and name not in said}
+            {name: token for name, token in TOKENS.items() if name in names and name not in given}
         )
     depth = next((name for name in rules()["depth"] if name in names), None)
-    if depth is None or depth in said:
+    if depth is None or depth in given:
         return arguments
     # The kinds of blocks are those that the class makes of the small sizes at its default depth.
-    whole = config_class(**arguments)
+    full_depth = config_class(**arguments)
     lists = {
         name: value
         for name in rules()["per_layer"]
-        if name in names and _is_list(value := getattr(whole, name))
+        if name in names and _is_list(value := getattr(full_depth, name))
     }
-    chosen = _chosen(getattr(whole, depth), lists)
+    chosen = _blocks_to_keep(getattr(full_depth, depth), lists)
     return (
         arguments
         | {depth: len(chosen)}
@@ -112,8 +116,8 @@ def _small(model_type: str, overrides: dict[str, Any], top: bool = False) -> dic
     )
 
 
-def _shrunk(default: PreTrainedConfig, said: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that the rules over key names decide; what a class leaves at None stays so."""
+def _sizes_by_rule(default: PreTrainedConfig, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that the rules over key names set; those of default None stay None."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(default):
         name = field.name
@@ -121,7 +125,7 @@ def _shrunk(default: PreTrainedConfig, said: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, PreTrainedConfig) and value.model_type in CONFIG_MAPPING:
             found[name] = {
                 "model_type": value.model_type,
-                **_small(value.model_type, dict(said.get(name, {}))),
+                **_small_arguments(value.model_type, dict(given.get(name, {}))),
             }
         elif name in rules()["sizes"] and value is not None and not isinstance(value, bool):
             found[name] = rules()["sizes"][name]
@@ -137,8 +141,8 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple)
 
 
-def _chosen(depth: int, lists: dict[str, Any]) -> list[int]:
-    """Which blocks to keep: the first of each kind, and the first others until there are enough."""
+def _blocks_to_keep(depth: int, lists: dict[str, Any]) -> list[int]:
+    """Return which blocks to keep: the first of each kind, then others until there are enough."""
     kinds = (
         list(zip(*(value[:depth] for value in lists.values()), strict=False))
         if lists

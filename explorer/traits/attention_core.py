@@ -98,7 +98,7 @@ class AttentionCore:
     def scale(self) -> float | None:
         """Return the number that the product of projected queries and keys is multiplied with.
 
-        What stands before a norm is left out, since the norm undoes it. None where it is unknown.
+        What comes before a norm is left out, since the norm undoes it. None where it is unknown.
         """
         graph, numbers = self.graph, self.probe.numbers
         try:

@@ -20,16 +20,16 @@ _MOST_ELEMENTS = 1 << 16
 
 
 class Buffers:
-    """The buffers of ``twin``, a model of shapes, by name.
+    """The buffers of ``meta_model``, a model of shapes, by name.
 
     loaded: the model it is built like, whose own buffers are used where they have numbers.
     blocks: the path of the blocks. depth: how many blocks are needed.
     """
 
     def __init__(
-        self, loaded: torch.nn.Module, twin: torch.nn.Module, blocks: str, depth: int
+        self, loaded: torch.nn.Module, meta_model: torch.nn.Module, blocks: str, depth: int
     ) -> None:
-        self.loaded, self.twin, self.blocks, self.depth = loaded, twin, blocks, depth
+        self.loaded, self.meta_model, self.blocks, self.depth = loaded, meta_model, blocks, depth
 
     def numbers(self, name: str) -> torch.Tensor | None:
         """Return a buffer with its numbers; None where it is too large to make."""
@@ -48,9 +48,9 @@ class Buffers:
         The whole model is built where the module cannot be built from the configuration alone.
         """
         path, _, own_name = name.rpartition(".")
-        module = self.twin.get_submodule(path)
+        module = self.meta_model.get_submodule(path)
         layer = next((int(step) for step in path.split(".") if step.isdigit()), None)
-        config: Any = self.twin.config
+        config: Any = self.meta_model.config
         available = {
             "config": getattr(module, "config", config.get_text_config()),
             "layer_idx": layer,
@@ -71,19 +71,19 @@ class Buffers:
     @cached_property
     def _of_whole_model(self) -> dict[str, torch.Tensor]:
         """The buffers of the model built again, with as many blocks as are needed."""
-        twin: Any = self.twin
-        full_depth = twin.config.get_text_config().num_hidden_layers
+        meta_model: Any = self.meta_model
+        full_depth = meta_model.config.get_text_config().num_hidden_layers
         try:
             return self._built(self.depth)
         except Exception:  # some classes need as many blocks as their configuration lists
             return self._built(full_depth)
 
     def _built(self, depth: int) -> dict[str, torch.Tensor]:
-        twin: Any = self.twin
-        config = copy.deepcopy(twin.config)
+        meta_model: Any = self.meta_model
+        config = copy.deepcopy(meta_model.config)
         config.get_text_config().num_hidden_layers = depth
         with _few_numbers():
-            return dict(type(twin)._from_config(config).named_buffers())
+            return dict(type(meta_model)._from_config(config).named_buffers())
 
 
 @contextmanager

@@ -101,7 +101,7 @@ def _neurons(probe: ModelProbe) -> Iterator[Neurons]:
 
 
 def _before_norm(graph: ReplayableGraph, call: Call, key: int, down: int) -> tuple[int, int]:
-    """Return the neurons before the norm that stands between them and the down projection."""
+    """Return the neurons before the norm between them and the down projection."""
     norms = [
         each
         for each in graph.calls

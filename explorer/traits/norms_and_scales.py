@@ -85,7 +85,7 @@ def norms(probe: ModelProbe) -> Evidence:
     paths += [probe.anatomy.norm] if probe.anatomy.norm else []
     names_by_trait: dict[str, list[str]] = {}
     for path in dict.fromkeys(paths):
-        for trait in _test_norm(probe.twin.get_submodule(path)):
+        for trait in _test_norm(probe.probed.get_submodule(path)):
             names_by_trait.setdefault(trait, []).append(name(path))
     for trait, names in names_by_trait.items():
         yield trait, f"{_TESTS[trait]}: {listed(names)}"
@@ -273,7 +273,7 @@ def _logits(probe: ModelProbe) -> Evidence:
 def _logit_after_head(probe: ModelProbe, head: Call, size: float) -> float | None:
     """Return what becomes of a logit of one size behind the head; None where it is unknown."""
     graph = probe.graph
-    # What comes after the head works on each logit by itself, so a few will do.
+    # What comes after the head works on each logit separately, so a few will do.
     given = {id(head.output): torch.full((1, 1, 8), size, dtype=torch.float64)}
     try:
         out = graph.replay(id(graph.calls[0].output.logits), given, probe.numbers)

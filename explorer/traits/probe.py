@@ -10,7 +10,7 @@ import torch
 from explorer.discovery.anatomy import Anatomy, HostAnatomy
 from explorer.discovery.backbone import PassthroughBlock, stream_alone, swapped_blocks
 from explorer.discovery.discover import discover
-from explorer.discovery.record_run import kept_run, record_run, recorded_run
+from explorer.discovery.record_run import cached_run, record_run, recorded_run
 from explorer.discovery.recorded_run import RecordedRun
 from explorer.discovery.trace_graph import Call, tensors
 from explorer.meta_device import build_meta, without_padding_warning
@@ -30,7 +30,7 @@ _SMALL = 1 << 20
 class ModelProbe:
     """One loaded model, and a model of shapes alone built like it, whose run is tested.
 
-    ``twin`` is that model, the loaded one itself where it has no weights. ``anatomy`` is what
+    ``probed`` is the second one, the loaded one itself where it has no weights. ``anatomy`` is what
     discovery found on it, ``path`` the path of its blocks.
     """
 
@@ -42,10 +42,10 @@ class ModelProbe:
         expert_loop = self.config._experts_implementation == "eager" and any(
             hasattr(module, "_is_expert_parallel") for module in model.hf.modules()
         )
-        kept = kept_run(model.hf) if eager and not expert_loop else None
-        self.twin: Any = (
-            kept.model
-            if kept is not None
+        recorded_before = cached_run(model.hf) if eager and not expert_loop else None
+        self.probed: Any = (
+            recorded_before.model
+            if recorded_before is not None
             else build_meta(
                 model.hf.config,
                 experts_implementation="grouped_mm" if expert_loop else None,
@@ -53,9 +53,9 @@ class ModelProbe:
             )
         )
         # Discovery cannot see the scores of other implementations than the eager one either.
-        self.anatomy: Anatomy = model.anatomy if eager else discover(self.twin)
+        self.anatomy: Anatomy = model.anatomy if eager else discover(self.probed)
         self.path = self.anatomy.backbone.blocks
-        self.blocks = list(self.twin.get_submodule(self.path))
+        self.blocks = list(self.probed.get_submodule(self.path))
 
     # -- blocks --------------------------------------------------------------
 
@@ -88,24 +88,24 @@ class ModelProbe:
         return next(call for call in self.graph.calls if call.module == full_path)
 
     def module(self, layer: int, path: str) -> torch.nn.Module:
-        """Return the twin's module at a path from a block."""
+        """Return the probed model's module at a path from a block."""
         return self.blocks[layer].get_submodule(path)
 
     # -- runs ----------------------------------------------------------------
 
     @cached_property
     def run(self) -> RecordedRun:
-        """The recorded run of the twin, or of the loaded model where the forward needs numbers."""
+        """The recorded run of ``probed``: the loaded model where the forward needs numbers."""
         try:
             with self.model.lock:
-                return recorded_run(self.twin)
+                return recorded_run(self.probed)
         except (NotImplementedError, RuntimeError):
             if self.model.hf.device.type == "meta":
                 raise
-            self.twin = self.model.hf
-            self.blocks = list(self.twin.get_submodule(self.path))
+            self.probed = self.model.hf
+            self.blocks = list(self.probed.get_submodule(self.path))
             with self.model.lock:
-                return record_run(self.twin, step=False)
+                return record_run(self.probed, step=False)
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -137,21 +137,21 @@ class ModelProbe:
 
             return PassthroughBlock(self.blocks[layer], result)
 
-        cache = DynamicCache(config=self.twin.config)
+        cache = DynamicCache(config=self.probed.config)
         for layer in cache.layers:
             if isinstance(layer, DynamicLayer):
-                past = torch.empty(1, 1, FAR, 1, device=self.twin.device, dtype=torch.bfloat16)
+                past = torch.empty(1, 1, FAR, 1, device=self.probed.device, dtype=torch.bfloat16)
                 layer.update(past, past)
-        ids = torch.zeros(1, 2, dtype=torch.long, device=self.twin.device)
+        ids = torch.zeros(1, 2, dtype=torch.long, device=self.probed.device)
         blocks = [passthrough(layer) for layer in range(len(self.blocks))]
         with (
             self.model.lock,
-            without_padding_warning(self.twin),
-            swapped_blocks(self.twin, self.path, blocks),
+            without_padding_warning(self.probed),
+            swapped_blocks(self.probed, self.path, blocks),
         ):
             try:
-                graph = recorded(self.twin, lambda: self.twin(ids, cache=cache, use_cache=True))
-            except Exception:  # a model with a cache of its own kind fails in its own way
+                graph = recorded(self.probed, lambda: self.probed(ids, cache=cache, use_cache=True))
+            except Exception:  # a model with a cache of its own may raise anything
                 return None
         return graph, block_calls
 
@@ -178,16 +178,16 @@ class ModelProbe:
         raise NoNumbers(f"the numbers of {name or 'a tensor'} {list(tensor.shape)} are unknown")
 
     def name(self, key: int) -> str | None:
-        """Return the path of the parameter or buffer of the twin that is a tensor of the graph."""
+        """Return the path of the parameter or buffer that a tensor of the graph is."""
         return self._names.get(key)
 
     @cached_property
     def buffers(self) -> Buffers:
-        return Buffers(self.model.hf, self.twin, self.path, max(self.first_layers) + 1)
+        return Buffers(self.model.hf, self.probed, self.path, max(self.first_layers) + 1)
 
     @cached_property
     def _names(self) -> dict[int, str]:
-        named = (*self.twin.named_parameters(), *self.twin.named_buffers())
+        named = (*self.probed.named_parameters(), *self.probed.named_buffers())
         return {id(tensor): name for name, tensor in named}
 
 

@@ -60,7 +60,7 @@ _DECAYED = "queries times keys, decayed and stepped, from the kernel's arguments
 
 LINEAR_ATTN = Mixer(
     host="linear_attn", path=_LINEAR,
-    meaning="a recurrent mixer: gated DeltaNet and its kin",
+    meaning="a recurrent mixer: gated DeltaNet and its relatives",
     title="Gated DeltaNet", trait="delta_rule",
     conv_feeds=_QKV,
     kernel=KernelSignature(("query", "key", "value", "g", "beta", "initial_state")),
@@ -286,7 +286,7 @@ SELF_ATTN = Mixer(
         ("attention_values", "Values", "values before they are repeated for grouped queries"),
         ("attention_scores", "Pattern", "masked scores entering the softmax"),
         ("attention_probabilities", "Pattern",
-         "the weights really multiplied with the values", _SHARE),
+         "the weights that multiply the values", _SHARE),
         ("attention_head_outputs", "HeadOutputs",
          "one mixed vector per head, before any gate and the output projection"),
         ("head_gate", "HeadOutputs", "the multiplicative gate on the heads' outputs", _GATE),

@@ -33,8 +33,8 @@ class KernelSignature:
     Attributes:
         takes: Names of parameters that the kernel's function has; for the delta rule, in the order
             of `Mixer.replayed`.
-        dims: The name of one argument and how many axes it has, where this tells kinds apart whose
-            kernels take the same. Kinds with ``dims`` are tried before those without.
+        dims: The name of one argument and how many axes it has, where only this distinguishes
+            kinds: their kernels take the same arguments. Kinds with ``dims`` are tried first.
     """
 
     takes: tuple[str, ...]

@@ -55,7 +55,7 @@ class Value:
 
     @property
     def unwritten(self) -> str:
-        """Why it cannot be written; ``{name}`` stands for the name that was used."""
+        """Why it cannot be written; ``{name}`` is replaced by the name that was used."""
         if self.fixed:
             return "{name} is a constant of the model: change its parameter or buffer."
         if self.derived:

@@ -1,7 +1,7 @@
 """The colours of every surface, as data: one role, one meaning, in both themes.
 
 Pages, diagram and app read this module; none of them writes a colour of its own.
-``css()`` gives the roles as custom properties, ``contrast`` the measure they are held
+``css()`` gives the roles as custom properties, ``contrast`` the measure they are checked
 to, and the heatmap maps are ready for a palette-indexed image.
 """
 
@@ -19,7 +19,7 @@ BACKGROUND: Mapping[str, str] = MappingProxyType({"light": "#ffffff", "dark": "#
 
 @dataclass(frozen=True)
 class Role:
-    """What a colour stands for, and the outline that says the same without colour."""
+    """What a colour means, and the outline with the same meaning."""
 
     name: str
     light: str
@@ -94,7 +94,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def over(colour: str, share: float, ground: str) -> str:
-    """``colour`` laid over ``ground`` at the opacity ``share``, as one opaque colour."""
+    """``colour`` over ``ground`` at the opacity ``share``, as one opaque colour."""
     mixed = (
         share * a + (1 - share) * b
         for a, b in zip(_channels(colour), _channels(ground), strict=True)

@@ -184,7 +184,7 @@ def test_parts_of_blocks_with_one_sublayer_by_hand():
         ("kimi_linear", "KimiLinearDeltaAttention"),
     ],
 )
-def test_mixers_are_told_from_attention(family, mixer):
+def test_mixers_are_distinguished_from_attention(family, mixer):
     """A mixer's parameters are those of the modules of its class, whatever they are called and
     hold.
     """

@@ -105,7 +105,7 @@ def test_parts_do_not_go_by_names():
     }
 
 
-def test_experts_that_were_not_told_apart_leave_the_active_count_open():
+def test_undetected_experts_leave_the_active_count_unknown():
     """Tokens are sent to something here that is built unlike any experts known."""
     model = Odd()
     model.pieces[0].three.pile.up, model.pieces[0].three.pile.down = (
@@ -168,7 +168,7 @@ REPEATING = (
 
 
 @pytest.mark.parametrize("family", REPEATING)
-def test_blocks_built_alike_are_run_once_and_come_to_the_same(family):
+def test_blocks_of_equal_structure_run_once_with_equal_results(family):
     """A deeper model, where blocks repeat: those of gemma3n_text need earlier ones, and dory goes
     round in loops.
     """

@@ -139,7 +139,7 @@ def test_the_cell_of_a_part_reads_it(key, layer, runs):
     np.testing.assert_allclose(shown, recorded.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_text_in_a_cell_is_a_string_whatever_it_holds():
+def test_text_in_a_cell_is_always_a_string_literal():
     for text in (
         'a "quoted" word',
         "it's",

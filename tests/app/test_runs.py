@@ -156,7 +156,7 @@ def test_the_estimate_of_a_run_is_what_it_takes():
 def test_values_left_out_are_recorded_when_looked_at(monkeypatch):
     page = Page()
     monkeypatch.setattr("explorer.app.runs.BUDGET", lean(page.session.services.store))
-    page.say(do="hello", wish={"block": 3, "tab": "attention", "prompt": "In the beginning"})
+    page.say(do="hello", view={"block": 3, "tab": "attention", "prompt": "In the beginning"})
     title = page.wait(lambda: (page.cards.get("attention_one") or {}).get("title", None))
     assert (
         page.session.run.deferred

@@ -47,7 +47,7 @@ def test_origins_are_exact():
     assert "[::1]:5006" in origins("::1", 5006)
 
 
-def test_a_busy_port_is_said_before_a_model_is_loaded(capsys):
+def test_a_busy_port_is_reported_before_a_model_is_loaded(capsys):
     with taken_port() as port:
         with pytest.raises(BusyPort):
             free_port("127.0.0.1", port)

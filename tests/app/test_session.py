@@ -58,7 +58,7 @@ def test_an_address_loads_nothing_that_is_not_shipped_or_open_already(named, ope
         return load(HYBRID)
 
     page = Page(loads=loading)
-    page.say(do="hello", wish={"model": named, "block": 3, "prompt": "In the beginning"})
+    page.say(do="hello", view={"model": named, "block": 3, "prompt": "In the beginning"})
     if not opens:
         assert page.session.job is None and not asked and page.last("run") is None
         assert (
@@ -73,7 +73,7 @@ def test_an_address_loads_nothing_that_is_not_shipped_or_open_already(named, ope
         and page.last("selection")["block"] == 3
         and page.last("notice") is None
     )
-    page.say(do="hello", wish={"model": named})
+    page.say(do="hello", view={"model": named})
     assert page.session.job is not None, "a model that is loaded opens at once"
     page.session.close()
 
@@ -253,7 +253,7 @@ def test_an_impossible_intervention_is_refused_in_a_sentence(opened, row, senten
         ("", "a", "."),
     ],
 )
-def test_what_cannot_be_run_is_said_on_the_page(opened, model, prompt, sentence):
+def test_a_failed_run_is_reported_on_the_page(opened, model, prompt, sentence):
     before = len(opened.sent)
     opened.say(do="run", model=model, prompt=prompt)
     notice = opened.wait(
@@ -321,7 +321,7 @@ def test_panels_that_show_the_interventions_go_on_showing_them():
     [
         {"do": "run", "model": "m" * 1_000_000, "prompt": "a"},
         {"do": "run", "model": HYBRID, "prompt": "a " * 8_000_000},
-        {"do": "hello", "wish": {"model": "m" * 1_000_000}},
+        {"do": "hello", "view": {"model": "m" * 1_000_000}},
         {"do": "intervene", "list": [{"kind": "head", "layer": 3, "index": 0}] * 100_000},
     ],
 )

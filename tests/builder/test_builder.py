@@ -61,7 +61,7 @@ def test_bad_words_get_one_sentence_and_exit_2(words, description, capsys):
     assert description in err and err.count("\n") == 1 and "Traceback" not in err
 
 
-def test_a_page_folder_that_cannot_be_written_is_said(tmp_path, capsys):
+def test_a_page_folder_that_cannot_be_written_is_an_error(tmp_path, capsys):
     (tmp_path / "taken").write_text("a file, not a folder")
     assert main(["build", "llama", "--out", str(tmp_path / "taken")]) == 2
     assert "cannot be written" in capsys.readouterr().err
@@ -223,7 +223,7 @@ def test_a_default_that_does_not_run_leaves_the_specimens_sizes(counted, monkeyp
     assert "the small model made here" in found["provenance"]["sources"]["config"]
 
 
-def test_facts_that_say_the_same_keep_their_date(tmp_path):
+def test_equal_facts_keep_their_date(tmp_path):
     one = {"checkpoint": "a/b", "provenance": {"generated": "2020-01-01"}, "sizes": {"n": 1}}
     later = {**one, "provenance": {"generated": "2026-01-01"}}
     write_facts([one], tmp_path)

@@ -30,7 +30,7 @@ PROVEN = {
     "served": ["model.logits", "mlp.mlp_output"],
     "lacking": [],
     "unproven": [],
-    "laws": {"passed": 9, "failed": 0},
+    "checks": {"passed": 9, "failed": 0},
     "types": {"axes": 3000, "resolved": 2999},
 }
 IN_PART = PROVEN | {
@@ -42,10 +42,10 @@ IN_PART = PROVEN | {
 }
 FAILED = PROVEN | {
     "verdict": "failed",
-    "laws": {"passed": 8, "failed": 1},
+    "checks": {"passed": 8, "failed": 1},
     "failed": [
         {
-            "law": "addends",
+            "name": "addends",
             "host": "model.layers[i]",
             "values": ["layers.layer_output"],
             "detail": "an error of 0.123",
@@ -100,7 +100,7 @@ def test_an_absence_by_nature_is_no_lack():
     ]
 
 
-def test_what_a_broken_law_makes_of_an_outcome():
+def test_a_failed_check_makes_an_outcome_failed():
     from explorer.contract.report import Check, Report
     from tests.support.models import specimen
 
@@ -113,13 +113,13 @@ def test_what_a_broken_law_makes_of_an_outcome():
     assert (found["verdict"], found["unproven"]) == ("in part", [values[0]])
     broken = Check("writes", "model", "about", False, "an error of 1", 1.0, values[:1])
     found = coverage.outcome(model, Report.of([held, broken]))
-    assert found["verdict"] == "failed" and found["laws"] == {"passed": 1, "failed": 1}
+    assert found["verdict"] == "failed" and found["checks"] == {"passed": 1, "failed": 1}
     assert found["failed"] == [
-        {"law": "writes", "host": "model", "values": [values[0]], "detail": "an error of 1"}
+        {"name": "writes", "host": "model", "values": [values[0]], "detail": "an error of 1"}
     ]
 
 
-def test_axes_of_types_are_counted_or_it_is_said_why_not(monkeypatch):
+def test_axes_of_types_are_counted_or_a_reason_is_given(monkeypatch):
     from tests.support.models import specimen
 
     found = coverage.count_axes(specimen("llama"))
@@ -133,7 +133,7 @@ def test_axes_of_types_are_counted_or_it_is_said_why_not(monkeypatch):
     }
 
 
-def test_the_share_of_axes_is_rounded_down_and_told_for_all():
+def test_the_share_of_axes_is_rounded_down_and_given_for_all():
     assert (
         coverage_text.resolved_share([PROVEN]) == 99.9
         and coverage_text.resolved_share([REFUSED, STOPPED]) is None
@@ -154,7 +154,7 @@ def test_the_share_of_axes_is_rounded_down_and_told_for_all():
     )
 
 
-def test_a_model_that_cannot_be_built_says_the_error(monkeypatch):
+def test_a_model_that_cannot_be_built_has_the_error_as_its_reason(monkeypatch):
     from explorer import specimens
 
     def raises(family):
@@ -171,13 +171,13 @@ def test_a_contract_that_cannot_be_begun_is_a_failure(monkeypatch):
     from explorer import contract
 
     def raises(model, prompt):
-        raise RuntimeError("no twin")
+        raise RuntimeError("no copy")
 
     monkeypatch.setattr(contract, "check", raises)
     found = coverage.family_outcome("llama")
     assert (found["verdict"], found["reason"]) == (
         "failed",
-        "the contract cannot be run: RuntimeError: no twin",
+        "the contract cannot be run: RuntimeError: no copy",
     )
 
 
@@ -197,21 +197,19 @@ def test_the_table_goes_from_best_to_worst_and_counts():
 
 def test_a_long_list_of_failures_is_cut():
     failed = [
-        {"law": f"law {i}", "host": "model", "values": [], "detail": f"error {i % 6}"}
+        {"name": f"number {i}", "host": "model", "values": [], "detail": f"error {i % 6}"}
         for i in range(60)
     ]
     said = coverage_text.details(FAILED | {"failed": failed})
-    assert (
-        said[1]
-        == "law 0 on model, law 6 on model, law 12 on model, law 18 on model and 6 more: error 0"
-    )
+    assert said[1].startswith("number 0 on model, number 6 on model, number 12 on model, number 18")
+    assert said[1].endswith("on model and 6 more: error 0")
     assert said[-1] == "and 2 more" and len(said) == 6
 
 
 @pytest.mark.parametrize(
     ("names", "code"), [(["one", "three", "four", "five"], 0), (["one", "two"], 1)]
 )
-def test_only_a_broken_law_is_a_failure(names, code, monkeypatch, capsys):
+def test_only_a_failed_check_is_a_failure(names, code, monkeypatch, capsys):
     monkeypatch.setattr(coverage, "types", lambda: tuple(names))
     monkeypatch.setattr(
         coverage,

@@ -48,7 +48,7 @@ def test_a_free_port_is_kept_and_a_busy_one_left(busy_port):
     assert local_server.choose_port(free) == free
 
 
-def test_waiting_gives_up_when_the_program_is_gone(busy_port):
+def test_waiting_ends_when_the_program_has_ended(busy_port):
     assert (
         local_server.wait_for(
             f"http://127.0.0.1:{local_server.choose_port(0)}/", lambda: False, patience=60

@@ -32,7 +32,7 @@ def test_a_card_says_its_notes_words_and_its_records_numbers(made) -> None:
     ]
 
 
-def test_traits_that_most_families_have_do_not_tell_a_family(made) -> None:
+def test_traits_that_most_families_have_do_not_describe_a_family(made) -> None:
     llama, gpt2 = made[0], made[1]
     names = lambda card, part: {trait["name"] for trait in card[part]}  # noqa: E731
     assert {"pre_norm", "rms_norm"} <= names(llama, "common")
@@ -51,7 +51,7 @@ def test_traits_that_most_families_have_do_not_tell_a_family(made) -> None:
             )
 
 
-def test_traits_stand_in_their_groups_with_the_families_that_have_them(made) -> None:
+def test_traits_are_listed_by_group_with_the_families_that_have_them(made) -> None:
     groups = index.trait_groups(made)
     assert [group["label"] for group in groups] == list(GROUPS.values())
     by_name = {
@@ -66,7 +66,7 @@ def test_traits_stand_in_their_groups_with_the_families_that_have_them(made) -> 
         assert names == sorted(names, key=order.index)
 
 
-def test_a_record_of_an_older_version_is_said_in_todays_words() -> None:
+def test_a_record_of_an_older_version_is_shown_in_todays_words() -> None:
     record = records("llama", 1)[0]
     record["traits"] = [
         {"name": "multi_query", "label": "An old label", "meaning": "old", "evidence": "1 of 2"},

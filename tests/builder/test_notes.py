@@ -202,7 +202,7 @@ def test_prose_that_names_an_unknown_value_is_refused(refused, prose, expected):
     assert re.match(expected, refused(f"{prose}\n"))
 
 
-def test_code_that_is_not_run_is_held_to_its_value_names_too(refused, run):
+def test_value_names_in_code_that_is_not_run_are_checked_too(refused, run):
     bad = code("x = 1", "w = model.layers[0].mlp.expert_weight.save()", info="python no-run")
     assert re.match("3: .*'expert_weight'.* expert_weights", refused(bad))
     other = code("q = moe.router_logitz", info="python no-run")

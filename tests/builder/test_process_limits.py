@@ -52,7 +52,7 @@ def test_a_process_that_hangs_is_ended_and_the_others_go_on():
         ("raise", "it raised ValueError: no good at all"),
     ],
 )
-def test_a_process_that_dies_is_said_to_have_died_of_what(task, reason):
+def test_the_reason_a_process_died_is_reported(task, reason):
     assert outcomes(task, "answer") == {task: NoResult(reason), "answer": "answer done"}
 
 
@@ -62,7 +62,7 @@ def test_a_process_that_eats_memory_is_ended():
     }
 
 
-def test_no_process_is_left_when_nobody_looks_any_more():
+def test_no_process_is_left_when_the_consumer_stops():
     running = run_each(do, ["a", "hang", "hang"], 2)
     assert next(running) == ("a", "a done")
     began = [child.pid for child in multiprocessing.active_children()]

@@ -120,7 +120,7 @@ def test_a_host_says_what_kind_of_it_is_there() -> None:
     )
 
 
-def test_what_is_kept_between_tokens_is_told_or_why_not() -> None:
+def test_what_is_kept_between_tokens_is_listed_or_a_reason_is_given() -> None:
     record = records("llama", 1)[0]
     record.update(caches=[], caches_unknown="what it keeps is not known")
     assert "left out: what it keeps is not known." in render.family_page([record])

@@ -15,7 +15,7 @@ from tests.support.facts_records import records
 from tests.support.pages import Text
 
 
-def test_parts_that_agree_between_checkpoints_stand_once() -> None:
+def test_parts_that_agree_between_checkpoints_appear_once() -> None:
     made = records("qwen3_moe")
     same = by_checkpoint(made, lambda record: record["family"])
     assert same == [("", "qwen3_moe", True)]

@@ -89,7 +89,7 @@ def test_the_section_carries_the_signature(family: str) -> None:
     assert shown(f"All {found['resolved']['axes']} axes")
 
 
-def test_each_module_class_stands_once_and_those_of_blocks_first_and_open() -> None:
+def test_each_module_class_appears_once_and_those_of_blocks_first_and_open() -> None:
     made = records("qwen3_next")
     page = render.family_page(made)
     classes = re.findall(r"<details( open)?><summary><code>(.*?)</code>", section(page))
@@ -164,7 +164,7 @@ def test_a_model_without_a_signature_says_why() -> None:
     )
 
 
-def test_how_a_cache_grows_is_said() -> None:
+def test_how_a_cache_grows_is_stated() -> None:
     def grows(family: str) -> list[str]:
         record = records(family, 1)[0]
         return [

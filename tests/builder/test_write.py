@@ -46,7 +46,7 @@ def test_an_unchanged_page_keeps_its_date(tmp_path: Path) -> None:
     assert path.stat().st_mtime == 1
 
 
-def test_the_record_is_linked_where_it_lies_beside_the_page(tmp_path: Path) -> None:
+def test_the_record_is_linked_where_it_is_beside_the_page(tmp_path: Path) -> None:
     assert "facts.json" not in write.write_family(records("llama"), site=tmp_path).read_text(
         encoding="utf-8"
     )

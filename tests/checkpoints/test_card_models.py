@@ -193,7 +193,7 @@ def test_a_misspelt_id_gets_the_nearest(asked, nearest):
     )
 
 
-def test_an_id_like_no_other_gets_the_families_in_one_line():
+def test_an_id_with_no_similar_one_lists_the_families_in_one_line():
     with pytest.raises(cards.UnknownCheckpoint) as caught:
         cards.card("<b>\n" + "x" * 500)
     assert isinstance(caught.value, ValueError)
@@ -258,7 +258,7 @@ def test_counts_as_written():
     )
 
 
-def test_cards_are_small_and_say_where_their_counts_stand():
+def test_cards_are_small_and_give_the_source_of_their_counts():
     for file in files(cards).iterdir():
         if file.name.endswith(".json"):
             assert len(file.read_bytes()) < 2000

@@ -96,7 +96,7 @@ def test_a_pickle_is_refused_and_not_opened(broken):
 
 
 @pytest.mark.parametrize("name", ["model.pickle", "model.joblib", "model.th", "pytorch_model.BIN"])
-def test_a_folder_of_pickles_is_said_to_be_one(broken, name):
+def test_a_folder_of_pickles_is_refused_as_one(broken, name):
     (broken / "model.safetensors").rename(broken / name)
     not_loaded(broken, "pickles", names=name)
 
@@ -132,7 +132,7 @@ def add_weights(folder: Path, *names: str) -> None:
     )
 
 
-def test_weights_without_a_place_are_said_to_be_left_out(broken):
+def test_weights_of_no_parameter_are_reported(broken):
     add_weights(broken, "model.extra.weight", "another.weight", "model.layers.0.more.weight")
     with pytest.warns(UserWarning, match=r"another\.weight and 2 more\.$"):
         assert load(broken).record("a word", ["logits"])["logits"].isfinite().all()

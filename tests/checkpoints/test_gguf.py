@@ -35,7 +35,7 @@ def test_a_gguf_file_is_a_real_model(real, smollm2):
     assert {p.device.type for p in real.hf.parameters()} == {"cpu"}
 
 
-def test_a_real_model_knows_where_the_eiffel_tower_is(real):
+def test_a_real_model_predicts_paris(real):
     rec = real.record(EIFFEL)
     assert real.tokenizer.decode([int(rec["next_token_probs"].argmax())]) == " Paris"
     assert real.top_tokens(rec["layer_output", -1][0, -1], 3)[0][0] == " Paris"
@@ -197,7 +197,7 @@ def test_what_a_file_says_of_its_precision(tmp_path, said, words):
     assert gguf_file.precision(GGUFReader(tmp_path / "x.gguf")) == words
 
 
-def test_a_file_that_says_nothing_of_its_model_is_one_sentence(tmp_path):
+def test_a_file_without_metadata_is_one_sentence(tmp_path):
     import gguf
 
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")

@@ -191,9 +191,7 @@ def hub_that_answers(monkeypatch):
         (TimeoutError(), "hub_away", {"hint": "; did you mean Qwen/Qwen3-30B-A3B?"}),
     ],
 )
-def test_what_the_hub_answers_is_said_in_a_sentence(
-    answer, name, hint, hub_that_answers, no_network
-):
+def test_answers_of_the_hub_become_one_sentence(answer, name, hint, hub_that_answers, no_network):
     asked = hub_that_answers(answer)
     assert "Qwen/Qwen3-30B-A3Bx" in not_loaded("Qwen/Qwen3-30B-A3Bx", name, **hint)
     assert [source for source, _ in asked] == ["Qwen/Qwen3-30B-A3Bx"] and asked[0][1][
@@ -237,9 +235,9 @@ def test_a_mistake_of_our_own_is_not_taken_for_one_of_the_model(monkeypatch):
     """What the model trips over is one sentence, with its cause; what this package gets wrong is
     not hidden behind it.
     """
-    monkeypatch.setattr(loading, "discover", lambda twin: torch.nn.Linear(2, 2)(None))
+    monkeypatch.setattr(loading, "discover", lambda model: torch.nn.Linear(2, 2)(None))
     error = refused("not_traceable", lambda: load("specimen:llama"), label="specimen:llama")
     assert isinstance(error.__cause__, TypeError)
-    monkeypatch.setattr(loading, "discover", lambda twin: ranges("ab"))
+    monkeypatch.setattr(loading, "discover", lambda model: ranges("ab"))
     with pytest.raises(TypeError):
         load("specimen:llama")

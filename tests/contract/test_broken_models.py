@@ -59,8 +59,8 @@ def test_a_block_that_adds_half_its_addend():
 
 
 def test_a_place_at_another_argument(monkeypatch):
-    def swapped(twin):
-        anatomy = discover(twin)
+    def swapped(model):
+        anatomy = discover(model)
         for block in anatomy.blocks:
             hook_points = block.hosts["self_attn"].hook_points
             (keys,), (values,) = hook_points["attention_keys"], hook_points["attention_values"]
@@ -80,8 +80,8 @@ def test_a_place_at_another_argument(monkeypatch):
 
 
 def test_a_place_in_another_module(monkeypatch):
-    def moved(twin):
-        anatomy = discover(twin)
+    def moved(model):
+        anatomy = discover(model)
         for block in anatomy.blocks:
             # The norm of the whole block stands in for that of its MLP.
             hook_points = block.hosts["layers"].hook_points
@@ -127,8 +127,8 @@ def test_a_router_that_weighs_otherwise_than_it_scores():
 
 
 def test_decays_and_write_strengths_mistaken_for_each_other(monkeypatch):
-    def swapped(twin):
-        anatomy = discover(twin)
+    def swapped(model):
+        anatomy = discover(model)
         for block in anatomy.blocks:
             hook_points = block.hosts["linear_attn"].hook_points
             if hook_points:

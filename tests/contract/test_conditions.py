@@ -38,7 +38,7 @@ def served(**options) -> set[str]:
     return {row.name for row in load("specimen:qwen3_next", **options).support() if row.available}
 
 
-def test_the_conditions_told_are_those_another_way_of_loading_takes_away():
+def test_conditions_are_what_another_way_of_loading_loses():
     everything = served()
     fused = served(attn_implementation="sdpa")
     loop = served(experts_implementation="eager")

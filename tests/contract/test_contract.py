@@ -84,13 +84,13 @@ def test_a_report_is_plain_data(reports):
     assert addends["worst"] < 3e-7 and "blocks 0-2" in addends["detail"]
 
 
-def test_a_model_without_weights_is_held_to_names_and_layouts():
+def test_a_model_without_weights_is_checked_for_names_and_layouts():
     report = check(load("HuggingFaceTB/SmolLM2-135M-Instruct", weights=False))
     assert not report.failures, report.failures
     assert {"names", "sizes", "values read", "refusals give a reason", "printout"} == names(report)
 
 
-def test_what_an_implementation_takes_away_is_not_asked_for():
+def test_values_an_implementation_hides_are_not_checked():
     report = check(load("specimen:llama", attn_implementation="sdpa"))
     assert not report.failures, report.failures
     assert not {"pattern rows", "scores to probabilities", "probabilities mix values"} & names(

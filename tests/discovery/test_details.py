@@ -15,9 +15,9 @@ from tests.support.models import specimen
 
 @pytest.mark.parametrize("family", ["llama", "bloom", "gemma2"])
 def test_the_operations_of_an_attention_are_recorded(family):
-    twin = build_meta(config_of(family))
-    anatomy = discover(twin)
-    graph = recorded_run(twin).prompt.blocks
+    model = build_meta(config_of(family))
+    anatomy = discover(model)
+    graph = recorded_run(model).prompt.blocks
     for block in anatomy.blocks:
         attention = block.hosts["self_attn"].details.attention
         assert attention is not None and graph.ops[attention.softmax].name in SOFTMAX
@@ -35,9 +35,9 @@ def test_the_operations_of_an_attention_are_recorded(family):
 
 
 def test_an_attention_without_a_softmax_in_the_trace_has_no_operations():
-    twin = build_meta(config_of("llama"))
-    twin.set_attn_implementation("sdpa")
-    for block in discover(twin).blocks:
+    model = build_meta(config_of("llama"))
+    model.set_attn_implementation("sdpa")
+    for block in discover(model).blocks:
         assert block.hosts["self_attn"].details.attention is None
 
 

@@ -56,7 +56,7 @@ def test_places_do_not_depend_on_the_size_of_the_model(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_place_is_said_in_the_words_of_the_modeling_code(family):
+def test_a_hook_point_is_printed_as_the_modeling_code_writes_it(family):
     for row in specimen(family).support():
         if row.available:
             assert row.read_at and "None" not in row.read_at and "_0" not in row.read_at
@@ -192,7 +192,7 @@ def test_a_router_that_chooses_every_expert_has_no_margin():
             model.layers[0].mlp.router_margin.save()
 
 
-def test_a_router_that_chooses_one_expert_is_laid_out():
+def test_a_router_that_chooses_one_expert_has_a_layout():
     model = tiny(
         "qwen3_moe",
         hidden_size=24,
@@ -218,9 +218,9 @@ def test_a_router_that_chooses_one_expert_is_laid_out():
 
 @pytest.mark.parametrize("family", MIXTURES)
 def test_the_probe_has_lengths_of_its_own(family):
-    twin = build_meta(config_of(family))
-    batch, seq = probe_lengths(twin)
-    taken = {extent for parameter in twin.parameters() for extent in parameter.shape}
+    model = build_meta(config_of(family))
+    batch, seq = probe_lengths(model)
+    taken = {extent for parameter in model.parameters() for extent in parameter.shape}
     assert batch != seq and not {batch, seq, batch * seq} & taken
 
 
@@ -236,7 +236,7 @@ def test_a_model_without_blocks_between_embedding_and_head_is_refused():
 
 
 def test_following_a_forward_leaves_the_model_as_it_was():
-    twin = build_meta(config_of("qwen3_next"))
+    model = build_meta(config_of("qwen3_next"))
     before = [
         (
             name,
@@ -245,12 +245,15 @@ def test_following_a_forward_leaves_the_model_as_it_was():
             dict(module._forward_pre_hooks),
             sorted(module.__dict__),
         )
-        for name, module in twin.named_modules()
+        for name, module in model.named_modules()
     ]
-    with torch.no_grad(), record_graph(twin, ["model.layers.0"]) as flow:
-        twin(torch.zeros(3, 5, dtype=torch.long, device="meta"))
+    with torch.no_grad(), record_graph(model, ["model.layers.0"]) as flow:
+        model(torch.zeros(3, 5, dtype=torch.long, device="meta"))
     assert flow.ops and flow.calls
-    with pytest.raises(ZeroDivisionError), record_graph(twin, ["model.layers.0", "model.layers.3"]):
+    with (
+        pytest.raises(ZeroDivisionError),
+        record_graph(model, ["model.layers.0", "model.layers.3"]),
+    ):
         1 / 0
     after = [
         (
@@ -260,15 +263,15 @@ def test_following_a_forward_leaves_the_model_as_it_was():
             dict(module._forward_pre_hooks),
             sorted(module.__dict__),
         )
-        for name, module in twin.named_modules()
+        for name, module in model.named_modules()
     ]
     assert before == after
 
 
 def test_an_operation_is_kept_with_what_it_read_and_made():
-    twin = build_meta(config_of("llama"))
-    with torch.no_grad(), record_graph(twin, ["model.layers.0.mlp"]) as flow:
-        twin(torch.zeros(3, 5, dtype=torch.long, device="meta"))
+    model = build_meta(config_of("llama"))
+    with torch.no_grad(), record_graph(model, ["model.layers.0.mlp"]) as flow:
+        model(torch.zeros(3, 5, dtype=torch.long, device="meta"))
     call = flow.module("model.layers.0.mlp")
     down = flow.module("model.layers.0.mlp.down_proj")
     assert call.start <= down.start < down.stop <= call.stop and down in flow.inside(call)

@@ -69,7 +69,7 @@ def native(axes, sizes, groups):
 
 
 @pytest.mark.parametrize(("axes", "sizes", "groups"), list(cases(distinct=True)))
-def test_distinct_sizes_give_back_the_one_arrangement(axes, sizes, groups):
+def test_distinct_sizes_have_one_arrangement(axes, sizes, groups):
     layout, tensor = native(axes, sizes, groups)
     found = arrange(tuple(tensor.shape), axes, sizes)
     assert torch.equal(to_layout(tensor, found, axes, sizes), layout)
@@ -119,11 +119,11 @@ def test_a_tensor_without_the_axes_is_not_arranged(shape):
     assert arrange(shape, ("batch", "seq"), sizes) is None
 
 
-def test_a_size_nobody_knows_is_not_arranged():
+def test_an_unknown_size_is_not_arranged():
     assert arrange((2, 7), ("batch", "seq"), {"batch": 2}) is None
 
 
-def test_what_is_laid_out_already_is_the_tensor_itself():
+def test_a_tensor_of_the_right_layout_is_returned_itself():
     tensor = torch.zeros(2, 7)
     arrangement = (("batch",), ("seq",))
     assert is_identity(arrangement, ("batch", "seq"))

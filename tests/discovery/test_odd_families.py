@@ -135,7 +135,7 @@ def test_a_norm_that_runs_elsewhere_too_is_read_at_the_call_before_the_head():
     assert not logits.any()
 
 
-def test_a_norm_that_runs_twice_is_told_apart_at_every_step():
+def test_the_runs_of_a_norm_that_runs_twice_are_distinguished_at_every_step():
     model = tiny("nanochat", **SIZES)
     with torch.no_grad(), model.generate(PROMPT, max_new_tokens=2, do_sample=False) as tracer:
         seen = [].save()

@@ -88,7 +88,7 @@ def test_slots_chosen_one_after_another_have_scores():
         assert_close(rec["router_margin", layer], best.values[..., 1] - best.values[..., 2])
 
 
-def test_what_stands_for_no_expert_is_a_choice_that_adds_nothing():
+def test_a_null_expert_is_a_choice_that_adds_nothing():
     """ZAYA's router can select no expert; one then runs with a weight of zero."""
     model = load("specimen:zaya")
     gate, count = model.hf.model.layers[1].mlp.gate, model.layers[1].mlp.num_experts

@@ -81,7 +81,7 @@ def test_an_operation_drilled_into_and_a_value_inside_it_are_both_served(model):
     assert softmax[0, 0, 4, 4] == 1
 
 
-def test_a_skipped_module_hands_on_what_it_was_given(model):
+def test_a_skipped_module_returns_its_input(model):
     with model.trace(PROMPT):
         model.layers[1].mlp.skip(model.layers[1].mlp_input * 0)
         addend = model.layers[1].mlp.mlp_output.save()
@@ -107,7 +107,7 @@ def test_a_stopped_trace_keeps_what_it_read_and_closes_the_taps(model):
     assert torch.equal(model.record(PROMPT, ["router_logits"])["router_logits", 1], logits)
 
 
-def test_a_cache_of_modules_stands_beside_values(model):
+def test_the_engines_module_cache_works_beside_values(model):
     with model.trace(PROMPT) as tracer:
         cache = tracer.cache(modules=[model.layers[1], model.layers[1].mlp])
         pattern = attention_of(model).attention_probabilities.save()
@@ -132,7 +132,7 @@ def test_a_stored_edit_uses_values_and_leaves_the_original_alone(model):
     assert routed.abs().max() == 0 and untouched.abs().max() > 0 and both.abs().max() == 0
 
 
-def test_a_session_hands_values_from_one_trace_to_the_next(model):
+def test_a_session_passes_values_from_one_trace_to_the_next(model):
     moe = model.layers[1].mlp
     with model.session():
         with model.trace(SHORT):
@@ -144,7 +144,7 @@ def test_a_session_hands_values_from_one_trace_to_the_next(model):
     assert torch.equal(indices, first.flip(-1).topk(moe.top_k).indices)
 
 
-def test_a_barrier_hands_a_value_from_one_prompt_to_another(model):
+def test_a_barrier_passes_a_value_from_one_prompt_to_another(model):
     with model.trace() as tracer:
         barrier = tracer.barrier(2)
         with tracer.invoke(SHORT):

@@ -150,7 +150,7 @@ def test_two_models_in_two_threads_do_not_disturb_each_other():
         assert torch.equal(states, expected) and heads.abs().max() == 0
 
 
-def test_an_error_in_one_thread_lets_the_others_on(model):
+def test_an_error_in_one_thread_does_not_block_the_others(model):
     def failing():
         with pytest.raises(ZeroDivisionError):
             with model.trace(TEXTS[0]):

@@ -115,7 +115,7 @@ def test_the_shapes_are_those_of_a_forward_through_the_whole_model():
         ),
     ],
 )
-def test_blocks_of_other_builds_are_told_as_they_are(family, block):
+def test_blocks_of_other_builds_are_described_as_they_are(family, block):
     found = drawn(family)["blocks"][0]
     assert (
         found["title"] == block["title"]

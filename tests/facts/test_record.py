@@ -149,7 +149,7 @@ def test_figures_of_the_reference_pages():
     assert "64 of 256" in traits["partial_rotary"]["evidence"]
 
 
-def test_traits_are_asked_of_each_model():
+def test_traits_are_tested_on_each_model():
     assert "one_plus_gain" not in {trait["name"] for trait in record("qwen3_moe")["traits"]}
     assert "tied_head" in {trait["name"] for trait in record("llama")["traits"]}
     assert "mrope" in {trait["name"] for trait in record("qwen3_5_moe_text")["traits"]}
@@ -165,7 +165,7 @@ def test_another_checkpoint_has_its_own_sizes():
 def test_a_value_is_verified_where_a_check_that_held_compared_it_and_none_that_failed():
     def check(passed: bool, *values: str) -> dict:
         return {
-            "name": "a law",
+            "name": "a check",
             "host": "model",
             "about": "It holds.",
             "passed": passed,

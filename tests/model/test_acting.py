@@ -70,7 +70,7 @@ def test_steering_adds_at_the_chosen_places_alone(dtype):
             assert torch.equal(stream, expected) and torch.equal(following, stream)
 
 
-def test_steering_several_blocks_and_none_is_what_it_says(model):
+def test_steering_several_blocks_and_no_block(model):
     vector = torch.ones(model.hidden_size)
     with model.trace(PROMPT):
         model.steer([2, 0], vector)
@@ -203,7 +203,7 @@ def test_a_model_is_freed_though_its_tracer_and_its_values_live():
     assert gone() is None and tracer is not None and scores.shape[0] == 1
 
 
-def test_the_numbers_are_said_to_be_what_they_are():
+def test_the_kind_of_the_numbers_is_stated():
     assert (
         specimen("llama").weights == "random, seed 0"
         and specimen("qwen3_next").weights == "trained"

@@ -36,7 +36,7 @@ def test_an_edit_is_made_in_the_forward_that_is_recorded(model):
 
 
 @pytest.mark.parametrize("layer", [0, 3])
-def test_a_zeroed_head_hands_on_nothing(model, layer):
+def test_a_zeroed_head_adds_nothing(model, layer):
     clean = model.record(PROMPT, ["attention_head_outputs", "logits"])
     rec = model.record(
         PROMPT,
@@ -220,7 +220,7 @@ def test_states_are_of_each_token_whatever_follows(hybrid):
     )
 
 
-def test_progress_is_told_block_by_block(model):
+def test_progress_is_reported_block_by_block(model):
     seen = []
     model.record(PROMPT, ["logits"], progress=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]

@@ -33,7 +33,7 @@ def test_everything_available_is_recorded_but_states_per_token(any_model):
     )
 
 
-def test_the_order_asked_does_not_matter(any_model):
+def test_the_requested_order_does_not_matter(any_model):
     full = any_model.record(PROMPT)
     names = [name for name in full.names if name != "state_attention"]
     for order in (names, names[::-1], sorted(names)):
@@ -233,7 +233,7 @@ def test_keys_are_names_blocks_and_hosts(rec):
         (("mlp_activation", 1), "every expert"),
     ],
 )
-def test_what_a_recording_has_not_is_said_why(rec, key, said):
+def test_a_value_that_a_recording_lacks_has_a_reason(rec, key, said):
     with pytest.raises(NotRecorded, match=said) as error:
         rec[key]
     assert str(error.value) == rec.why(*(key if isinstance(key, tuple) else (key,)))

@@ -86,7 +86,7 @@ def test_chosen_steps_get_theirs(model):
         ("mlp_output", "expert_outputs"),
     ],
 )
-def test_a_step_never_hands_out_the_next_ones_tensor(model, steps, first, second):
+def test_a_step_never_returns_the_next_ones_tensor(model, steps, first, second):
     """The forward of this step has passed the second value; waiting would bring the next step's."""
     moe = model.layers[1].mlp
     with pytest.raises(AlreadyPassed, match=second):
@@ -230,7 +230,7 @@ def test_states_are_the_replay_of_what_the_kernel_was_given(hybrid):
     assert implied.triu(1).abs().max() == 0
 
 
-def test_values_have_the_axes_they_are_said_to_have(any_model):
+def test_values_have_the_axes_of_their_layouts(any_model):
     tokens = ids(any_model).expand(2, -1)
     rec = any_model.record(tokens)
     call = {"batch": 2, "seq": tokens.shape[1], "query": tokens.shape[1], "key": tokens.shape[1]}

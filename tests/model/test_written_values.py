@@ -41,7 +41,7 @@ def test_the_ids_written_are_the_ids_that_run(model):
         assert_close(masked, model.hf(ids(model), attention_mask=mask).logits)
 
 
-def test_the_models_own_values_are_written_where_they_stand(model):
+def test_the_models_own_values_are_written_in_place(model):
     with model.trace(PROMPT):
         model.token_embeddings[:, 2] = 0
         stream = model.layers[0].layer_input.save()

@@ -338,7 +338,7 @@ def test_steering_adds_the_vector_to_the_stream(any_family):
     assert not torch.equal(before, after)
 
 
-def test_skipping_blocks_hands_their_input_on(any_family):
+def test_skipping_blocks_passes_their_input_on(any_family):
     model, prompt = any_family
     with model.trace(prompt):
         entering = model.layers[1].layer_input.save()
@@ -348,7 +348,7 @@ def test_skipping_blocks_hands_their_input_on(any_family):
     assert torch.equal(entering, after)
 
 
-def test_implementations_that_lose_the_interior_are_said_so():
+def test_implementations_that_hide_the_interior_have_reasons():
     fused = load("specimen:llama", attn_implementation="sdpa")
     row = next(r for r in fused.support() if r.name == "attention_probabilities")
     assert not row.layers and "eager" in " ".join(map(str, row.reasons.values()))
@@ -357,7 +357,7 @@ def test_implementations_that_lose_the_interior_are_said_so():
     assert not row.layers and "experts_implementation" in " ".join(map(str, row.reasons.values()))
 
 
-def test_a_dense_block_of_a_mixture_family_says_that_it_has_no_router(tmp_path):
+def test_a_dense_block_of_a_mixture_family_has_no_router(tmp_path):
     from transformers import AutoModelForCausalLM
 
     from explorer import specimens

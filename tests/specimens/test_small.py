@@ -59,12 +59,14 @@ def kinds(config) -> set:
     return {str(entry) for values in lists if isinstance(values, list | tuple) for entry in values}
 
 
-def test_every_causal_language_model_is_a_decoder_or_set_apart_with_a_reason():
-    apart = [name for names in small.rules()["apart"].values() for name in names]
-    assert len(apart) == len(set(apart)) and set(apart) <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    assert sorted([*TYPES, *apart]) == sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+def test_every_causal_language_model_is_a_decoder_or_excluded_with_a_reason():
+    excluded = [name for names in small.rules()["excluded"].values() for name in names]
+    assert len(excluded) == len(set(excluded)) and set(excluded) <= set(
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    )
+    assert sorted([*TYPES, *excluded]) == sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     assert len(TYPES) == 161
-    assert small.why_apart("bert") and small.why_apart("llama") is None
+    assert small.why_excluded("bert") and small.why_excluded("llama") is None
 
 
 def names_of(config) -> set[str]:
@@ -116,7 +118,7 @@ def test_a_small_configuration_is_small(name):
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_sizes_tell_the_axes_apart(name):
+def test_sizes_distinguish_the_axes(name):
     text = small_config(name).get_text_config()
     keys = (
         "vocab_size",

@@ -131,7 +131,7 @@ def tensor_sizes(config) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("family", BY_HAND)
-def test_sizes_tell_the_axes_apart(family):
+def test_sizes_distinguish_the_axes(family):
     sizes = tensor_sizes(specimens.config_of(family))
     twice = [size for size, times in Counter(sizes.values()).items() if times > 1]
     assert not twice, f"equal sizes {twice} in {sizes}"

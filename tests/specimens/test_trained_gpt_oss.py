@@ -141,7 +141,7 @@ def test_a_family_without_sinks_has_no_figures_of_them(segments):
     assert "sinks" not in specimens.build("qwen3_next").measured
 
 
-def test_sinks_start_as_the_class_draws_them_whatever_was_drawn_before():
+def test_sinks_start_as_the_class_draws_them_in_any_random_state():
     drawn = []
     for state in (1, 2):
         torch.manual_seed(state)

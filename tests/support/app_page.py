@@ -79,7 +79,7 @@ class Page:
             )
         )
 
-    def start(self, **wish) -> Page:
-        self.say(do="hello", wish=wish)
+    def start(self, **view) -> Page:
+        self.say(do="hello", view=view)
         self.wait(lambda: self.last("selection"))
         return self

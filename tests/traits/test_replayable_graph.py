@@ -20,8 +20,8 @@ from tests.support.traits_helpers import found
 
 def of(family: str, **changes) -> dict[str, str]:
     """The traits of a small model with other figures."""
-    twin = build_meta(small_config(family, **changes))
-    return found(LanguageModel(twin, bpe.load_tokenizer(100), discover(twin), family, "none"))
+    model = build_meta(small_config(family, **changes))
+    return found(LanguageModel(model, bpe.load_tokenizer(100), discover(model), family, "none"))
 
 
 FULL = ["full_attention"] * 3
@@ -142,7 +142,7 @@ def test_buffers_rebuilt_are_the_ones_a_loaded_model_has():
                 ), (family, name)
 
 
-def test_every_trait_is_said_once_in_one_line_and_has_a_group():
+def test_every_trait_is_described_in_one_line_and_has_a_group():
     names = [entry.name for entry in catalogue.ENTRIES]
     assert len(set(names)) == len(names) == len(catalogue.BY_NAME)
     assert len({entry.label for entry in catalogue.ENTRIES}) == len(names)

@@ -16,7 +16,7 @@ from explorer.vocabulary.availability import (
 from tests.support.models import specimen
 
 
-def test_the_reason_that_says_most_is_told():
+def test_the_most_informative_reason_is_given():
     by_rank = [
         not_traced("it is not followed"),
         needs_setting("another kernel runs"),

@@ -58,7 +58,7 @@ def test_the_contract_holds_a_recurrence_to_its_replay(kind):
     assert wanted <= checked
 
 
-def test_kernels_that_take_the_same_are_told_apart():
+def test_kernels_of_equal_arguments_are_distinguished():
     kernels = [kind.kernel for kind in MIXERS.values() if kind.kernel is not None]
     assert len({(frozenset(kernel.takes), kernel.dims) for kernel in kernels}) == len(kernels)
 
@@ -68,7 +68,7 @@ def test_a_kind_is_registered_once():
         register(MIXERS["ssd"])
 
 
-def test_a_new_kind_is_found_recorded_replayed_and_held_to_the_contract():
+def test_a_new_kind_is_found_recorded_replayed_and_checked_by_the_contract():
     """The toy kind of the guide, in a process of its own: it is registered before other imports."""
     run = subprocess.run(
         [sys.executable, "-m", "tests.support.leaky_mixer"],

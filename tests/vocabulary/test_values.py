@@ -75,7 +75,7 @@ def test_a_value_is_printed_with_its_layout_and_whether_it_may_be_none():
     assert str(LAYOUTS["Pattern"]) == "Pattern [batch num_heads query key]"
 
 
-def test_every_value_says_what_it_means_and_hangs_on_a_host():
+def test_every_value_has_a_meaning_and_a_host():
     for value in VALUES:
         assert value.host in HOSTS
         assert len(value.meaning) > 10 and not value.meaning.endswith(".")
@@ -101,7 +101,7 @@ def test_a_host_that_is_none_is_answered_with_the_hosts():
         lookup("moe.router_logits")
 
 
-def test_a_value_asked_of_the_wrong_host_is_unknown_there():
+def test_a_value_of_another_host_is_unknown():
     with pytest.raises(UnknownValue):
         lookup("self_attn.router_logits")
 

@@ -129,7 +129,7 @@ def test_a_parallel_block_says_so_in_its_title() -> None:
     assert describe(drawn("llama"))[0].title == "Attention, then MLP"
 
 
-def test_a_norm_that_two_sublayers_read_stands_once() -> None:
+def test_a_norm_that_two_sublayers_read_is_drawn_once() -> None:
     for family, count in (("cohere", 1), ("falcon_h1", 2), ("gpt_neox", 2), ("olmo2", 0)):
         assert block_svg(drawn(family)).count('class="bd-norm ') == count, family
     assert "× scale" in block_svg(drawn("falcon_h1")), (
@@ -149,7 +149,7 @@ def test_blocks_that_only_scale_by_numbers_of_their_own_are_one_kind() -> None:
     assert f"× {min(scales[0]):.4g} … {max(scales[0]):.4g}" in block_svg(record)
 
 
-def test_what_is_not_followed_says_so() -> None:
+def test_an_untraced_block_is_described_as_such() -> None:
     for layout in LAYOUTS:
         assert "What is inside is not traced" in block_svg(drawn("zamba"), 0, layout)
         assert "What is inside is not traced" not in block_svg(drawn("mamba"), 0, layout)

@@ -79,7 +79,7 @@ def test_a_shortened_type_unfolds_where_it_is_pointed_at_or_focused(visit, addre
         assert cut.text_content() == folded
 
 
-def test_the_block_stands_as_text_below_and_stays_open(visit, address: str) -> None:
+def test_the_block_is_described_as_text_below_and_stays_open(visit, address: str) -> None:
     page = visit(address).page
     page.locator(".bd-words summary").press("Enter")
     assert (

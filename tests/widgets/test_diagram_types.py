@@ -120,7 +120,7 @@ def test_what_is_cut_can_be_reached_and_is_named_in_full() -> None:
     assert "[B, S, …]" in "".join(cut.itertext())
 
 
-def test_types_that_do_not_fit_below_their_pills_stand_in_full_in_a_line() -> None:
+def test_types_that_do_not_fit_below_their_pills_are_in_full_in_a_line() -> None:
     (record,) = records("deepseek_v3", 1)
     for layout in LAYOUTS:
         for shape, _ in enumerate(describe(record)):

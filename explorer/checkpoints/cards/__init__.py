@@ -2,7 +2,7 @@
 
 A card lets a checkpoint be built at its full released size without the network. It
 holds the figures the configuration class needs, the parameter count the checkpoint's
-name or description states, and where that statement stands; it is checked when it is
+name or description states, and where it states that; it is checked when it is
 read. The count computed from the figures has to meet the stated one, which is tested.
 """
 
@@ -194,8 +194,7 @@ def all_cards() -> tuple[Card, ...]:
     for before, after in itertools.pairwise(found):
         if (before.family, before.place) == (after.family, after.place):
             raise CardError(
-                f"cards {before.id} and {after.id} both stand at place {after.place} of "
-                f"{after.family}"
+                f"cards {before.id} and {after.id} both have place {after.place} of {after.family}"
             )
     if len({one.id for one in found}) != len(found):
         raise CardError("two cards have one id")

@@ -15,7 +15,7 @@ from explorer.contract.registry import invariant
 @invariant(
     "two models are independent",
     "Two models in one process do not affect each other: one records its states and is edited "
-    "while the other runs, and each gives what it gives by itself.",
+    "while the other runs, and each gives what it gives alone.",
     "model",
     pair=True,
     form=True,
@@ -112,7 +112,7 @@ def invokes(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
 
 @invariant(
     "model left unchanged",
-    "After all other checks the transformers model, called by itself, gives logits identical to "
+    "After all other checks the transformers model, called directly, gives logits identical to "
     "those before, and no hook or gradient is left on it.",
     "model",
     last=True,

@@ -189,7 +189,7 @@ def shared_gate(subject: ModelUnderTest, host: str, compare: Comparisons) -> Non
 
 @invariant(
     "experts run separately",
-    "Each slot of expert_outputs is its expert, run by itself with its own weights, times the "
+    "Each slot of expert_outputs is its expert, run alone with its own weights, times the "
     "slot's weight (run on the token times that weight where the family weights the experts' "
     "input); routed_output is their sum, and the same holds after slots are rerouted.",
     HOST,

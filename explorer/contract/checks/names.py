@@ -320,7 +320,7 @@ def _compare_mixture(
     elif indices is None:
         compare.holds(layer, False, "the experts are not called with expert indices")
         return
-    if "router" in calls and indices is not None:  # otherwise the MLP routes by itself
+    if "router" in calls and indices is not None:  # otherwise the MLP does the routing itself
         compare.holds(
             layer,
             any(torch.equal(tensor, indices) for tensor in calls["router"][1]),

@@ -23,7 +23,7 @@ def _replay_inputs(subject: ModelUnderTest, host: str) -> tuple[str, ...]:
 @invariant(
     "replay",
     "The recurrence, replayed from the kernel's arguments, gives the kernel's "
-    "attention_head_outputs and state_output, and one head by itself gives the same.",
+    "attention_head_outputs and state_output, and one head alone gives the same.",
     *RECURRENT,
     needs=("attention_head_outputs", "state_output"),
     float32=_FLOAT32,

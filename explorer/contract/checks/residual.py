@@ -211,7 +211,7 @@ def _stream_after(subject: ModelUnderTest, layer: int, steps: int) -> torch.Tens
 @invariant(
     "head",
     "token_embeddings are the embedding's rows of the ids; final_norm_output is the final norm of "
-    "the last block's output, and the head reads it, where nothing stands between them; the logits "
+    "the last block's output, and the head reads it, where nothing is between them; the logits "
     "are what the model returns, and next_token_probs is their softmax at the last position.",
     "model",
     float32=1e-5,

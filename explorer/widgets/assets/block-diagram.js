@@ -11,7 +11,7 @@
 //   element.call = {B: 1, S: 512}                         the batch size and length that "call" writes
 //   element.svg()                                         the drawing in view, as a file's text
 //   element.setMarks({addends: {mlp_output: 0.8}, experts: [3, 17]})   live marks; null clears them
-//   "block-change" {layer, shape, checkpoint}             the slider stands on another block
+//   "block-change" {layer, shape, checkpoint}             the slider is on another block
 //   "part-select" {name, host, layer, expression, pinned} a value was pinned or unpinned
 (() => {
   "use strict";

@@ -1,10 +1,10 @@
-// drawingFile(svg, title, ground): a drawing of the page as the text of an SVG file that stands alone.
+// drawingFile(svg, title, ground): a drawing of the page as the text of a self-contained SVG file.
 //
-// What style sheets say of it is written into it, as it looks now. A classic script, like block-diagram.js.
+// Its styles are written into it as they are computed now. A classic script, like block-diagram.js.
 globalThis.drawingFile ??= (() => {
   "use strict";
 
-  // What a drawing looks like, for a file that knows no style sheet: properties and what they are where nothing is said.
+  // The properties of a drawing that a file without style sheets needs, and their default values.
   const SHAPE = {
     fill: "rgb(0, 0, 0)", "fill-opacity": "1", stroke: "none", "stroke-width": "1px", "stroke-opacity": "1", "stroke-dasharray": "none",
     "stroke-linecap": "butt", width: "auto", height: "auto", rx: "auto",

@@ -193,7 +193,7 @@ function sizeDiagram() {
   if (drawn && state.tokens.length) drawn.call = { B: 1, S: state.tokens.length };
 }
 
-// Live marks belong to one block: they wait until the diagram stands on it.
+// Live marks belong to one block: they wait until the diagram shows it.
 function mark() {
   const drawn = diagram();
   if (drawn && state.marks?.block === drawn.layer) drawn.setMarks(state.marks);
@@ -391,7 +391,7 @@ function start(bridge) {
   model = bridge;
   model.on("msg:custom", receive);
   listen();
-  send({ do: "hello", theme: document.documentElement.dataset.theme, wish: viewInAddress() });
+  send({ do: "hello", theme: document.documentElement.dataset.theme, view: viewInAddress() });
   theme(document.documentElement.dataset.theme);
 }
 

@@ -1,7 +1,7 @@
 """What the block diagram is made of: boxes, pills, edges, types, as SVG text.
 
 Colours come from classes (``role-attention``) and custom properties, so one drawing
-serves both themes; nothing carries an id, so many drawings live in one page.
+serves both themes; no element has an id, so one page can have many drawings.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class Canvas:
             if line and _type_line_width(*line, pair) > width:
                 self.type(x, y, *line, room=width)
                 line, y = [], y + pitch
-            # A caption as long as that stands above its type.
+            # A caption as long as that goes above its type.
             if _type_line_width(pair) > width:
                 self.text(x, y, pair[0], "type")
                 pair, y = ("", pair[1]), y + pitch
@@ -377,7 +377,7 @@ class Canvas:
         self.shapes.append(tag("circle", class_=classes("dot", "stream"), cx=x, cy=y, r=r))
 
     def funnel(self, box: Box, wide: str) -> None:
-        """A trapezium that stands for a projection to more dimensions (``wide`` right) or fewer
+        """A trapezium for a projection to more dimensions (``wide`` right) or fewer
         (left).
         """
         inset = box.h * 0.3

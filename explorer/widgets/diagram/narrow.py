@@ -141,7 +141,7 @@ def _join(
     lane: float | None,
     crossed: Sequence[float],
 ) -> float:
-    """The addend, back to the stream; returns where the next mark stands."""
+    """The addend, back to the stream; returns where the next mark goes."""
     canvas.addend(start, (STREAM + 11, y), sub.addend, lane, crossed)
     if sub.output:
         pill = canvas.stream_pill(sub.output, LEFT + 2, y + 4, sub.output_label)

@@ -31,7 +31,7 @@ def draw_sublayer(canvas: Canvas, sub: Sublayer, top: float) -> Point:
     y = canvas.lines(X0, top + 44, wrap(sub.summary, FULL), "note")
     y, (x, start) = _draw_inside(canvas, sub, y - 4)
     y = _other_values(canvas, sub, y)
-    # The last steps stand beside the way out, on the side with more room, below what is drawn.
+    # The last steps are beside the way out, on the side with more room, below what is drawn.
     at_left = x > MIDDLE
     lines = wrap(sub.steps, x - X0 - 10 if at_left else X1 - x - 10)
     first = max(start + (24 if at_left else 16), y + 12)
@@ -84,7 +84,7 @@ def _row(
 def _rows(canvas: Canvas, rows: Sequence[Sequence[Pill]], y: float) -> float:
     """Rows of up to two pills, the rest sharing the second's half.
 
-    Types stand below their pills where all fit, else in lines below the rows.
+    Types are below their pills where all fit, else in lines below the rows.
 
     Returns the y of the last pill's or type's bottom.
 

@@ -1,6 +1,6 @@
 """The block as text: down its stream, every value with its type.
 
-What the drawing shortens stands here in full.
+What the drawing shortens is written here in full.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def _legend(blocks: Sequence[Block]) -> str:
             '<i class="bd-tick bd-tick-attention bd-window"></i>attention in a sliding window'
         )
     if "experts" in roles:
-        items.append("lit cells stand for the chosen experts, which differ by token")
+        items.append("lit cells are the chosen experts, which differ by token")
     if usual := blocks[0].usual_dtype:
         items.append(f"types without a dtype are {escape(usual)}")
     items.append('<i class="bd-swatch"></i>derived from other values, read-only')
@@ -200,7 +200,7 @@ def _legend(blocks: Sequence[Block]) -> str:
 
 
 def _templates(records: Sequence[Record]) -> list[str]:
-    """Every drawing but the first, out of the page's way until it is asked for."""
+    """Every drawing but the first, hidden until it is selected."""
     return [
         f'<template data-drawing="{number}.{shape}">{_drawings(block)}</template>'
         for number, record in enumerate(records)

@@ -13,7 +13,7 @@ from explorer.widgets.diagram.wide_inside import LEFT, RIGHT, draw_sublayer
 
 STREAM = 24.0
 NORM_X, NORM_W = 48.0, 162.0
-#: Of several adds in a row, how far below each other they stand.
+#: Of several adds in a row, how far below each other they are.
 ADDS = 44.0
 #: Where the lines into the sublayers' boxes end.
 INTO = LEFT - 1

@@ -22,7 +22,7 @@ from explorer.widgets.diagram.geometry import PILL, Box, Inside, Point, mono_wid
 
 LEFT, RIGHT = 232.0, 856.0
 X0, X1 = LEFT + 14, RIGHT - 14
-#: Pitch of pills that stand closely under each other.
+#: Pitch of pills close under each other.
 PITCH = 27.5
 
 

@@ -73,7 +73,7 @@ def pattern_scale(rec: Recorded, signed: bool) -> ScaleOptions:
 
 
 def all_heads(rec: Recorded, selection: Selection) -> Mosaic | Refusal:
-    """Every head of the block as a tile; heads that share keys and values stand in one row."""
+    """Every head of the block as a tile; heads that share keys and values are in one row."""
     if (reason := refusal(rec, selection)) is not None:
         return reason
     group = heads_per_group(rec, selection.block)

@@ -86,7 +86,7 @@ def cells_in_window(
     """The cells of ``values`` in ``window``, reduced to at most ``cells`` a side.
 
     Returns the cells, the window of whole cells they cover, and how many rows and
-    columns of the matrix one of them stands for, (1, 1) where nothing was reduced.
+    columns of the matrix one of them covers, (1, 1) where nothing was reduced.
     """
     rows, columns = values.shape
     box = _whole_cells(window, rows, columns)

@@ -33,7 +33,7 @@ from explorer.widgets.views.selection import (
 
 #: What a reader needs to know of an implied attention.
 IMPLIED_NOTE = (
-    "Exact: head outputs = M · values. Column j stands after the short convolution, "
+    "Exact: head outputs = M · values. Column j is position j after the short convolution, "
     "so it already mixes the tokens just before j; rows need not sum to one and entries can be "
     "negative."
 )
