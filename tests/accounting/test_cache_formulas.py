@@ -122,14 +122,14 @@ def test_a_window_bounds_the_cache():
 
 
 @pytest.mark.parametrize(
-    ("family", "sentence"),
+    ("family", "named"),
     [
-        ("rwkv", "writes nothing to transformers' cache"),
-        ("deepseek_v32", "keeps as indexer_keys has no formula here"),
-        ("cpmant", "keeps keys of .* positions for .* tokens"),
-        ("dbrx", "running it failed with"),
+        ("rwkv", "nothing"),
+        ("deepseek_v32", "indexer_keys"),
+        ("cpmant", r"keys of \d+ positions .* \d+ tokens"),
+        ("dbrx", "failed"),
     ],
 )
-def test_an_unknown_cache_is_not_guessed(family, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_an_unknown_cache_is_not_guessed(family, named):
+    with pytest.raises(ValueError, match=named):
         accounting.cache_sizes(small_config(family))

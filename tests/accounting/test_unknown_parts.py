@@ -213,5 +213,5 @@ def test_build_meta():
         and model.config._experts_implementation == "eager"
     )
     assert json.dumps(config.to_dict(), default=str) == before
-    with pytest.raises(ValueError, match="no causal language model for a t5 configuration"):
+    with pytest.raises(ValueError, match="t5"):
         build_meta(AutoConfig.for_model("t5"))

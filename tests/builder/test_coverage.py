@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from importlib.metadata import version
 from pathlib import Path
 
@@ -124,13 +125,10 @@ def test_axes_of_types_are_counted_or_a_reason_is_given(monkeypatch):
 
     found = coverage.count_axes(specimen("llama"))
     assert found["axes"] == found["resolved"] > 300
-    assert coverage.count_axes(torch.nn.Linear(2, 2))["unknown"].startswith(
-        "Linear has no signature here"
-    )
+    assert coverage.count_axes(torch.nn.Linear(2, 2))["unknown"].startswith("Linear ")
     monkeypatch.setattr(coverage, "_SIGNATURE_SECONDS", 0.05)
-    assert coverage.count_axes(specimen("qwen3_next")) == {
-        "unknown": "it took more than 0.05 seconds of processor time"
-    }
+    stopped = coverage.count_axes(specimen("qwen3_next"))
+    assert set(stopped) == {"unknown"} and "0.05 seconds" in stopped["unknown"]
 
 
 def test_the_share_of_axes_is_rounded_down_and_given_for_all():
@@ -139,17 +137,15 @@ def test_the_share_of_axes_is_rounded_down_and_given_for_all():
         and coverage_text.resolved_share([REFUSED, STOPPED]) is None
     )
     assert coverage_text.percent(PROVEN) == "99.9 %" and coverage_text.percent(STOPPED) == ""
-    assert coverage_text.resolved(
+    said = coverage_text.resolved(
         OUTCOMES | {"six": PROVEN | {"types": {"axes": 10, "resolved": 9}}}
-    ) == (
-        "4 of 6 model types have a signature, in which 99.9 % of all axes resolved: "
-        "every one in 0, at least 98 % in 3."
     )
-    assert coverage_text.resolved({"five": STOPPED}) == "No model type has a signature."
+    assert re.findall(r"[\d.]+", said)[:6] == ["4", "6", "99.9", "0", "98", "3."]
+    assert not re.search(r"\d", coverage_text.resolved({"five": STOPPED}))
     printed = coverage_text.table(OUTCOMES, 130)
     assert (
         " 99.9 %  2 values" in printed
-        and "types: it has no list of blocks" in printed
+        and "types: " + REFUSED["types"]["unknown"] in printed
         and printed.endswith("at least 98 % in 3.")
     )
 
@@ -161,10 +157,10 @@ def test_a_model_that_cannot_be_built_has_the_error_as_its_reason(monkeypatch):
         raise ImportError("This needs the timm library. Please install it.\n")
 
     monkeypatch.setattr(specimens, "build", raises)
-    assert coverage.family_outcome("gemma3n") == {
-        "verdict": "not built",
-        "reason": "ImportError: This needs the timm library",
-    }
+    found = coverage.family_outcome("gemma3n")
+    assert found["verdict"] == "not built"
+    assert "ImportError" in found["reason"] and "timm" in found["reason"]
+    assert "install" not in found["reason"]
 
 
 def test_a_contract_that_cannot_be_begun_is_a_failure(monkeypatch):
@@ -175,10 +171,7 @@ def test_a_contract_that_cannot_be_begun_is_a_failure(monkeypatch):
 
     monkeypatch.setattr(contract, "check", raises)
     found = coverage.family_outcome("llama")
-    assert (found["verdict"], found["reason"]) == (
-        "failed",
-        "the contract cannot be run: RuntimeError: no copy",
-    )
+    assert found["verdict"] == "failed" and "RuntimeError: no copy" in found["reason"]
 
 
 # -- what is printed, and what is kept ----------------------------------------------
@@ -191,8 +184,8 @@ def test_the_table_goes_from_best_to_worst_and_counts():
     assert "5 decoders: 1 proven, 1 in part, 1 refused, 1 stopped, 1 failed" in lines
     assert all(len(line) <= 90 for line in lines)
     said = " ".join(" ".join(lines).split())
-    assert "no layers.layer_mid (block 1), mlp.mlp_activation: nothing reads it" in said
-    assert "addends on model.layers[i]: an error of 0.123" in said
+    assert "layers.layer_mid (block 1), mlp.mlp_activation: " in said
+    assert "addends on model.layers[i]: " in said and "0.123" in said
 
 
 def test_a_long_list_of_failures_is_cut():
@@ -201,8 +194,8 @@ def test_a_long_list_of_failures_is_cut():
         for i in range(60)
     ]
     said = coverage_text.details(FAILED | {"failed": failed})
-    assert said[1].startswith("number 0 on model, number 6 on model, number 12 on model, number 18")
-    assert said[1].endswith("on model and 6 more: error 0")
+    names = ", ".join(f"number {number} on model" for number in (0, 6, 12, 18))
+    assert said[1] == f"{names} and 6 more: error 0"
     assert said[-1] == "and 2 more" and len(said) == 6
 
 
@@ -264,7 +257,7 @@ def test_bad_words_get_one_sentence_and_exit_2(words, description, capsys):
 def test_data_is_not_written_where_there_is_no_site(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["check", "--all", "--write"]) == 2
-    assert "from the root of the repository" in capsys.readouterr().err
+    assert "root of the repository" in capsys.readouterr().err
 
 
 # -- the committed data -------------------------------------------------------------

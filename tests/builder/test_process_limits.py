@@ -41,25 +41,23 @@ def test_each_task_gives_its_result_and_prints_nothing(capfd):
 
 def test_a_process_that_hangs_is_ended_and_the_others_go_on():
     found = outcomes("hang", "answer", limits=Limits(seconds=3))
-    assert found == {"hang": NoResult("it took more than 3 seconds"), "answer": "answer done"}
+    assert found["answer"] == "answer done"
+    assert isinstance(found["hang"], NoResult) and "3 seconds" in found["hang"].reason
 
 
 @pytest.mark.parametrize(
     ("task", "reason"),
-    [
-        ("exit", "it ended with exit code 3 and no result"),
-        ("crash", "it died of SIGSEGV"),
-        ("raise", "it raised ValueError: no good at all"),
-    ],
+    [("exit", "exit code 3"), ("crash", "SIGSEGV"), ("raise", "ValueError: no good at all")],
 )
 def test_the_reason_a_process_died_is_reported(task, reason):
-    assert outcomes(task, "answer") == {task: NoResult(reason), "answer": "answer done"}
+    found = outcomes(task, "answer")
+    assert found["answer"] == "answer done"
+    assert isinstance(found[task], NoResult) and reason in found[task].reason
 
 
 def test_a_process_that_eats_memory_is_ended():
-    assert outcomes("eat", limits=Limits(60, 2 << 30)) == {
-        "eat": NoResult("it needed more than 2 GiB of memory")
-    }
+    found = outcomes("eat", limits=Limits(60, 2 << 30))
+    assert isinstance(found["eat"], NoResult) and "2 GiB" in found["eat"].reason
 
 
 def test_no_process_is_left_when_the_consumer_stops():

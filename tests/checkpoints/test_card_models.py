@@ -13,6 +13,7 @@ from explorer.accounting import counts as accounting
 from explorer.checkpoints import cards
 from tests.support.card_helpers import REQUIRED, counted, every_card
 from tests.support.configs import built
+from tests.support.messages import sentence
 
 
 @every_card
@@ -188,9 +189,8 @@ def test_a_misspelt_id_gets_the_nearest(asked, nearest):
     with pytest.raises(cards.UnknownCheckpoint) as caught:
         cards.config(asked)
     assert caught.value.nearest == nearest
-    assert (
-        str(caught.value) == f"No checkpoint card is called {asked!r}: did you mean {nearest[0]}?"
-    )
+    wanted = sentence("no_such_card", name=asked, hint=f"did you mean {nearest[0]}?")
+    assert wanted.fullmatch(str(caught.value))
 
 
 def test_an_id_with_no_similar_one_lists_the_families_in_one_line():
@@ -211,27 +211,24 @@ def text_of(id: str = "Qwen/Qwen3-30B-A3B") -> dict:
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "named"),
     [
-        ({"stated": None}, "card x.json has a value of the wrong kind for 'stated': None"),
-        (
-            {"stated": "30,5B"},
-            "card x.json: a count is written like 30.5B, 135M or 162,322,944, not '30,5B'",
-        ),
-        ({"stated_active": "1,23"}, "a count is written like"),
-        ({"active_without": "embedding"}, "wrong kind for 'active_without'"),
-        ({"stated_without": [3]}, "wrong kind for 'stated_without'"),
-        ({"place": True}, "wrong kind for 'place'"),
-        ({"config": []}, "wrong kind for 'config'"),
-        ({"wrapper": 3}, "wrong kind for 'wrapper'"),
-        ({"parameters": 3}, "card x.json has an unknown key 'parameters'"),
-        ({"family": ...}, "card x.json lacks 'family'"),
+        ({"stated": None}, "x.json .*'stated': None"),
+        ({"stated": "30,5B"}, "x.json.*'30,5B'"),
+        ({"stated_active": "1,23"}, "x.json.*'1,23'"),
+        ({"active_without": "embedding"}, "x.json.*'active_without'"),
+        ({"stated_without": [3]}, "x.json.*'stated_without'"),
+        ({"place": True}, "x.json.*'place'"),
+        ({"config": []}, "x.json.*'config'"),
+        ({"wrapper": 3}, "x.json.*'wrapper'"),
+        ({"parameters": 3}, "x.json.*unknown.*'parameters'"),
+        ({"family": ...}, "x.json lacks 'family'"),
     ],
 )
-def test_a_card_is_checked_when_it_is_read(change, sentence):
+def test_a_card_is_checked_when_it_is_read(change, named):
     raw = {**text_of(), **change}
     raw = {key: value for key, value in raw.items() if value is not ...}
-    with pytest.raises(cards.CardError, match=sentence.replace(".", r"\.")):
+    with pytest.raises(cards.CardError, match=named):
         cards.parse(json.dumps(raw), "x.json")
 
 

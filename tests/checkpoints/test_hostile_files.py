@@ -13,15 +13,9 @@ from explorer import load
 from explorer.checkpoints.configuration import check_counts, few_modules
 from explorer.errors import LoadError
 from explorer.model.errors import PromptError
-from tests.support.folders import broken, changed, no_network, refused, saved  # noqa: F401  fixtures
+from tests.support.folders import broken, changed, no_network, not_loaded, saved  # noqa: F401  fixtures
+from tests.support.messages import sentence
 from tests.support.models import PROMPT
-
-
-def refused(source: object, description: str, **options: object) -> None:
-    """Load and be refused in one sentence."""
-    with pytest.raises(LoadError, match=description) as caught:
-        load(source, **options)
-    assert "\n" not in str(caught.value) and str(caught.value)[-1] in ".?"
 
 
 @pytest.mark.parametrize(
@@ -60,24 +54,24 @@ def test_a_caller_still_chooses(broken):
 @pytest.mark.parametrize("weights", [True, False])
 def test_a_count_that_no_model_has(broken, keys, named, weights):
     changed(broken, **keys)
-    refused(broken, f"says {named} is .*, more than any model has", weights=weights)
+    not_loaded(broken, "count_too_large", {"weights": weights}, name=named)
 
 
 @pytest.mark.parametrize(
-    ("keys", "description"),
+    ("keys", "message"),
     [
-        ({"num_hidden_layers": 5000}, r"says it has 5,000 blocks and holds \d+ tensors"),
-        ({"intermediate_size": 1 << 33}, "parameters and its weights take"),
-        ({"vocab_size": 1 << 40}, "parameters and its weights take"),
+        ({"num_hidden_layers": 5000}, "more_blocks_than_tensors"),
+        ({"intermediate_size": 1 << 33}, "more_parameters_than_bytes"),
+        ({"vocab_size": 1 << 40}, "more_parameters_than_bytes"),
     ],
 )
-def test_sizes_that_the_weights_do_not_bear_out_are_not_allocated(broken, keys, description):
+def test_sizes_that_the_weights_do_not_bear_out_are_not_allocated(broken, keys, message):
     changed(broken, **keys)
-    refused(broken, description)
+    not_loaded(broken, message, path=broken)
 
 
 def test_a_model_of_too_many_modules_is_not_built():
-    with pytest.raises(LoadError, match="modules, more than any has"), few_modules("it", most=50):
+    with pytest.raises(LoadError, match="over 50 modules"), few_modules("it", most=50):
         [torch.nn.Sequential(torch.nn.Identity()) for _ in range(51)]
     torch.nn.Sequential(torch.nn.Identity())
 
@@ -95,13 +89,15 @@ def test_an_index_leads_to_its_own_folder_alone(broken, name):
     weights.rename(broken.parent / "other" / weights.name)
     index = {"weight_map": {"model.norm.weight": name}}
     (broken / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(broken, "which is not in its folder")
+    not_loaded(broken, "outside_folder", name=name)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors.index.json", "config.json", "tokenizer.json"])
 def test_files_that_nest_too_deeply(broken, name):
     (broken / name).write_text("[" * 200_000)
-    refused(broken, "fetch it again|cannot be loaded|no tokenizer that transformers can read")
+    with pytest.raises(LoadError) as caught:
+        load(broken)
+    assert str(broken) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def splitting(folder: Path, pattern: str) -> None:
@@ -123,7 +119,7 @@ def splitting(folder: Path, pattern: str) -> None:
 def test_a_tokenizer_that_panics_on_a_prompt_is_one_sentence(broken, pattern):
     splitting(broken, pattern)
     model = load(broken)
-    with pytest.raises(PromptError, match="tokenizer cannot read this prompt") as caught:
+    with pytest.raises(PromptError, match=sentence("tokenizer_stops")) as caught:
         model.record("x" * 40)
     assert "\n" not in str(caught.value)
     assert model.record(PROMPT)["logits"].isfinite().all()
@@ -135,7 +131,7 @@ def test_a_gguf_array_longer_than_the_file(tmp_path):
     head = struct.pack("<4sIQQQ", b"GGUF", 3, 0, 1, len(key)) + key
     for kind in (8, 4, 9):  # strings, numbers, arrays
         file.write_bytes(head + struct.pack("<IIQ", 9, kind, 1 << 40))
-        refused(file, "an array says it has 1,099,511,627,776 entries, more than the file")
+        assert "1,099,511,627,776" in not_loaded(file, "damaged_gguf", path=file)
 
 
 @pytest.mark.parametrize("key", ["block_count", "attention.head_count", "expert_count"])
@@ -156,4 +152,4 @@ def test_a_gguf_count_that_no_model_has(tmp_path, key):
         at = data.index(name) + len(name) + 4
         data = data[:at] + struct.pack("<I", 10**9) + data[at + 4 :]
     file.write_bytes(data)
-    refused(file, f"says llama.{key} is 1,000,000,000, more than any model has")
+    not_loaded(file, "count_too_large", name=f"llama.{key}", count="1,000,000,000")

@@ -265,7 +265,7 @@ def specimen_state(model) -> list:
 
 def test_a_second_run_in_the_middle_of_a_trace_is_refused(model):
     for inner in (lambda: model.record(SHORT, ["logits"]), lambda: traced(model)):
-        with pytest.raises(ModelBusy, match="in the middle of a trace"):
+        with pytest.raises(ModelBusy):
             with model.trace(PROMPT):
                 model.layers[1].layer_output.save()
                 inner()

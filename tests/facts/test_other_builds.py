@@ -141,27 +141,22 @@ def test_a_block_that_norms_its_stream_says_so_in_its_identity():
 
 def test_a_model_whose_caches_are_not_known_says_why(monkeypatch):
     def unknown(model):
-        raise ValueError("what it keeps is not known: it was not asked")
+        raise ValueError("nobody asked")
 
     monkeypatch.setattr("explorer.accounting.counts.cache_sizes", unknown)
     found = facts("gpt2")
-    assert (
-        found["caches"] == []
-        and found["caches_unknown"] == "what it keeps is not known: it was not asked"
-    )
+    assert found["caches"] == [] and found["caches_unknown"] == "nobody asked"
 
 
 def test_default_sizes_come_without_weights():
-    with pytest.raises(
-        LoadError, match="no released checkpoint, so it has no weights.*specimen:apertus"
-    ):
+    with pytest.raises(LoadError, match="weights=False.*specimen:apertus"):
         load("default:apertus")
     with pytest.raises(ValueError, match="did you mean 'apertus'"):
         load("default:apertu", weights=False)
 
 
 def test_a_checkpoint_of_another_family_is_refused():
-    with pytest.raises(ValueError, match="is of the family qwen3_next, not llama"):
+    with pytest.raises(ValueError, match="qwen3_next.*llama"):
         facts("llama", "Qwen/Qwen3-Next-80B-A3B-Instruct")
     with pytest.raises(cards.UnknownCheckpoint, match="did you mean"):
         facts("llama", "Qwen/Qwen3-Nxt-80B-A3B-Instruct")

@@ -225,8 +225,8 @@ def test_one_head_over_thousands_of_tokens_in_bounded_memory():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"heads": 3}, "head 3 does not exist: there are 3 heads, 0 to 2"),
-        ({"heads": []}, "choose at least one head"),
+        ({"heads": 3}, "head 3 .* 0 to 2"),
+        ({"heads": []}, "at least one head"),
         ({"state": torch.zeros(2, 1, 8, 5)}, "state .* should be"),
     ],
 )
@@ -241,7 +241,7 @@ def test_bad_shapes_are_named():
         recurrence.delta_rule(q, k, v, g, b[:, :-1])
     with pytest.raises(ValueError, match="one shape"):
         recurrence.delta_rule(q[:, :, :1], k, v, g, b)
-    with pytest.raises(ValueError, match="token 13 is outside a sequence of 13 tokens"):
+    with pytest.raises(ValueError, match="token 13 .* 13 tokens"):
         recurrence.delta_rule_state_at(q, k, v, g, b, tokens=[13])
     with pytest.raises(ValueError, match="at least one token"):
         recurrence.delta_rule_state_at(q, k, v, g, b, tokens=[])

@@ -147,6 +147,20 @@ MESSAGES = {
         "{label} is of the class {model_class}, whose forward does not go the way the standard "
         "values are found ({reason}).",
     ),
+    "count_too_large": Message(
+        LoadError, "{path} says {name} is {count}, more than any model has; fetch it again."
+    ),
+    "more_blocks_than_tensors": Message(
+        LoadError, "{path} says it has {blocks} blocks and holds {tensors} tensors; fetch it again."
+    ),
+    "more_parameters_than_bytes": Message(
+        LoadError,
+        "{path} says it has {count} parameters and its weights take {size} bytes; fetch both "
+        "again.",
+    ),
+    "outside_folder": Message(
+        LoadError, "{path} names {name}, which is not in its folder; fetch it again."
+    ),
     # -- prompts
     "no_prompt": Message(
         PromptError,
@@ -174,6 +188,9 @@ MESSAGES = {
     ),
     "no_mask": Message(
         PromptError, "An attention mask is 1 at tokens and 0 at padding, with a token in each row."
+    ),
+    "tokenizer_stops": Message(
+        PromptError, "The model's tokenizer cannot read this prompt ({reason})."
     ),
     # -- what is asked of a model
     "no_value": Message(UnknownValue, "There is no value '{name}'; {hint}."),
@@ -237,6 +254,9 @@ MESSAGES = {
     "unavailable": Message(Unavailable, "{expression} is unavailable: {reason}."),
     "derived": Message(
         Unavailable, "{expression} is computed from other values and cannot be written."
+    ),
+    "constant": Message(
+        Unavailable, "{expression} is a constant of the model: change its parameter or buffer."
     ),
     "written_into_derived": Message(
         Unavailable,
