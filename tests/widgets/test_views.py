@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from explorer import vocabulary
 from explorer.app.figure_base import colours
 from explorer.vocabulary import MIXERS
 from explorer.widgets.views import attention as views_attention
