@@ -86,7 +86,7 @@ def test_shapes_are_found_where_kernels_are_installed_that_run_on_a_gpu_alone(tm
 import torch
 import explorer
 from explorer import load
-model = load("Qwen/Qwen3-Next-80B-A3B-Instruct", weights=False)
+model = load("specimen:qwen3_next", weights=False)
 rows = [row for row in model.support() if row.host == "linear_attn" and row.available]
 print(*[row.name for row in rows])
 print(*[row.condition for row in rows if row.condition])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ import torch
 from explorer import load
 from explorer.contract import check, verified
 from explorer.contract.checks import INVARIANTS
+from explorer.contract.model_under_test import ModelUnderTest
 from explorer.contract.report import Report
+from explorer.model.language_model import LanguageModel
 from explorer.specimens import FAMILIES
 
 
@@ -27,47 +30,67 @@ def names(report: Report) -> set[str]:
     return {each.name for each in report.checks}
 
 
-@pytest.fixture(scope="module")
-def reports() -> dict[str, Report]:
-    torch.set_num_threads(1)
-    return {family: check(load(f"specimen:{family}")) for family in FAMILIES}
+@cache
+def model_of(family: str) -> LanguageModel:
+    return load(f"specimen:{family}")
+
+
+@cache
+def report_of(family: str) -> Report:
+    return check(model_of(family))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_specimen_passes_the_contract(reports, family):
-    report = reports[family]
+def test_lengths_are_unlike_every_size(family):
+    subject = ModelUnderTest(model_of(family))
+    sizes = {
+        size
+        for block in subject.block_kinds
+        for host in block.hosts.values()
+        for size in host.sizes.values()
+    }
+    assert not {subject.batch, subject.seq} & (sizes | set(subject.model.sizes.values()))
+    assert subject.ids.shape == (subject.batch, subject.seq)
+    assert len({tuple(row) for row in subject.ids.tolist()}) == subject.batch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_specimen_passes_the_contract_and_every_value_served_is_compared(family):
+    report = report_of(family)
     assert not report.failures, report.failures
     assert report.passed == len(report.checks) > 70 and report.failed == 0
     assert all(each.about.endswith(".") and each.detail for each in report.checks)
+    served = {f"{row.host}.{row.name}" for row in model_of(family).support() if row.available}
+    assert verified(report.to_json()["checks"]) == served
 
 
-def test_invariants_are_listed_where_they_apply(reports):
+@pytest.mark.slow
+def test_invariants_are_listed_where_they_apply():
     mixture, recurrent = (
         {"choice", "ablating an expert", "slots sum"},
         {"replay", "states", "implied attention"},
     )
     dense, pattern = {"neurons"}, {"pattern rows", "scores to probabilities"}
-    assert not (mixture | recurrent) & names(reports["llama"]) and dense | pattern <= names(
-        reports["llama"]
-    )
-    assert mixture | pattern <= names(reports["qwen3_moe"]) and not (recurrent | dense) & names(
-        reports["qwen3_moe"]
-    )
+    plain, sparse = names(report_of("llama")), names(report_of("qwen3_moe"))
+    assert not (mixture | recurrent) & plain and dense | pattern <= plain
+    assert mixture | pattern <= sparse and not (recurrent | dense) & sparse
     for hybrid in ("qwen3_next", "qwen3_5_moe_text"):
         assert mixture | recurrent | pattern | dense | {
             "shared expert's gate",
             "addends (bfloat16)",
-        } <= names(reports[hybrid])
+        } <= names(report_of(hybrid))
 
 
-def test_every_invariant_applies_to_some_specimen(reports):
-    met = set().union(*(names(report) for report in reports.values()))
+@pytest.mark.slow
+def test_every_invariant_applies_to_some_specimen():
+    met = set().union(*(names(report_of(family)) for family in FAMILIES))
     assert {each.name for each in INVARIANTS} <= met
     assert {f"{each.name} (bfloat16)" for each in INVARIANTS if each.bfloat16 is not None} <= met
 
 
-def test_a_report_is_plain_data(reports):
-    data = json.loads(json.dumps(reports["llama"].to_json()))
+def test_a_report_is_plain_data():
+    data = json.loads(json.dumps(report_of("llama").to_json()))
     assert set(data) == {"checks", "passed", "failed"}
     assert all(
         set(each) == {"name", "host", "about", "passed", "detail", "worst", "values"}
@@ -90,6 +113,7 @@ def test_a_model_without_weights_is_checked_for_names_and_layouts():
     assert {"names", "sizes", "values read", "refusals give a reason", "printout"} == names(report)
 
 
+@pytest.mark.slow
 def test_values_an_implementation_hides_are_not_checked():
     report = check(load("specimen:llama", attn_implementation="sdpa"))
     assert not report.failures, report.failures
@@ -99,6 +123,7 @@ def test_values_an_implementation_hides_are_not_checked():
     assert {"heads to premix", "writes reach the model", "refusals give a reason"} <= names(report)
 
 
+@pytest.mark.slow
 def test_a_prompt_of_ones_own_and_progress():
     seen = []
     report = check(
@@ -108,16 +133,6 @@ def test_a_prompt_of_ones_own_and_progress():
     )
     assert not report.failures, report.failures
     assert seen == [(i + 1, len(report.checks)) for i in range(len(report.checks))]
-
-
-def test_every_value_served_is_compared_by_some_check(reports):
-    for family in FAMILIES:
-        served = {
-            f"{row.host}.{row.name}"
-            for row in load(f"specimen:{family}").support()
-            if row.available
-        }
-        assert verified(reports[family].to_json()["checks"]) == served
 
 
 def test_a_failed_check_takes_the_mark_from_its_values_alone(monkeypatch):

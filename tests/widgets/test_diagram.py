@@ -19,6 +19,7 @@ from explorer.widgets.diagram.describe import attribute_of_host, attribute_of_pa
 from explorer.widgets.diagram.page_element import card_data
 from tests.support.diagrams import FAMILIES, pills, trees, values_in
 from tests.support.facts_records import drawn, records
+from tests.support.tiny import tiny
 
 families = pytest.mark.parametrize("family", FAMILIES)
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
@@ -139,8 +140,22 @@ def test_a_norm_that_two_sublayers_read_is_drawn_once() -> None:
 
 def test_blocks_that_only_scale_by_numbers_of_their_own_are_one_kind() -> None:
     """Fifty drawings that differ in a number would be fifty times the page."""
-    record = drawn("beam")
-    assert [len(block["layers"]) for block in record["blocks"]] == [3, 49]
+    model = tiny(
+        "beam",
+        hidden_size=64,
+        intermediate_size=112,
+        moe_intermediate_size=40,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        num_experts=8,
+        num_experts_per_tok=3,
+        n_group=2,
+        topk_group=1,
+    )
+    record = {"family": "beam", "checkpoint": "random", **anatomy(model)}
+    assert [len(block["layers"]) for block in record["blocks"]] == [3, 5]
     first = record["blocks"][0]
     scales = [step["by"] for step in first["stream"] if step["kind"] == "scale"]
     assert all(len(by) == 3 and len(set(by)) == 3 for by in scales) and first["identity"].endswith(
