@@ -3,7 +3,7 @@ one family.
 
 Each measurement has a process of its own, so that it does not profit from modules that another has
 imported. The contract is run before the clock starts, as its reports are cached between builds;
-everything else is made anew.
+everything else is made anew, and kept for later builds.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ def measure(settings: Settings) -> Iterator[Figure]:
             yield from _build_figures(folder, families)
             if not settings.quick:
                 yield _memory_figure(folder, families)
+        for result in results.glob("*.json"):
+            shutil.copy(result, cache.folder())
 
 
 def copy_sources(folder: Path) -> None:

@@ -24,11 +24,12 @@ def measure(settings: Settings) -> Iterator[Figure]:
 
     def ratio(family: str, checkpoint: str, known: Known) -> Ratio:
         report, specimen = contract_report(family)  # cached once per release of the library
-        return against(
-            lambda: facts(family, checkpoint, report, specimen, list(known)),
-            lambda: meta_run(family, checkpoint),
-            repeats,
-        )
+        with one_thread():  # as a build does
+            return against(
+                lambda: facts(family, checkpoint, report, specimen, list(known)),
+                lambda: meta_run(family, checkpoint),
+                repeats,
+            )
 
     for family in settings.families:
         first, *further = checkpoints(family)

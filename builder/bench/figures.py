@@ -34,7 +34,8 @@ class Settings:
     """What to measure and how often.
 
     families: to measure; requested: whether somebody named them. site: a built site, else one is
-    built. quick: one repeat and few steps, to try the measurements themselves.
+    built. quick: one repeat without a warm-up, few steps, and none of the figures
+    that take longest, to try the measurements themselves.
     """
 
     families: tuple[str, ...] = ()

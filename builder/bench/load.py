@@ -1,23 +1,41 @@
-"""Loading a model from a folder and from a GGUF file, against transformers' own loading."""
+"""Loading a model from a folder and from a GGUF file, against transformers' own loading and against
+what nobody can save: reading the numbers, importing libraries.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from builder.bench import loading
 from builder.bench.figures import Figure, Settings, milliseconds
-from builder.bench.timing import Ratio, against
+from builder.bench.timing import Ratio, against, in_turn
 from builder.bench.weights import gguf_path, write_random
+
+#: What a model cannot do without: torch, the engine, and transformers down to the model's class.
+_IMPORTS = (
+    "import explorer.engine.nnsight_api; from transformers import LlamaForCausalLM, AutoTokenizer"
+)
+_LOAD = "from explorer import load; load('specimen:llama')"
 
 
 def measure(settings: Settings) -> Iterator[Figure]:
+    repeats = min(3, settings.repeats)
+    yield _folder(repeats)
+    path = gguf_path()
+    if path is not None:
+        yield from _gguf(path, repeats, settings.quick)
+    yield _fresh_process(repeats)
+
+
+def _folder(repeats: int) -> Figure:
+    """Load a folder, against transformers."""
     from transformers import AutoModelForCausalLM
 
     from explorer import load
 
-    repeats = min(3, settings.repeats)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_random(folder)
@@ -26,23 +44,49 @@ def measure(settings: Settings) -> Iterator[Figure]:
             lambda: AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager"),
             repeats,
         )
-        detail = f"random weights of SmolLM2-135M's size: {_times(ratio)}"
-        yield Figure("load a folder / from_pretrained", ratio.value, "x", None, detail)
-    path = gguf_path()
-    if path is not None:
-        ratio = against(
-            lambda: load(path),
-            lambda: AutoModelForCausalLM.from_pretrained(
-                path.parent, gguf_file=path.name, attn_implementation="eager"
-            ),
-            repeats,
+    of = "random weights of SmolLM2-135M's size, tokenizer and tracing included"
+    return _figure("load a folder / from_pretrained", ratio, None, of)
+
+
+def _gguf(path: Path, repeats: int, quick: bool) -> Iterator[Figure]:
+    """Load a GGUF file, against parsing it and dequantising its tensors with the package gguf and,
+    unless ``quick``, against transformers, which takes several times as long.
+    """
+    from gguf import GGUFReader, dequantize
+    from transformers import AutoModelForCausalLM
+
+    from explorer import load
+
+    def native() -> object:
+        return AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, attn_implementation="eager"
         )
-        detail = f"{path.name}: {_times(ratio)}"
-        yield Figure("load a GGUF file / from_pretrained", ratio.value, "x", None, detail)
-        yield from loading.gguf(path, repeats)
-    yield from loading.fresh_process(repeats)
+
+    def read() -> object:
+        tensors = GGUFReader(path).tensors
+        return [dequantize(one.data, one.tensor_type) for one in tensors]
+
+    calls = (lambda: load(path), read, *(() if quick else (native,)))
+    ours, least, *theirs = in_turn(calls, repeats)
+    of = f"{path.name}, tokenizer and tracing included"
+    for seconds in theirs:
+        ratio = Ratio(ours, seconds, repeats)
+        yield _figure("load a GGUF file / from_pretrained", ratio, None, of)
+    ratio = Ratio(ours, least, repeats)
+    yield _figure("load a GGUF file / read and dequantise it", ratio, 1.5, of)
 
 
-def _times(ratio: Ratio) -> str:
+def _fresh_process(repeats: int) -> Figure:
+    """Load a specimen in a process of its own, against one that imports the libraries alone."""
+
+    def run(code: str) -> None:
+        command = [sys.executable, "-W", "ignore", "-c", code]
+        subprocess.run(command, check=True, capture_output=True)
+
+    ratio = against(lambda: run(_LOAD), lambda: run(_IMPORTS), repeats)
+    return _figure("load specimen:llama / import the libraries", ratio, 1.2, "fresh processes")
+
+
+def _figure(name: str, ratio: Ratio, aim: float | None, of: str) -> Figure:
     times = f"{milliseconds(ratio.ours)} against {milliseconds(ratio.theirs)}"
-    return f"{times}, tokenizer and tracing included"
+    return Figure(name, ratio.value, "x", aim, f"{of}: {times}")

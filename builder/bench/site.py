@@ -121,7 +121,7 @@ def _file_sizes(browser: Browser, address: str) -> dict[str, int]:
 
     visit = Visit(browser.new_context().new_page())
     responses: list[Response] = []
-    visit.page.on("response", responses.append)
+    visit.page.on("response", lambda response: responses.append(response))
     visit.page.goto(address, wait_until="networkidle")
     sizes = {}
     for response in responses:

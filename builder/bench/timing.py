@@ -8,7 +8,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,15 +42,21 @@ def once(call: Callable[[], object]) -> float:
     return seconds
 
 
-def against(ours: Callable[[], object], theirs: Callable[[], object], repeats: int = 7) -> Ratio:
-    """Time both in turn, ``repeats`` times after one warm-up each, so that a slow machine slows
-    both.
+def in_turn(calls: Sequence[Callable[[], object]], repeats: int = 7) -> list[float]:
+    """Return the median seconds of each call. They are timed in turn, so that a slow machine slows
+    all, after one warm-up each unless ``repeats`` is 1.
     """
-    once(ours)
-    once(theirs)
-    pairs = [(once(ours), once(theirs)) for _ in range(repeats)]
-    first, second = zip(*pairs, strict=True)
-    return Ratio(statistics.median(first), statistics.median(second), repeats)
+    if repeats > 1:
+        for call in calls:
+            once(call)
+    rounds = [[once(call) for call in calls] for _ in range(repeats)]
+    return [statistics.median(times) for times in zip(*rounds, strict=True)]
+
+
+def against(ours: Callable[[], object], theirs: Callable[[], object], repeats: int = 7) -> Ratio:
+    """Time both as `in_turn` does."""
+    first, second = in_turn((ours, theirs), repeats)
+    return Ratio(first, second, repeats)
 
 
 def processor_seconds() -> float:

@@ -40,7 +40,9 @@ def add(parsers: Parsers) -> None:
     )
     parser.add_argument("--site", type=Path, help="a built site (default: built for the occasion)")
     parser.add_argument(
-        "--quick", action="store_true", help="one repeat and few steps, to see that it runs"
+        "--quick",
+        action="store_true",
+        help="one repeat without a warm-up, few steps and no slow figures, to see that it runs",
     )
     parser.set_defaults(run=run)
 
@@ -56,10 +58,11 @@ def run(args: argparse.Namespace) -> int:
         rows = [
             {"section": section, **asdict(figure), "met": figure.met} for section, figure in figures
         ]
-        found = {"setting": setting_text(), "figures": rows, "failed": failed}
+        found = {"setting": setting_text(args.quick), "figures": rows, "failed": failed}
         print(json.dumps(found, indent=1))
     else:
-        print(f"\n{setting_text()}\n\n{table([figure for _, figure in figures])}")
+        shown = table([figure for _, figure in figures])
+        print(f"\n{setting_text(args.quick)}\n\n{shown}")
     for name, reason in failed.items():
         print(f"The section {name} failed: {reason}", file=sys.stderr)
     return 1 if failed else 0
@@ -85,10 +88,12 @@ def measure(
     return figures, failed
 
 
-def setting_text() -> str:
+def setting_text(quick: bool) -> str:
     import torch
 
-    return f"{cores()} cores, torch {torch.__version__} with {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    repeats = ", one repeat without a warm-up" if quick else ""
+    return f"{cores()} cores, torch {torch.__version__} with {threads} threads{repeats}"
 
 
 def _to_stderr(text: str) -> None:

@@ -114,7 +114,8 @@ def contract_report(
             "prompt": built.prompt,
             "measured": built.measured,
         }
-        report = contract.check(load(f"specimen:{family}"), built.prompt).to_json()
+        with one_thread():
+            report = contract.check(load(f"specimen:{family}"), built.prompt).to_json()
         return {"report": report, "specimen": specimen}
 
     results = results or ResultCache()
