@@ -39,6 +39,8 @@ def read_config(source: Any, label: str, *, trust_remote_code: bool = False, **o
 
     if "gguf_file" not in options:
         raw, _ = PreTrainedConfig.get_config_dict(source, **options)
+        if not isinstance(raw, Mapping):
+            raise ValueError("its configuration is no JSON object")
         check_counts(label, raw)
     config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, **options)
     return without_choices(config)

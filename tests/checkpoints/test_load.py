@@ -201,9 +201,9 @@ def test_answers_of_the_hub_become_one_sentence(answer, name, hint, hub_that_ans
 
 def test_a_checkpoint_among_the_downloads_needs_no_hub(saved, monkeypatch, no_network):
     """What transformers finds locally is taken as it is."""
-    from transformers import AutoConfig
+    from transformers import PreTrainedConfig
 
-    real = AutoConfig.from_pretrained
+    real = PreTrainedConfig.get_config_dict
 
     def downloaded(source, **options):
         return real(
@@ -211,7 +211,7 @@ def test_a_checkpoint_among_the_downloads_needs_no_hub(saved, monkeypatch, no_ne
             **options,
         )
 
-    monkeypatch.setattr(AutoConfig, "from_pretrained", downloaded)
+    monkeypatch.setattr(PreTrainedConfig, "get_config_dict", downloaded)
     model = load("somebody/tiny", weights=False)
     assert (
         model.label == "somebody/tiny" and model.sizes == specimen("llama").sizes and not no_network

@@ -156,7 +156,7 @@ def test_any_text_is_a_prompt_and_its_tokens_say_it(model, text):
         ("word " * 5000, "too_long", {"most": 4096}),
         ([1] * 4097, "too_long", {"count": 4097, "most": 4096}),
         ([[1, 2], [3]], "no_prompt", {}),
-        (["a", "b"], "no_prompt", {}),
+        (["a", 3], "no_prompt", {}),
         ([0.5], "no_prompt", {}),
         (None, "no_prompt", {}),
         (torch.tensor(3), "no_prompt", {}),
