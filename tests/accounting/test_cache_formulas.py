@@ -18,6 +18,30 @@ from explorer.meta_device import build_meta
 from explorer.specimens.small import small_config
 from tests.support.configs import FAMILIES, TWENTY, built, small
 
+#: The blocks, then the axes, then bytes, of one checkpoint of each kind of cache.
+BY_HAND = [
+    # One latent of 512 and a rotary key of 64 for all heads.
+    ("deepseek-ai/DeepSeek-V3", ["61 × 576 × 2"]),
+    (
+        "moonshotai/Kimi-Linear-48B-A3B-Instruct",
+        ["20 × 32 × 128 × 128 × 4", "20 × 12288 × 4 × 2", "7 × 576 × 2"],
+    ),
+    ("openai/gpt-oss-20b", ["12 × 2 × 8 × 64 × 2", "12 × 2 × 8 × 64 × 2"]),
+    ("state-spaces/mamba-130m-hf", ["24 × 1536 × 16 × 4", "24 × 1536 × 4 × 2"]),
+    ("mistralai/Mamba-Codestral-7B-v0.1", ["64 × 128 × 64 × 128 × 4", "64 × 10240 × 4 × 2"]),
+    (
+        "tiiuae/Falcon-H1-0.5B-Base",
+        ["36 × 2 × 2 × 64 × 2", "36 × 24 × 64 × 128 × 4", "36 × 1792 × 4 × 2"],
+    ),
+    ("google/recurrentgemma-2b", ["18 × 2560 × 4", "18 × 2560 × 3 × 2", "8 × 2 × 1 × 256 × 2"]),
+    ("LiquidAI/LFM2-1.2B", ["10 × 2048 × 3 × 2", "6 × 2 × 8 × 64 × 2"]),
+]
+
+#: One checkpoint of each other family that has a card.
+MEASURED = [
+    card.id for card in cards.all_cards() if card.place == 1 and card.id not in dict(BY_HAND)
+]
+
 
 @pytest.mark.parametrize("family", [*FAMILIES, "mistral"])
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (2, 3), (3, 11)])
@@ -29,15 +53,15 @@ def test_sizes_are_those_of_the_cache_transformers_makes(family, batch, tokens):
 
 
 @pytest.mark.parametrize("family", TWENTY)
-@pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (3, 11)])
-def test_sizes_of_the_twenty_are_those_really_kept(family, batch, tokens):
-    model = build_meta(small_config(family))
+def test_sizes_of_the_twenty_are_those_really_kept(family):
+    model, batch, tokens = build_meta(small_config(family)), 3, 11
     assert accounting.cache_bytes(model, tokens, batch) == accounting.measured_cache_bytes(
         model, tokens, batch
     )
 
 
-@pytest.mark.parametrize("id", [card.id for card in cards.all_cards() if card.place == 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("id", MEASURED)
 def test_sizes_at_the_released_size(id):
     model = built(id)
     assert accounting.cache_bytes(model, 5, 1) == accounting.measured_cache_bytes(model, 5, 1)
@@ -59,7 +83,8 @@ def test_sizes_of_a_hybrid_by_hand():
     assert history["fixed_bytes"] == 30 * 8192 * 4 * 2
 
 
-@pytest.mark.parametrize("id", cards.IDS)
+@pytest.mark.slow
+@pytest.mark.parametrize("id", [*MEASURED, *dict(BY_HAND)])
 def test_formula_numbers_and_bytes_agree(id):
     for row in accounting.cache_sizes(built(id)):
         named = {generic["name"]: generic["number"] for generic in row["generics"]}
@@ -71,26 +96,7 @@ def test_formula_numbers_and_bytes_agree(id):
         json.dumps(row)
 
 
-@pytest.mark.parametrize(
-    ("id", "numbers"),
-    [
-        # layers, then the axes, then bytes: one latent of 512 and a rotary key of 64 for all heads.
-        ("deepseek-ai/DeepSeek-V3", ["61 × 576 × 2"]),
-        (
-            "moonshotai/Kimi-Linear-48B-A3B-Instruct",
-            ["20 × 32 × 128 × 128 × 4", "20 × 12288 × 4 × 2", "7 × 576 × 2"],
-        ),
-        ("openai/gpt-oss-20b", ["12 × 2 × 8 × 64 × 2", "12 × 2 × 8 × 64 × 2"]),
-        ("state-spaces/mamba-130m-hf", ["24 × 1536 × 16 × 4", "24 × 1536 × 4 × 2"]),
-        ("mistralai/Mamba-Codestral-7B-v0.1", ["64 × 128 × 64 × 128 × 4", "64 × 10240 × 4 × 2"]),
-        (
-            "tiiuae/Falcon-H1-0.5B-Base",
-            ["36 × 2 × 2 × 64 × 2", "36 × 24 × 64 × 128 × 4", "36 × 1792 × 4 × 2"],
-        ),
-        ("google/recurrentgemma-2b", ["18 × 2560 × 4", "18 × 2560 × 3 × 2", "8 × 2 × 1 × 256 × 2"]),
-        ("LiquidAI/LFM2-1.2B", ["10 × 2048 × 3 × 2", "6 × 2 × 8 × 64 × 2"]),
-    ],
-)
+@pytest.mark.parametrize(("id", "numbers"), BY_HAND)
 def test_sizes_by_kind_of_block(id, numbers):
     assert [row["numbers"] for row in accounting.cache_sizes(built(id))] == numbers
 

@@ -1,4 +1,4 @@
-"""Every checkpoint card against the counts its checkpoint states and the figures known of it."""
+"""Every checkpoint card against its model, and against what is published of its counts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import torch
 from explorer.accounting import counts as accounting
 from explorer.checkpoints import cards
 from tests.support.card_helpers import REQUIRED, counted, every_card
+from tests.support.configs import built
+
+#: Most need a model of each checkpoint's full size, which this file builds once.
+pytestmark = pytest.mark.slow
 
 
 def without(id: str, of: str, parts: tuple[str, ...]) -> int:
@@ -22,6 +26,41 @@ def test_the_checkpoints_by_family():
     assert {family: cards.family_checkpoints(family) for family in REQUIRED} == REQUIRED
     assert sorted(cards.IDS) == sorted(id for ids in REQUIRED.values() for id in ids)
     assert cards.family_checkpoints("no_such_family") == []
+
+
+@every_card
+def test_config_and_model_are_what_the_card_says(id):
+    card, config, model = cards.card(id), cards.config(id), built(id)
+    assert config.model_type == card.family == model.config.model_type
+    assert config.architectures == [card.architecture] == [type(model).__name__]
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+    # Some routers and decays stay in float32 whatever the model's dtype.
+    assert (
+        sum(p.numel() for p in model.parameters() if p.dtype != torch.bfloat16)
+        < counted(id)["total"] / 1000
+    )
+    assert config.dtype == getattr(torch, card.dtype)
+    for key, value in card.config.items():
+        if key in ("rope_theta", "partial_rotary_factor"):
+            assert config.rope_parameters[key] == value, key
+        elif key == "rope_parameters":
+            assert value.items() <= config.rope_parameters.items()
+        else:
+            assert getattr(config, key) == value, key
+
+
+@every_card
+def test_a_forward_runs_and_every_block_that_mixes_tokens_keeps_something(id):
+    config, seen = cards.config(id), accounting.run(built(id))
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    assert [owner.layer for owner in seen.owners if owner.attends] == [
+        layer
+        for layer, kind in enumerate(kinds)
+        if kind in ("full_attention", "sliding_attention", "hybrid")
+    ]
+    assert [owner.layer for owner in seen.owners if not owner.attends] == [
+        layer for layer, kind in enumerate(kinds) if kind in ("linear_attention", "conv", "hybrid")
+    ]
 
 
 @every_card

@@ -168,14 +168,17 @@ def test_a_tokenizer_beside_the_file_is_not_its_own(tmp_path, smollm2):
     assert len(found.tokenizer) == 49152
 
 
-def test_a_file_with_more_blocks_than_it_says_is_refused(tmp_path, smollm2):
-    from gguf import GGUFReader
+def test_a_file_with_more_blocks_than_it_says_is_refused(tmp_path):
+    from gguf import GGMLQuantizationType, GGUFReader
+
+    from tests.support.gguf_files import write_llama
 
     file = tmp_path / "model.gguf"
-    file.write_bytes(smollm2.read_bytes())
+    write_llama(file, GGMLQuantizationType.F32)
     field = GGUFReader(file, "r+").fields["llama.block_count"]
-    field.parts[field.data[0]][0] = 28
-    not_loaded(file, "too_many_blocks", blocks="blocks 28–29", own="blocks 0 to 27")
+    assert field.parts[field.data[0]][0] == 2
+    field.parts[field.data[0]][0] = 1
+    not_loaded(file, "too_many_blocks", blocks="blocks 1", own="block 0 alone")
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def test_a_scan_gives_shapes():
 
 @pytest.mark.parametrize(
     "model",
-    [lambda: specimen("qwen3_next", torch.bfloat16), lambda: shapes("Qwen/Qwen3.5-35B-A3B")],
+    [lambda: specimen("qwen3_next", torch.bfloat16), lambda: shapes("specimen:qwen3_5_moe_text")],
 )
 def test_a_scan_gives_shapes_of_state_and_experts_too(model):
     model = model()

@@ -212,7 +212,7 @@ def test_the_kind_of_the_numbers_is_stated():
 
 
 @pytest.mark.parametrize(
-    "checkpoint", ["Qwen/Qwen3-Next-80B-A3B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"]
+    "checkpoint", ["specimen:qwen3_next", "HuggingFaceTB/SmolLM2-135M-Instruct"]
 )
 def test_a_model_without_weights_is_traced_for_its_shapes(checkpoint):
     model = shapes(checkpoint)

@@ -266,6 +266,7 @@ def test_two_models_record_side_by_side_one_with_states_one_without():
     assert other.taps.hosts["linear_attn", 0].captured == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", [cards.family_checkpoints(family)[0] for family in FAMILIES])
 def test_a_released_size_is_recorded_for_its_shapes(checkpoint):
     model = shapes(checkpoint)
