@@ -13,7 +13,7 @@ from builder.records.collect import NOTES, families_with_notes
 from builder.records.facts_file import comparable
 from explorer.facts.record import facts
 
-#: How many families stand for all of them in a run of the tests.
+#: How many families a run of the tests picks.
 PICKED = 2
 
 #: What the contract finds, and sentences, which may be reworded without renewing every record.

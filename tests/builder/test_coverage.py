@@ -20,7 +20,7 @@ from builder.records import coverage, coverage_text
 from explorer.specimens import small
 from explorer.vocabulary.availability import needs_setting, not_in_block, not_present, not_traced
 
-#: How many families stand for all of them in a run of the tests.
+#: How many families a run of the tests picks.
 PICKED = 5
 
 PROVEN = {
