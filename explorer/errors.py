@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def is_internal_error(error: BaseException) -> bool:
 
 
 @contextmanager
-def panics_as_errors() -> Iterator[None]:
+def panics_as_errors() -> Generator[None]:
     """Raise a RuntimeError for a panic of a library written in Rust, which is no Exception."""
     try:
         yield

@@ -130,5 +130,6 @@ def install(application: Application, guard: Guard) -> None:
 def _cookie(name: str, value: str) -> str:
     cookie: SimpleCookie = SimpleCookie()
     cookie[name] = value
-    cookie[name].update({"path": "/", "httponly": True, "samesite": "Strict"})
+    cookie[name]["path"], cookie[name]["samesite"] = "/", "Strict"
+    cookie[name]["httponly"] = True
     return cookie[name].OutputString()

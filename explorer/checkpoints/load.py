@@ -227,7 +227,7 @@ def _shapes(source: str, dtype: torch.dtype | None, attention: str, trust: bool)
 
 def _hub(source: str, dtype: torch.dtype | None, attention: str, trust: bool) -> _Found:
     def read(local: bool) -> _Found:
-        options = {"trust_remote_code": trust, "local_files_only": local}
+        options: dict[str, Any] = {"trust_remote_code": trust, "local_files_only": local}
         tokenizer = _tokenizer(source, **options)
         config = configuration.read_config(source, source, **options)
         model = _weighted(source, source, config, dtype, attention, **options)
@@ -292,7 +292,7 @@ def _folder(
     if not (path / "config.json").exists():
         raise LoadError(f"{path} has no config.json; give the folder of a transformers checkpoint.")
     names, size = files.check_weights(path) if weights else ([], 0)
-    options = {"trust_remote_code": trust, "local_files_only": True}
+    options: dict[str, Any] = {"trust_remote_code": trust, "local_files_only": True}
     with _broken(path):
         config = configuration.read_config(path, str(path), **options)
         if not configuration.has_causal_model(config):
@@ -355,7 +355,7 @@ def _gguf(path: Path, dtype: torch.dtype | None, weights: bool, attention: str) 
         raise LoadError(
             "Reading a GGUF file needs two more packages: pip install gguf accelerate."
         ) from error
-    options = {"gguf_file": path.name, "local_files_only": True}
+    options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
     try:
         with (
             gguf_file.read_once(path) as reader,

@@ -336,9 +336,8 @@ class LanguageModel(HostEnvoy, TransformersModel):
             raise ValueError(
                 f"The stream is {self.hidden_size} wide; the vector to steer with is {given}."
             )
-        indices = [layers] if as_int(layers) is not None else layers
-        if not isinstance(indices, Iterable):
-            indices = [indices]
+        single = as_int(layers) is not None or not isinstance(layers, Iterable)
+        indices: Any = [layers] if single else layers
         for layer in sorted({self.layer_index(index) for index in indices}):
             stream = self.layers[layer].layer_output
             self.layers[layer].layer_output = steered(

@@ -49,10 +49,9 @@ def encode(model: PromptedModel, prompt: Any) -> tuple[torch.Tensor, torch.Tenso
     elif _is_texts(prompt):
         ids, mask = _padded(model, [_text_ids(model, text) for text in prompt])
     else:
-        given, mask = prompt, None
+        given: Any = prompt
         if isinstance(prompt, Mapping) and "input_ids" in prompt:
-            encoding: Mapping[str, Any] = prompt
-            given, mask = encoding["input_ids"], encoding.get("attention_mask")
+            given, mask = given["input_ids"], given.get("attention_mask")
         ids = _as_matrix(given)
         if ids.device.type == "meta" and model.hf.device.type != "meta":
             raise PromptError(
@@ -65,10 +64,11 @@ def encode(model: PromptedModel, prompt: Any) -> tuple[torch.Tensor, torch.Tenso
 
 def _is_texts(prompt: Any) -> bool:
     """Whether a prompt is a list of texts."""
+    given: Any = prompt
     return (
         isinstance(prompt, list | tuple)
-        and bool(prompt)
-        and all(isinstance(text, str) for text in prompt)
+        and bool(given)
+        and all(isinstance(text, str) for text in given)
     )
 
 

@@ -27,13 +27,14 @@ def steered(
     return stream + added
 
 
-def _indices(what: str, given: Any, length: int) -> slice | list[int]:
+def _indices(what: str, given: Any, length: int) -> Any:
     """Return the rows or positions asked for; raise ValueError for one there is not."""
     if isinstance(given, slice):
-        return given
-    single = as_int(given) is not None or not isinstance(given, Iterable)
+        return given  # pyright: ignore[reportUnknownVariableType]  a slice has no types
+    several = as_int(given) is None and isinstance(given, Iterable)
+    asked: list[Any] = list(given) if several else [given]  # pyright: ignore[reportUnknownArgumentType]
     numbers: list[int] = []
-    for one in [given] if single else given:
+    for one in asked:
         number = as_int(one)
         if number is None or not -length <= number < length:
             raise ValueError(
