@@ -26,7 +26,7 @@ from builder.bench.local_server import serve_folder
 
 #: How long, in milliseconds, a test waits for what a page should have by then. Arriving at a page
 #: may take longer on a busy machine.
-PATIENCE, ARRIVAL = 10_000, 30_000
+PATIENCE, ARRIVAL = 30_000, 60_000
 
 
 @pytest.fixture(scope="module")
