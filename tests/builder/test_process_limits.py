@@ -14,6 +14,7 @@ import time
 
 import pytest
 
+from builder.records import coverage
 from builder.records.process_limits import (
     Limits,
     NoResult,
@@ -81,8 +82,9 @@ def test_ctrl_c_ends_the_sweep_with_one_word_and_no_process_left():
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as sweep:
-        shown = ""
-        while "1/161" not in shown:  # the first family is through, and the second at work
+        # Then the first family is through, and the second at work.
+        shown, begun = "", f" 1/{len(coverage.types())} "
+        while begun not in shown:
             shown += (read := sweep.stderr.read(1))
             assert read, shown
         sweep.send_signal(signal.SIGINT)
