@@ -16,6 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from builder.notes.html import sections
 from builder.notes.read import SnippetError, read_notes
 from builder.notes.run import family_namespace, run_notes
+from builder.pages import write
+from builder.records.collect import execute_guide
 from explorer.engine.nnsight_api import nnsight
 from explorer.specimens import FAMILIES
 
@@ -271,6 +273,14 @@ def test_a_table_keeps_escaped_bars_in_code(run):
 NOTES = Path(__file__).parents[2] / "site" / "families"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", write.guide_sources())
+def test_the_code_of_every_guide_holds(name):
+    blocks, meta = execute_guide(write.guide_sources()[name], fresh=True)
+    assert meta["title"] and any(block.kind == "run" for block in blocks)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_notes_of_every_family_hold(family):
     blocks = run_notes(NOTES / family / "notes.md", family_namespace(family))
