@@ -43,6 +43,7 @@ MEASURED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [*FAMILIES, "mistral"])
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (2, 3), (3, 11)])
 def test_sizes_are_those_of_the_cache_transformers_makes(family, batch, tokens):
@@ -52,6 +53,7 @@ def test_sizes_are_those_of_the_cache_transformers_makes(family, batch, tokens):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", TWENTY)
 def test_sizes_of_the_twenty_are_those_really_kept(family):
     model, batch, tokens = build_meta(small_config(family)), 3, 11
@@ -67,6 +69,7 @@ def test_sizes_at_the_released_size(id):
     assert accounting.cache_bytes(model, 5, 1) == accounting.measured_cache_bytes(model, 5, 1)
 
 
+@pytest.mark.slow
 def test_sizes_of_a_hybrid_by_hand():
     found = {
         row["name"]: row for row in accounting.cache_sizes(cards.config("Qwen/Qwen3.5-35B-A3B"))
@@ -127,6 +130,7 @@ def test_a_window_bounds_the_cache():
     assert accounting.cache_bytes(config, 4) == accounting.cache_bytes(config, 400)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "named"),
     [

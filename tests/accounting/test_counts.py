@@ -32,6 +32,7 @@ def test_parts_add_up_to_every_parameter(family):
     assert all(r["count"] > 0 for r in counted["by_part"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", TWENTY)
 def test_parts_of_the_twenty_add_up(family):
     model = build_meta(small_config(family))

@@ -151,6 +151,7 @@ def test_the_estimate_of_a_run_is_what_it_takes():
     assert 0.8 < estimate / run.recording.bytes < 1.3
 
 
+@pytest.mark.slow
 def test_values_left_out_are_recorded_when_looked_at(monkeypatch):
     page = Page()
     monkeypatch.setattr("explorer.app.runs.BUDGET", lean(page.session.services.store))

@@ -157,6 +157,7 @@ def test_a_part_shows_facts_and_code(opened):
     assert "router_logits" in opened.last("part")["refusal"], "nearest names are offered"
 
 
+@pytest.mark.slow
 def test_the_state_is_shown_after_the_chosen_token(opened):
     rec = load(HYBRID).record(
         opened.session.run.origin.prompt, values=["linear_attn.states"], layers=[1]
@@ -182,6 +183,7 @@ def test_the_state_is_shown_after_the_chosen_token(opened):
     assert "softmax attention" in opened.last("part")["refusal"] and opened.session.job is None
 
 
+@pytest.mark.slow
 def test_figures_are_made_when_there_is_first_something_to_draw_on_them():
     page = Page()
     board = page.session.board

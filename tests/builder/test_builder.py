@@ -69,6 +69,7 @@ def test_a_page_folder_that_cannot_be_written_is_an_error(tmp_path, capsys):
     assert "cannot be written" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_family_that_fails_leaves_the_others_built(site, tmp_path):
     notes = site / "families" / "qwen3_moe" / "notes.md"
     notes.write_text(
@@ -81,6 +82,7 @@ def test_a_family_that_fails_leaves_the_others_built(site, tmp_path):
     assert not (tmp_path / "out" / "families" / "qwen3_moe" / "index.html").exists()
 
 
+@pytest.mark.slow
 def test_notes_that_name_an_unknown_value_fail_the_build(site, tmp_path):
     notes = site / "families" / "llama" / "notes.md"
     notes.write_text(notes.read_text() + "\nRead {value:mlp.router_logit} first.\n")
@@ -119,6 +121,7 @@ def counted(tmp_path, monkeypatch):
     return ran
 
 
+@pytest.mark.slow
 def test_what_did_not_change_is_not_run_again(site, tmp_path, counted):
     families = ["llama", "opt"]
     guides = len(write.guide_sources(site))
@@ -147,6 +150,7 @@ def test_what_did_not_change_is_not_run_again(site, tmp_path, counted):
     assert build(fresh=True)[0] == whole
 
 
+@pytest.mark.slow
 def test_families_are_collected_side_by_side_by_processes_that_are_replaced(
     site, tmp_path, monkeypatch
 ):
@@ -167,6 +171,7 @@ def test_families_are_collected_side_by_side_by_processes_that_are_replaced(
     assert set(found) == {"llamas", "gpt3", "opal"} and started == [2, 2]
 
 
+@pytest.mark.slow
 def test_every_family_that_is_proven_gets_a_page(site, tmp_path, monkeypatch, counted):
     """Those with notes and those without; what a full run refused has none."""
     verdicts = {"gpt2": "proven", "apertus": "in part", "blt": "refused", "phimoe": "failed"}
@@ -207,6 +212,7 @@ def test_every_family_that_is_proven_gets_a_page(site, tmp_path, monkeypatch, co
     assert built.families == ["gpt2"] and not (site / "families" / "apertus").exists()
 
 
+@pytest.mark.slow
 def test_a_default_that_does_not_run_leaves_the_specimens_sizes(counted, monkeypatch):
     real = explorer.checkpoints.load.load
 

@@ -277,6 +277,7 @@ def test_the_committed_data_is_of_every_decoder_and_of_these_versions():
     }
 
 
+@pytest.mark.slow
 def test_the_picked_families_come_out_as_committed():
     found = coverage.data(dict(coverage.sweep(picked())))["families"]
     kept = committed()["families"]

@@ -77,6 +77,7 @@ def alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_sweep_with_one_word_and_no_process_left():
     command = [sys.executable, "-m", "builder", "check", "--all"]
     with subprocess.Popen(

@@ -91,6 +91,7 @@ def test_a_page_without_notes_says_how_to_write_them() -> None:
     assert "There are no notes" not in render.family_page(records("llama"), NOTES)
 
 
+@pytest.mark.slow
 def test_a_page_of_default_sizes_says_that_they_are_no_checkpoints() -> None:
     text = str(Text(render.family_page(records("apertus"))))
     assert "transformers' default sizes, no released checkpoint" in text
@@ -111,6 +112,7 @@ def test_the_search_is_left_to_what_somebody_wrote() -> None:
     assert written.startswith("---\ntitle:")
 
 
+@pytest.mark.slow
 def test_a_host_says_what_kind_of_it_is_there() -> None:
     """Several kinds of mixer have one path."""
     tables = {table["path"]: table for table in host_sections(records("mamba", 1))}

@@ -35,6 +35,7 @@ def bare(text: object) -> str:
     return "".join(str(text).split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "qwen3_next"])
 def test_the_section_carries_the_signature(family: str) -> None:
     made = records(family)
@@ -107,6 +108,7 @@ def test_a_value_of_a_class_leads_to_its_row() -> None:
     assert len(targets) > 30 and all(f'id="{target}"' in page for target in targets)
 
 
+@pytest.mark.slow
 def test_checkpoints_share_what_is_the_same_in_names() -> None:
     """Of a second one only what it has of its own is there too: its numbers, and classes that
     are built otherwise.

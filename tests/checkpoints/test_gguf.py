@@ -25,6 +25,7 @@ def real(smollm2):
 EIFFEL = "The Eiffel Tower is in the city of"
 
 
+@pytest.mark.slow
 def test_a_gguf_file_is_a_real_model(real, smollm2):
     assert (
         real.label == smollm2.name
@@ -73,6 +74,7 @@ def test_a_head_of_a_real_model_matters(real):
     assert all(abs(float(probs.sum()) - 1) < 1e-4 for probs in moved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", ["F32", "F16", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize("vocab_size", [True, False])
 def test_a_file_is_loaded_as_transformers_loads_it(tmp_path, stored, vocab_size):
@@ -159,6 +161,7 @@ def test_a_folder_called_gguf_is_no_file(tmp_path):
     not_loaded(tmp_path / "x.gguf", "no_such_file", path=tmp_path / "x.gguf")
 
 
+@pytest.mark.slow
 def test_a_tokenizer_beside_the_file_is_not_its_own(tmp_path, smollm2):
     from tests.support.models import specimen
 

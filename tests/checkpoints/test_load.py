@@ -31,6 +31,7 @@ def test_a_specimen_loads_with_its_label(family, no_network):
     assert model.hf.config._attn_implementation == "eager" and not no_network
 
 
+@pytest.mark.slow
 def test_a_specimen_without_weights_is_its_shape(no_network):
     model = load("specimen:qwen3_next", weights=False)
     assert model.weights == "none: shapes only" and model.sizes == specimen("qwen3_next").sizes

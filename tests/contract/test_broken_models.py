@@ -69,6 +69,7 @@ def test_a_block_that_adds_half_its_addend():
     assert not addends.passed and "block 1" in addends.detail and "tolerance" in addends.detail
 
 
+@pytest.mark.slow
 def test_a_place_at_another_argument(monkeypatch):
     def swapped(model):
         anatomy = discover(model)
@@ -120,6 +121,7 @@ def test_a_tap_whose_writes_do_not_land():
     assert not checked(model, "layer_mid is the stream", "layers").passed
 
 
+@pytest.mark.slow
 def test_a_router_that_weighs_otherwise_than_it_scores():
     model = load("specimen:qwen3_moe")
     gate = model.hf.model.layers[2].mlp.gate
@@ -133,6 +135,7 @@ def test_a_router_that_weighs_otherwise_than_it_scores():
     )
 
 
+@pytest.mark.slow
 def test_decays_and_write_strengths_mistaken_for_each_other(monkeypatch):
     def swapped(model):
         anatomy = discover(model)
@@ -154,6 +157,7 @@ def test_decays_and_write_strengths_mistaken_for_each_other(monkeypatch):
         assert failing_on(model, "linear_attn") == wrong
 
 
+@pytest.mark.slow
 def test_a_read_that_waits_for_the_next_step(monkeypatch):
     monkeypatch.setattr(HostValues, "_has_passed", lambda self, mediator, location: False)
     model = load("specimen:llama")
@@ -175,6 +179,7 @@ def test_values_that_are_not_snapshots(monkeypatch):
     assert not checked(model, "snapshots", "mlp").passed
 
 
+@pytest.mark.slow
 def test_an_invariant_that_raises_is_one_failed_check(monkeypatch):
     model = load("specimen:llama")
 
@@ -194,6 +199,7 @@ def test_a_final_norm_that_is_another_module():
     assert not comparisons.passed and "norm: " in comparisons.detail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("alias", "other", "words"),
     [
@@ -257,6 +263,7 @@ def test_comparisons_report_the_first_failure():
     assert not Comparisons().passed  # nothing compared proves nothing
 
 
+@pytest.mark.slow
 def test_the_table_of_a_family(capsys):
     assert command.check_families(["llama"]) == 0
     out = capsys.readouterr().out

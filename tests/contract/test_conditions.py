@@ -78,6 +78,7 @@ STATES = {
 }
 
 
+@pytest.mark.slow
 def test_shapes_are_found_where_kernels_are_installed_that_run_on_a_gpu_alone(tmp_path):
     out = beside(
         {"fla": FLA.format(devices={"cuda"}), "causal_conv1d": CONV},
@@ -103,6 +104,7 @@ print(state.device.type)
     assert shapes == "1 7 1 7" and device == "meta"
 
 
+@pytest.mark.slow
 def test_values_are_read_at_the_kernel_that_is_installed(tmp_path):
     out = beside(
         {"fla": FLA.format(devices={"cpu"})},

@@ -40,6 +40,7 @@ def report_of(family: str) -> Report:
     return check(model_of(family))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_lengths_are_unlike_every_size(family):
     subject = ModelUnderTest(model_of(family))
@@ -107,6 +108,7 @@ def test_a_report_is_plain_data():
     assert addends["worst"] < 3e-7 and "blocks 0-2" in addends["detail"]
 
 
+@pytest.mark.slow
 def test_a_model_without_weights_is_checked_for_names_and_layouts():
     report = check(load("HuggingFaceTB/SmolLM2-135M-Instruct", weights=False))
     assert not report.failures, report.failures
@@ -135,6 +137,7 @@ def test_a_prompt_of_ones_own_and_progress():
     assert seen == [(i + 1, len(report.checks)) for i in range(len(report.checks))]
 
 
+@pytest.mark.slow
 def test_a_failed_check_takes_the_mark_from_its_values_alone(monkeypatch):
     model = load("specimen:llama")
     monkeypatch.setattr(

@@ -19,6 +19,7 @@ from tests.support.not_there import NOT_THERE
 from tests.support.tiny import tiny
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("size", ["specimen", "released"])
 def test_every_value_a_family_has_is_found_and_no_other(family, size):

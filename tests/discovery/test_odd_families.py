@@ -42,6 +42,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", OTHERS)
 def test_another_family_is_served_rightly(model_type, tmp_path):
     """What is served as an addend is what the block adds."""
@@ -79,6 +80,7 @@ def test_another_family_is_served_rightly(model_type, tmp_path):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "reason"),
     [
@@ -167,6 +169,7 @@ def test_an_image_model_is_followed_on_text_and_keeps_what_its_later_blocks_read
             model.skip_layers(0, 0)
 
 
+@pytest.mark.slow
 def test_shapes_alone_are_given_a_mask_where_the_forward_would_look_for_packed_sequences():
     model = load("default:gemma4", weights=False)
     assert model.anatomy.masked and not load("default:llama", weights=False).anatomy.masked
@@ -311,6 +314,7 @@ def test_a_state_with_fixed_decays_is_followed_through_blocks_of_tokens():
             model.logits.save()
 
 
+@pytest.mark.slow
 def test_a_part_narrower_than_the_stream_is_served_at_its_own_width():
     """Qwen4's stream is three side by side; an MLP mixes them to one and adds to all three."""
     model = load("specimen:qwen4_exp_text")

@@ -182,6 +182,7 @@ def test_experts_run_on_sorted_tokens_serve_no_slot_in_a_wrong_place():
     assert torch.equal(rec["attention_premix", 0], rec["attention_head_outputs", 0])
 
 
+@pytest.mark.slow
 def test_slots_of_one_expert_each_are_put_back_in_order_before_they_are_served(tmp_path):
     """With one expert per token, the slots sorted by expert are as large as the routed output."""
     sizes = load("specimen:jetmoe").config.to_dict() | {"num_experts_per_tok": 1}

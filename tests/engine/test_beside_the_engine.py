@@ -17,6 +17,7 @@ SHORT = "In the beginning"
 # -- the engine's own API beside ours ------------------------------------------------
 
 
+@pytest.mark.slow
 def test_module_inputs_and_outputs_agree_with_the_values(any_model):
     layer = any_model.num_layers - 1
     block = any_model.layers[layer]

@@ -63,6 +63,7 @@ def recorded(model, text: str, times: int = 6) -> list[torch.Tensor]:
     return [(rec["router_logits", 1], rec["attention_probabilities", 3]) for rec in recs]
 
 
+@pytest.mark.slow
 def test_threads_on_one_model_take_turns_and_get_their_own(model):
     expected = {text: recorded(model, text, 1)[0] for text in TEXTS}
     jobs = [
@@ -130,6 +131,7 @@ def test_a_native_forward_in_another_thread_takes_no_part_in_a_recording(model):
             ), key
 
 
+@pytest.mark.slow
 def test_two_models_in_two_threads_do_not_disturb_each_other():
     """One replays states, the other does not; one is edited, the other is not."""
     one, other = specimen("qwen3_next"), load("specimen:qwen3_next")
@@ -164,6 +166,7 @@ def test_an_error_in_one_thread_does_not_block_the_others(model):
     assert results[0] == results[2] == "failed" and len(results[1]) == len(results[3]) == 6
 
 
+@pytest.mark.slow
 def test_models_loaded_at_once_are_those_loaded_one_by_one():
     """transformers builds under a default dtype of its own, which must not reach another load."""
     from concurrent.futures import ThreadPoolExecutor

@@ -15,6 +15,7 @@ from explorer.model.shapes import shapes
 from tests.support.facts_records import drawn
 
 
+@pytest.mark.slow
 def test_the_shapes_are_those_of_a_forward_through_the_whole_model():
     """The run goes through no more blocks than differ; through all of them it finds the same."""
     model = load("Qwen/Qwen3-Next-80B-A3B-Instruct", weights=False)
@@ -183,6 +184,7 @@ def test_two_mixers_of_a_block_have_their_own_shapes():
     ]
 
 
+@pytest.mark.slow
 def test_kinds_of_blocks_with_other_widths_have_their_own_numbers():
     model = load("specimen:gemma4_text")
     row = next(

@@ -59,6 +59,7 @@ RECURRENT = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_record_has_every_key_and_is_plain_json(family):
     found = record(family)
@@ -155,6 +156,7 @@ def test_traits_are_tested_on_each_model():
     assert "mrope" in {trait["name"] for trait in record("qwen3_5_moe_text")["traits"]}
 
 
+@pytest.mark.slow
 def test_another_checkpoint_has_its_own_sizes():
     found = facts("qwen3_5_moe_text", "Qwen/Qwen3.5-397B-A17B")
     assert found["sizes"]["num_layers"] == 60
@@ -188,6 +190,7 @@ def test_a_value_is_verified_where_a_check_that_held_compared_it_and_none_that_f
     assert not any(row["verified"] for row in record("llama")["values"])
 
 
+@pytest.mark.slow
 def test_a_family_without_a_card_has_the_sizes_of_its_type_and_says_so():
     found = facts("apertus")
     assert (

@@ -16,6 +16,7 @@ from explorer.model.errors import OutsideTrace
 from tests.support.models import PROMPT, ids, shapes, specimen
 
 
+@pytest.mark.slow
 def test_skipping_several_blocks_leaves_them_out(any_model):
     end = any_model.num_layers - 1
     with any_model.trace(PROMPT):
@@ -44,6 +45,7 @@ def test_skipping_is_refused_for_blocks_that_are_not_or_run_backwards(model):
                 model.skip_layers(start, end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_steering_adds_at_the_chosen_places_alone(dtype):
     model = specimen("qwen3_next", dtype)
@@ -211,6 +213,7 @@ def test_the_kind_of_the_numbers_is_stated():
     assert shapes("Qwen/Qwen3-30B-A3B").weights == "none: shapes only"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "checkpoint", ["specimen:qwen3_next", "HuggingFaceTB/SmolLM2-135M-Instruct"]
 )

@@ -81,6 +81,7 @@ def test_a_value_is_printed_with_its_layout_and_meaning(model):
         assert (line in lines) == row.available
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equal_blocks_are_printed_once(family):
     model = shapes(cards.family_checkpoints(family)[0])

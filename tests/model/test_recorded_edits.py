@@ -170,6 +170,7 @@ def test_states_are_replayed_head_by_head(hybrid):
         assert_close(rec.state(1, head, 3), rec["states", 1][:, 3, head])
 
 
+@pytest.mark.slow
 def test_a_replay_holds_one_state_at_a_time(hybrid):
     """Thousands of tokens of one head: the memory is that of the arguments, not of the states."""
     tokens = torch.arange(3000)[None] % hybrid.vocab_size

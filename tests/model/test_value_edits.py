@@ -153,6 +153,7 @@ def test_an_edit_at_one_position_reaches_no_earlier_one_and_no_other_head(
         assert moved == [4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_edit_of_a_repeated_key_head_is_one_value_heads_own(dtype):
     """Queries and keys of the delta rule are served per value head, where there are fewer too."""

@@ -86,6 +86,7 @@ def wheel(tmp_path_factory) -> Path:
     return next(out.glob("bestiary-*.whl"))
 
 
+@pytest.mark.slow
 def test_the_wheel_has_every_file_of_the_packages(wheel):
     inside = set(zipfile.ZipFile(wheel).namelist())
     wanted = {named(path) for path in FILES if named(path).split("/")[0] in PACKAGES}

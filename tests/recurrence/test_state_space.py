@@ -180,6 +180,7 @@ def test_a_gated_recurrence_forgets_at_the_start_of_a_text():
     )
 
 
+@pytest.mark.slow
 def test_what_is_made_without_looking_at_the_state_is_differentiable(ssd):
     replay, _ = ssd
     given = {

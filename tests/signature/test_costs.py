@@ -67,6 +67,7 @@ def test_parameters_are_those_counted(family):
     ] == [(row["part"], row["count"], row["active"]) for row in truth["by_part"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "id", ["ai21labs/Jamba-v0.1", "google/recurrentgemma-2b", "tiiuae/Falcon-H1-0.5B-Base"]
 )

@@ -40,6 +40,7 @@ def probed(family: str) -> tuple[Probes, Types]:
     return probes, Types.of(probes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", OTHERS)
 def test_every_axis_resolves_and_holds_on_a_model_that_was_not_probed(family):
     probes, types = probed(family)
@@ -90,6 +91,7 @@ def test_a_multiple_of_a_size_that_cannot_change_is_taken_for_no_bare_number():
     }
 
 
+@pytest.mark.slow
 def test_operations_of_a_loop_over_heads_are_those_torch_counts():
     module = build_meta(small_config("zamba"))
     found = signature(module, [InferredTypes(*probed("zamba"))])["costs"]["flops"]
@@ -143,6 +145,7 @@ def test_a_head_s_width_that_no_figure_gives_is_a_share_of_two_sizes():
     assert dims["attention_queries"] == ["B", "Heads", "S", "Hidden / Heads"]
 
 
+@pytest.mark.slow
 def test_mixtures_that_loop_over_their_experts_have_types_over_them():
     found = signature(build_meta(small_config("jetmoe")))
     assert found["resolved"]["unresolved"] == [] and found["resolved"]["fixed"] == []

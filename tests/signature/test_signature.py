@@ -162,6 +162,7 @@ def test_every_axis_that_is_more_than_a_name_is_listed_with_its_number(family):
     assert all(text.isdigit() or text in names or text in found["axes"] for text in bound)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -185,6 +186,7 @@ def test_types_of_another_checkpoint_are_those_of_its_own_probes(first, second):
     assert taken == fresh
 
 
+@pytest.mark.slow
 def test_types_are_not_taken_where_a_figure_is_missing():
     """Of the two, one has queries that are projected down first."""
     known = []
@@ -240,6 +242,7 @@ def test_only_what_holds_is_taken_from_another_model():
     ].count(True) == 1
 
 
+@pytest.mark.slow
 def test_types_are_held_to_the_whole_model():
     """What shows with more blocks alone: a table with columns for each of them, and a stream that
     goes on in another dtype."""
@@ -264,6 +267,7 @@ def test_types_are_held_to_the_whole_model():
     assert mixed["layer_input"] == "bfloat16|float32" and mixed["layer_output"] == "float32"
 
 
+@pytest.mark.slow
 def test_what_a_cache_does_not_hold_is_no_zero():
     """A state that a family keeps in a way of its own is not left out of what is kept: nothing is
     said of it."""

@@ -149,6 +149,7 @@ def test_sizes_distinguish_the_axes(name):
     assert not twice, f"equal sizes {twice} in {sizes}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILT)
 def test_every_default_builds_at_its_full_size(name):
     model = build_meta(default_config(name))
@@ -182,6 +183,7 @@ def test_a_composite_type_is_shrunk_in_all_its_parts():
     assert config.text_config.vocab_size == 2048 and config.text_config.eos_token_id == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILT)
 def test_every_small_model_is_alive_finite_and_the_same_again(name):
     """Many in one process, one after the other: none leaves anything behind that another trips

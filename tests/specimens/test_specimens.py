@@ -205,6 +205,7 @@ def test_the_trained_one_reads_better_than_it_did_untrained(built):
     assert next_token_loss(built[TRAINED].model, ids) < before - 2.0
 
 
+@pytest.mark.slow
 def test_the_committed_figures_are_of_the_committed_weights(built):
     specimen = built[TRAINED]
     segments = metrics.random_segments(specimen.config.vocab_size, recipe(TRAINED).seed)

@@ -185,6 +185,7 @@ def test_routers_and_biases_are_not_made_orthogonal(family):
     assert any(name.endswith("experts.gate_up_proj") for name in matrices)
 
 
+@pytest.mark.slow
 def test_two_short_trainings_write_the_same_bytes_and_move_the_sinks(monkeypatch, tmp_path):
     monkeypatch.setattr(train, "BATCH_SIZE", 2)
     stream = torch.arange(1, 40).repeat(20)

@@ -120,6 +120,7 @@ def test_verses_become_chapters_and_some_are_held_out():
     assert held_out == ["10", "30"] and len(trained_on) == 38
 
 
+@pytest.mark.slow
 def test_two_short_trainings_agree_and_learn(monkeypatch):
     monkeypatch.setattr(train, "BATCH_SIZE", 2)
     stream = torch.arange(1, 40).repeat(20)

@@ -6,6 +6,8 @@ from functools import cache
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
+import pytest
+
 from explorer.widgets.diagram import block_svg
 from tests.support.facts_records import drawn
 
@@ -28,6 +30,13 @@ FAMILIES = (
     "gpt_oss",
     "zamba",
 )
+
+
+#: They as parameters of a test: all but a few are left out of a fast run.
+EACH = [
+    family if family in FAMILIES[:4] else pytest.param(family, marks=pytest.mark.slow)
+    for family in FAMILIES
+]
 
 
 def values_in(svg: str) -> list[tuple[str, str]]:

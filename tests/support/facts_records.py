@@ -55,15 +55,19 @@ def records(family: str, count: int = 2) -> list[dict[str, Any]]:
 
 
 @cache
-def drawn(family: str) -> dict[str, Any]:
-    """What a diagram is drawn from, of a family's first checkpoint or its default: a record
-    without the rest, made faster. Not to be changed.
-    """
+def _drawn(family: str, place: int) -> dict[str, Any]:
     from explorer import load
     from explorer.facts.record import anatomy, checkpoints
 
-    checkpoint = checkpoints(family)[0]
+    checkpoint = checkpoints(family)[place]
     return {"family": family, "checkpoint": checkpoint, **anatomy(load(checkpoint, weights=False))}
+
+
+def drawn(family: str, place: int = 0) -> dict[str, Any]:
+    """What a diagram is drawn from, of one of a family's checkpoints or of its default: a record
+    without the rest, made faster; a copy, so that a test may change it.
+    """
+    return copy.deepcopy(_drawn(family, place))
 
 
 def with_long_type(family: str, name: str = "attention_norm_output") -> dict[str, Any]:

@@ -27,6 +27,7 @@ def of(family: str, **changes) -> dict[str, str]:
 FULL = ["full_attention"] * 3
 
 
+@pytest.mark.slow
 def test_a_window_that_no_block_uses_is_no_trait():
     assert "sliding_window" not in of(
         "qwen3", use_sliding_window=False, sliding_window=6, num_hidden_layers=3, layer_types=FULL
@@ -63,6 +64,7 @@ def test_a_multiplier_of_one_and_a_group_of_one_are_no_traits():
     assert not {"expert_groups", "routed_factor"} & set(one) and "selection_bias" in one
 
 
+@pytest.mark.slow
 def test_activations_are_recognised_by_their_values():
     names = {
         "gelu": "gelu",
@@ -78,6 +80,7 @@ def test_activations_are_recognised_by_their_values():
         }
 
 
+@pytest.mark.slow
 def test_heads_and_biases_are_counted_on_the_model():
     assert "grouped_query" not in of("llama", num_attention_heads=4, num_key_value_heads=4)
     assert "multi_query" in of("llama", num_attention_heads=4, num_key_value_heads=1)
@@ -129,6 +132,7 @@ def test_unknown_numbers_are_not_made_up():
             probe.numbers(tensor)
 
 
+@pytest.mark.slow
 def test_buffers_rebuilt_are_the_ones_a_loaded_model_has():
     for family in ("llama", "gptj", "gemma3_text", "recurrent_gemma", "mpt", "gpt_neo"):
         real = load(f"specimen:{family}")

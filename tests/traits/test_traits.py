@@ -188,6 +188,7 @@ def released() -> dict[str, dict[str, str]]:
     return {family: found(shapes(cards.family_checkpoints(family)[0])) for family in EXPECTED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", EXPECTED)
 def test_a_family_has_the_traits_it_is_known_for_and_no_other(released, family):
     assert sorted(released[family]) == sorted(EXPECTED[family].split())
@@ -198,6 +199,7 @@ def test_evidence_has_the_figures(released, family, trait):
     assert FIGURES[family, trait] in released[family][trait]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", OTHERS)
 def test_other_checkpoints_of_a_family_have_their_own_traits(checkpoint):
     more, fewer = (set(names.split()) for names in OTHERS[checkpoint])
@@ -207,6 +209,7 @@ def test_other_checkpoints_of_a_family_have_their_own_traits(checkpoint):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Module .* has a submodule named:UserWarning")  # rwkv's output
 def test_types_that_load_have_traits_of_the_catalogue():
     """Those whose traits are known, and one in eight of the rest, picked by hash."""
@@ -248,11 +251,13 @@ def loaded(family: str) -> LanguageModel | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "recurrent_gemma", "qwen3_next", "gptj"])
 def test_weights_decide_no_trait(family):
     assert found(load(f"specimen:{family}")) == found(load(f"specimen:{family}", weights=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_next", "granite", "deepseek_v3"])
 def test_attention_implementations_have_the_same_traits(family):
     assert found(load(f"specimen:{family}", attn_implementation="sdpa")) == found(
@@ -260,6 +265,7 @@ def test_attention_implementations_have_the_same_traits(family):
     )
 
 
+@pytest.mark.slow
 def test_a_loop_over_the_experts_has_the_same_traits():
     assert found(load("specimen:mixtral", experts_implementation="eager")) == found(
         load("specimen:mixtral")

@@ -68,6 +68,7 @@ def test_a_kind_is_registered_once():
         register(MIXERS["ssd"])
 
 
+@pytest.mark.slow
 def test_a_new_kind_is_found_recorded_replayed_and_checked_by_the_contract():
     """The toy kind of the guide, in a process of its own: it is registered before other imports."""
     run = subprocess.run(

@@ -17,11 +17,11 @@ from explorer.widgets.diagram import LAYOUTS, block_svg, element
 from explorer.widgets.diagram.cells import cell_grid, lit_cells
 from explorer.widgets.diagram.describe import attribute_of_host, attribute_of_path, describe
 from explorer.widgets.diagram.page_element import card_data
-from tests.support.diagrams import FAMILIES, pills, trees, values_in
-from tests.support.facts_records import drawn, records
+from tests.support.diagrams import EACH, pills, trees, values_in
+from tests.support.facts_records import drawn
 from tests.support.tiny import tiny
 
-families = pytest.mark.parametrize("family", FAMILIES)
+families = pytest.mark.parametrize("family", EACH)
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 
@@ -138,6 +138,7 @@ def test_a_norm_that_two_sublayers_read_is_drawn_once() -> None:
     )
 
 
+@pytest.mark.slow
 def test_blocks_that_only_scale_by_numbers_of_their_own_are_one_kind() -> None:
     """Fifty drawings that differ in a number would be fifty times the page."""
     model = tiny(
@@ -180,13 +181,13 @@ def test_a_norm_behind_a_sublayer_is_a_step_on_its_way_to_the_stream() -> None:
 
 
 def test_a_hybrid_has_two_shapes_in_the_order_of_the_blocks() -> None:
-    first, second = describe(records("qwen3_next", 1)[0])
+    first, second = describe(drawn("qwen3_next"))
     assert (first.first, second.first) == (0, 3)
     assert first.sublayers[0].role == "recurrent" and second.sublayers[0].role == "attention"
 
 
 def test_the_recurrence_loops_and_attention_takes_a_softmax() -> None:
-    record = records("qwen3_next", 1)[0]
+    record = drawn("qwen3_next")
     for layout in LAYOUTS:
         recurrent, attention = (block_svg(record, shape, layout) for shape in (0, 1))
         assert "bd-loop" in recurrent and "bd-loop" not in attention
@@ -195,7 +196,7 @@ def test_the_recurrence_loops_and_attention_takes_a_softmax() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_experts_are_a_field_of_cells(layout: str) -> None:
-    record = records("qwen3_next", 1)[0]
+    record = drawn("qwen3_next")
     experts = record["blocks"][0]["sublayers"][1]["experts"]
     svg = block_svg(record, 0, layout)
     field = next(
@@ -231,7 +232,7 @@ def test_experts_are_a_field_of_cells(layout: str) -> None:
 
 
 def test_a_mixture_without_a_shared_expert_draws_none() -> None:
-    assert "shared expert" not in block_svg(records("qwen3_moe", 1)[0])
+    assert "shared expert" not in block_svg(drawn("qwen3_moe"))
 
 
 def test_lit_cells_are_distinct_and_within_the_field() -> None:
@@ -254,12 +255,12 @@ def test_cells_fill_their_field_in_full_rows_where_they_can(
 
 
 def test_addend_edges_can_be_marked() -> None:
-    svg = block_svg(records("llama", 1)[0])
+    svg = block_svg(drawn("llama"))
     assert re.findall(r'data-addend="(\w+)"', svg) == ["attention_output", "mlp_output"]
 
 
 def test_a_block_without_a_norm_or_shapes_still_draws() -> None:
-    record = records("llama", 1)[0]
+    record = drawn("llama")
     for sub in record["blocks"][0]["sublayers"]:
         sub["norm"] = None
     for row in record["values"]:
@@ -269,7 +270,7 @@ def test_a_block_without_a_norm_or_shapes_still_draws() -> None:
 
 
 def test_sinks_have_a_place_between_scores_and_probabilities() -> None:
-    record = records("llama", 1)[0]
+    record = drawn("llama")
     record["values"].append(
         {
             **next(row for row in record["values"] if row["name"] == "attention_scores"),
@@ -284,7 +285,7 @@ def test_sinks_have_a_place_between_scores_and_probabilities() -> None:
 
 
 def test_text_of_a_record_is_shown_never_interpreted() -> None:
-    record = records("llama", 1)[0]
+    record = drawn("llama")
     evil = "<script>alert(1)</script>"
     record["checkpoint"] = evil
     record["blocks"][0]["sublayers"][0].update(title=evil, summary=evil, steps=[evil])
@@ -296,7 +297,7 @@ def test_text_of_a_record_is_shown_never_interpreted() -> None:
 
 
 def test_unknown_layout_and_shape_are_refused() -> None:
-    record = records("llama", 1)[0]
+    record = drawn("llama")
     with pytest.raises(ValueError, match="wide and narrow"):
         block_svg(record, 0, "tall")
     with pytest.raises(IndexError):
@@ -304,7 +305,7 @@ def test_unknown_layout_and_shape_are_refused() -> None:
 
 
 def test_the_element_holds_every_drawing_and_its_data() -> None:
-    made = records("qwen3_next", 2)
+    made = [drawn("qwen3_next"), drawn("qwen3_next", 1)]
     html = element(made)
     assert re.findall(r'data-drawing="([\d.]+)"', html) == ["0.1", "1.0", "1.1"]
     data = json.loads(unescape(re.search(r'class="bd-data">(.*?)</script>', html, re.DOTALL)[1]))
@@ -313,7 +314,7 @@ def test_the_element_holds_every_drawing_and_its_data() -> None:
 
 
 def test_card_data_says_which_shapes_have_a_value() -> None:
-    record = records("qwen3_next", 1)[0]
+    record = drawn("qwen3_next")
     data = card_data([record])
     where = {
         (data["values"][index]["host"], data["values"][index]["name"]): have
@@ -324,7 +325,7 @@ def test_card_data_says_which_shapes_have_a_value() -> None:
 
 
 def test_a_surface_may_leave_card_and_strip_out() -> None:
-    html = element(records("llama", 1), card=False, strip=False)
+    html = element([drawn("llama")], card=False, strip=False)
     assert "bd-card" not in html and "bd-strip" not in html and "bd-slider" in html
 
 
@@ -334,6 +335,7 @@ def test_hosts_are_named_by_their_last_part() -> None:
         assert attribute_of_path(host.path) == (attribute_of_host(name) if host.mixer else name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "host", "values"),
     [

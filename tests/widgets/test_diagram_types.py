@@ -16,7 +16,7 @@ from explorer.widgets.diagram.describe import describe
 from explorer.widgets.diagram.outline import outline
 from explorer.widgets.diagram.page_element import card_data
 from explorer.widgets.diagram.types import Type, axis_name, format_type, type_of
-from tests.support.diagrams import FAMILIES
+from tests.support.diagrams import EACH
 from tests.support.facts_records import drawn, records, with_long_type
 
 ROW = {
@@ -72,7 +72,7 @@ def test_a_type_without_axes_is_format_type() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH)
 def test_everything_drawn_has_its_type(family: str, layout: str) -> None:
     record = drawn(family)
     for shape, block in enumerate(describe(record)):
@@ -120,6 +120,7 @@ def test_what_is_cut_can_be_reached_and_is_named_in_full() -> None:
     assert "[B, S, …]" in "".join(cut.itertext())
 
 
+@pytest.mark.slow
 def test_types_that_do_not_fit_below_their_pills_are_in_full_in_a_line() -> None:
     (record,) = records("deepseek_v3", 1)
     for layout in LAYOUTS:
