@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from explorer import load
 from explorer.model.support import CONDITIONS
 
