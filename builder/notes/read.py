@@ -39,6 +39,9 @@ class SnippetError(Exception):
         super().__init__(f"{path}:{line}: {message}")
         self.path, self.line, self.message = str(path), line, message
 
+    def __reduce__(self) -> tuple[type[SnippetError], tuple[str, int, str]]:
+        return type(self), (self.path, self.line, self.message)  # to pass between processes
+
 
 @dataclass(frozen=True)
 class Block:

@@ -24,6 +24,10 @@ from typing import Any
 
 from builder.notes.check_names import check_names
 from builder.notes.read import Block, Notes, SnippetError, read_notes
+from builder.records.process_limits import OutOfTime, processor_time_limit
+
+#: Seconds of processor time that one block may take, so that a loop without end ends the file's run.
+SECONDS = 120.0
 
 #: Numbers the runs, since each needs a file name of its own.
 _RUNS = count(1)
@@ -107,7 +111,11 @@ def _run(
     # threads.
     scope["print"] = partial(print, file=printed)
     try:
-        exec(program, scope)
+        with processor_time_limit(SECONDS):
+            exec(program, scope)
+    except OutOfTime as error:
+        line = _line_of(error, filename) or block.line
+        raise SnippetError(notes.path, line, str(error)) from None
     except (Exception, SystemExit) as error:  # SystemExit: sys.exit in notes must not end the build
         if block.raises and block.raises in (kind.__name__ for kind in type(error).__mro__):
             message = f"{block.raises}: {_message(error, filename, notes.path.name)}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
+import pickle
 import sys
 import time
 import traceback
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,18 @@ from builder.pages.checkpoints import Record
 from builder.pages.render import value_link
 from builder.records import collect
 from builder.records.facts_file import write_facts
+from builder.records.process_limits import Limits, NoResult, run_each
 
-#: Families that one process works on, on average, before another takes its place: its libraries
-#: keep data of each.
-_FAMILIES_PER_PROCESS = 48
+#: What collecting one family may use; most take seconds.
+_LIMITS = Limits(seconds=1800.0, memory=8 << 30)
+
+#: What every process that collects a family needs, imported once for all of them.
+_PRELOAD = ("explorer", "explorer.contract", "explorer.facts.record", "builder.records.collect")
+
+
+class ProcessEnded(Exception):
+    """The process that collected a family gave no result: it died, or used more than its limits."""
+
 
 #: What was collected of a family, or the error that it failed with.
 _Outcome = collect.Collected | BaseException
@@ -146,22 +154,25 @@ def _collected(
             except Exception as error:
                 yield family, error
         return
-    for start in range(0, len(changed), jobs * _FAMILIES_PER_PROCESS):
-        some = changed[start : start + jobs * _FAMILIES_PER_PROCESS]
-        yield from _collected_in_parallel(some, jobs, fresh, bar)
+    collect_one = partial(collected_or_error, fresh=fresh)
+    for family, outcome in run_each(collect_one, changed, jobs, _LIMITS, _PRELOAD):
+        bar.set_postfix_str(family)
+        yield family, ProcessEnded(outcome.reason) if isinstance(outcome, NoResult) else outcome
 
 
-def _collected_in_parallel(
-    families: list[str], jobs: int, fresh: bool, bar: Any
-) -> Iterator[tuple[str, _Outcome]]:
-    # Spawned, since torch's threads do not survive a fork.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_silence_transformers) as pool:
-        running = {pool.submit(collect.collect, family, fresh): family for family in families}
-        for future in as_completed(running):
-            family = running.pop(future)  # frees what was collected
-            bar.set_postfix_str(family)
-            yield family, future.exception() or future.result()
+def collected_or_error(family: str, fresh: bool = False) -> _Outcome:
+    """Return what was collected of a family, or the error it failed with, to be sent to another
+    process; where the error came from is a note on it.
+    """
+    try:
+        return collect.collect(family, fresh)
+    except Exception as error:
+        error.add_note(traceback.format_exc())
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # some errors cannot be made again from their arguments
+            return RuntimeError(f"{type(error).__name__}: {error}")
+        return error
 
 
 def _silence_transformers() -> None:
@@ -178,6 +189,8 @@ def _error_text(error: BaseException, quiet: bool = False) -> str:
     """
     if isinstance(error, ValueError | SnippetError):
         return str(error)
+    if isinstance(error, ProcessEnded):
+        return f"its process gave no result: {error}"
     if not quiet:
         traceback.print_exception(error)
     return f"{type(error).__name__}: {error}"

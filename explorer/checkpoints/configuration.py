@@ -14,8 +14,13 @@ from explorer.meta_device import build_meta
 #: such as "owner/kernel" would make transformers fetch that code and run it.
 CHOOSES_CODE = ("_attn_implementation", "_experts_implementation")
 
-#: Configuration keys that count things a model makes one module or list entry for each.
-_COUNTS = re.compile(r"layer|block|depth|expert|head|group|loop|step|count", re.IGNORECASE)
+#: Configuration keys that count things a model makes one module or list entry for each, as
+#: transformers and GGUF files spell them: num_hidden_layers, n_head, llama.block_count.
+_COUNTS = re.compile(
+    r"(^|_)(num|n)_\w*(layer|block|expert|head|group)|(layers|blocks|experts|heads|groups|depth)$"
+    r"|\.\w*(block|layer|expert|head|group)\w*_count",
+    re.IGNORECASE,
+)
 
 #: No released model has more of anything that a key above counts.
 _MOST = 100_000
@@ -58,9 +63,6 @@ def without_choices(config: Any) -> Any:
     """Set a configuration and those in it to transformers' own defaults for which code runs."""
     for name in CHOOSES_CODE:
         setattr(config, name, None)  # a property that sets it in the configurations inside too
-    for name in getattr(config, "sub_configs", {}):
-        if (inner := getattr(config, name, None)) is not None:
-            without_choices(inner)
     return config
 
 

@@ -8,8 +8,10 @@ ours that needs nnsight, or a transformers modeling module, imports this one fir
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import anyio
+import torch
 
 anyio.connect_tcp  # noqa: B018  loads anyio's sockets module before nnsight changes object
 
@@ -60,8 +62,15 @@ __all__ = [
     "make_op",
     "nnsight",
     "rewrap",
+    "rows_of_invoke",
     "source_tree",
 ]
+
+
+def rows_of_invoke(interleaver: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the rows of a batched tensor [batch …] that belong to the invoke now running."""
+    group = Mediator.current("the rows of an invoke").batch_group
+    return interleaver.batcher.narrow(tensor, group)
 
 
 class _KernelNotices(logging.Filter):

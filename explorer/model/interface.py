@@ -36,6 +36,8 @@ class PromptedModel(Protocol):
 
     anatomy: Anatomy
     tokenizer: Any
+    #: How much padding on a side changes the logits of a text, as a share, once measured.
+    padding_effects: dict[str, float]
 
     @property
     def hf(self) -> PreTrainedModel:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from explorer import vocabulary
 from explorer.discovery.anatomy import Anatomy
 from explorer.discovery.backbone import after_blocks
-from explorer.engine.nnsight_api import TransformersModel
+from explorer.engine.nnsight_api import TransformersModel, rows_of_invoke
 from explorer.engine.observers import TraceObserver
 from explorer.engine.serialize import SerializedBackend, serialized
 from explorer.meta_device import without_padding_warning
@@ -23,7 +23,9 @@ from explorer.model.envoys import HostEnvoy, with_values
 from explorer.model.errors import Unavailable
 from explorer.model.host_taps import HostTaps
 from explorer.model.host_values import HostValues
+from explorer.model.masks import is_padded
 from explorer.model.model_host import mixers_of, model_host, model_sizes, size_notes
+from explorer.model.padding import check_padding
 from explorer.model.printout import printout
 from explorer.model.prompts import (
     check_given,
@@ -77,6 +79,7 @@ class LanguageModel(HostEnvoy, TransformersModel):
         self.lock = threading.RLock()
         self.mixers = mixers_of(anatomy)
         self.change_history: ChangeHistory = {}
+        self.padding_effects: dict[str, float] = {}
         super().__init__(
             module,
             tokenizer=tokenizer,
@@ -241,6 +244,9 @@ class LanguageModel(HostEnvoy, TransformersModel):
         if isinstance(ids, torch.Tensor):
             check_ids(self, ids)
         cache = kwargs.get("cache") or kwargs.get("past_key_values")
+        padded = isinstance(ids, torch.Tensor) and is_padded(mask, ids)
+        if padded and cache is None:
+            check_padding(self, ids.to(self.hf.device), mask.to(self.hf.device))
         if self.hf.device.type == "meta":
             kwargs.pop("attention_mask", None)
             if self.anatomy.masked and isinstance(ids, torch.Tensor):
@@ -326,7 +332,8 @@ class LanguageModel(HostEnvoy, TransformersModel):
     ) -> None:
         """Inside a trace: add ``factor * vector`` [hidden_size] to the stream leaving ``layers``.
 
-        positions: which tokens (all by default); batch_index: which row (all by default).
+        positions: which tokens (all by default), counted in each row from its first token that is
+        no padding; batch_index: which row (all by default).
         Raises ValueError for a block, position or row there is not and for a vector of
         another width, OutsideTrace where no forward is running, AlreadyPassed where it
         has gone past the block.
@@ -340,8 +347,11 @@ class LanguageModel(HostEnvoy, TransformersModel):
         indices: Any = [layers] if single else layers
         for layer in sorted({self.layer_index(index) for index in indices}):
             stream = self.layers[layer].layer_output
+            mask = self.taps.call_mask
+            if mask is not None:
+                mask = rows_of_invoke(self.interleaver, mask)
             self.layers[layer].layer_output = steered(
-                stream, (factor * vector).to(stream), positions, batch_index
+                stream, (factor * vector).to(stream), positions, batch_index, mask
             )
 
     def project_on_vocab(self, hidden: torch.Tensor) -> torch.Tensor:

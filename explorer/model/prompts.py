@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,8 @@ from transformers import PreTrainedModel
 from explorer.errors import first_sentence, panics_as_errors
 from explorer.model.errors import PromptError
 from explorer.model.interface import PromptedModel
+from explorer.model.masks import as_mask, pad
+from explorer.model.padding import check_padding, padded_inputs
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -26,11 +27,6 @@ def text_config(model: PreTrainedModel) -> Any:
 def max_length(model: PromptedModel) -> int | None:
     """Return the longest sequence the model was made for, None where none is configured."""
     return getattr(text_config(model.hf), "max_position_embeddings", None)
-
-
-def token_ids(model: PromptedModel, prompt: Any) -> torch.Tensor:
-    """Return the token ids [batch seq] of a prompt, as `encode` does."""
-    return encode(model, prompt)[0]
 
 
 def encode(model: PromptedModel, prompt: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -47,7 +43,10 @@ def encode(model: PromptedModel, prompt: Any) -> tuple[torch.Tensor, torch.Tenso
     if isinstance(prompt, str):
         ids = torch.tensor([_text_ids(model, prompt)], dtype=torch.long)
     elif _is_texts(prompt):
-        ids, mask = _padded(model, [_text_ids(model, text) for text in prompt])
+        rows = [_text_ids(model, text) for text in prompt]
+        tokenizer = model.tokenizer
+        fill = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        ids, mask = pad(rows, fill or 0, tokenizer.padding_side)
     else:
         given: Any = prompt
         if isinstance(prompt, Mapping) and "input_ids" in prompt:
@@ -58,7 +57,7 @@ def encode(model: PromptedModel, prompt: Any) -> tuple[torch.Tensor, torch.Tenso
                 "The prompt's token ids are on the meta device, which keeps no numbers; "
                 "give them on another."
             )
-        mask = None if mask is None else _as_mask(mask, ids)
+        mask = None if mask is None else as_mask(mask, ids)
     return check_ids(model, ids), mask
 
 
@@ -82,48 +81,6 @@ def _text_ids(model: PromptedModel, text: str) -> list[int]:
         raise PromptError(
             f"The model's tokenizer cannot read this prompt ({first_sentence(error)})."
         ) from error
-
-
-def _padded(
-    model: PromptedModel, rows: list[list[int]]
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return rows of token ids as one matrix, and its mask where they differ in length."""
-    longest = max(map(len, rows))
-    pad = model.tokenizer.pad_token_id
-    pad = model.tokenizer.eos_token_id or 0 if pad is None else pad
-    left = model.tokenizer.padding_side == "left"
-    ids = torch.full((len(rows), longest), pad, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for number, row in enumerate(rows):
-        place = slice(longest - len(row), None) if left else slice(0, len(row))
-        ids[number, place], mask[number, place] = torch.tensor(row, dtype=torch.long), 1
-    return ids, None if bool(mask.all()) else mask
-
-
-def _as_mask(given: Any, ids: torch.Tensor) -> torch.Tensor | None:
-    """Return a mask [batch seq] of zeros and ones beside token ids; None for one without zeros."""
-    try:
-        mask = torch.as_tensor(given)
-    except (TypeError, ValueError, RuntimeError):
-        mask = torch.empty(0)
-    mask = mask.reshape(1, -1) if mask.dim() == 1 else mask
-    if mask.shape != ids.shape:
-        raise PromptError(
-            f"The attention mask has the shape of the token ids, {list(ids.shape)}; this one "
-            f"is {list(mask.shape)}."
-        )
-    if mask.device.type == "meta":
-        return None
-    if not ((mask == 0) | (mask == 1)).all() or not mask.any(-1).all():
-        raise PromptError(
-            "An attention mask is 1 at tokens and 0 at padding, with a token in each row."
-        )
-    return None if bool(mask.all()) else mask.long()
-
-
-def padded_positions(mask: torch.Tensor) -> torch.Tensor:
-    """Return the position [batch seq] of each token among those its row's mask does not hide."""
-    return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def check_text(text: str) -> str:
@@ -154,7 +111,7 @@ def check_given(model: PromptedModel, prompt: Any) -> None:
 def check_ids(model: PromptedModel, ids: torch.Tensor) -> torch.Tensor:
     """Return ``ids`` [batch seq].
 
-    Raise PromptError, as `token_ids` does, where the model cannot run on them.
+    Raise PromptError, as `encode` does, where the model cannot run on them.
     """
     if ids.numel() == 0:
         raise PromptError("The prompt is empty; give at least one token.")
@@ -200,11 +157,9 @@ def model_inputs(model: PromptedModel, prompt: Any) -> dict[str, torch.Tensor]:
         return {"input_ids": ids}
     if mask is None or ids.device.type == "meta":
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    inputs = {"input_ids": ids, "attention_mask": mask.to(device)}
-    # Without them, transformers counts the padding in front of a text too.
-    if "position_ids" in inspect.signature(model.hf.forward).parameters:
-        inputs["position_ids"] = padded_positions(inputs["attention_mask"])
-    return inputs
+    mask = mask.to(device)
+    check_padding(model, ids, mask)
+    return padded_inputs(model, ids, mask)
 
 
 def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:

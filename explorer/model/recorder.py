@@ -35,6 +35,16 @@ class Recorded:
     seconds: float
 
 
+@dataclass(frozen=True)
+class _PlannedEdit:
+    """An edit, where what it edits is, and how many experts its host has (None: it has none)."""
+
+    edit: Edit
+    name: str
+    address: ValueAddress
+    num_experts: int | None
+
+
 @dataclass
 class _AtLocation:
     """What a recording does at one location.
@@ -42,9 +52,7 @@ class _AtLocation:
     It makes edits, then takes snapshots of values; others it gets by running the recurrence again.
     """
 
-    edits: list[tuple[Edit, str, ValueAddress, int | None]] = field(
-        default_factory=list[tuple[Edit, str, ValueAddress, "int | None"]]
-    )
+    edits: list[_PlannedEdit] = field(default_factory=list[_PlannedEdit])
     values: list[tuple[Key, str, ValueAddress]] = field(
         default_factory=list[tuple[Key, str, ValueAddress]]
     )
@@ -68,8 +76,10 @@ class _Plan:
             value, taps = model.writable(edit.value, edit.layer)
             edit.check(taps.host.sizes)
             address = taps.addresses[value.name]
-            experts = taps.host.sizes.get("num_experts")
-            self._at(address.location).edits.append((edit, value.name, address, experts))
+            num_experts = taps.host.sizes.get("num_experts")
+            self._at(address.location).edits.append(
+                _PlannedEdit(edit, value.name, address, num_experts)
+            )
 
     def _at(self, location: str) -> _AtLocation:
         return self.locations.setdefault(location, _AtLocation())
@@ -116,9 +126,9 @@ class _RecordingObserver:
             expression = f"{vocabulary.HOSTS[value.host].path.replace('[i]', f'[{layer}]')}.{name}"
             replay = replay_of(value.host, passed[REPLAY])
             self.values[key] = _on_cpu(replayed_value(name, replay, expression))
-        for edit, name, address, experts in here.edits:
-            container = _edited(container, edit, name, address, experts)
-        edited = {name for _, name, _, _ in here.edits}
+        for planned in here.edits:
+            container = _edited(container, planned)
+        edited = {planned.name for planned in here.edits}
         for key, name, address in here.values:
             value = _value_in(container, name, address)
             # An edit may return a tensor that its caller goes on using.
@@ -132,13 +142,9 @@ def _value_in(container: Any, name: str, address: ValueAddress) -> Any:
     return get_element(container, address.hook_point) if address.native else unwrap(container[name])
 
 
-def _edited(
-    container: Any, edit: Edit, name: str, address: ValueAddress, experts: int | None
-) -> Any:
-    """Return what passes at a location with an edit made in it.
-
-    ``experts``: how many experts the value's host has, None where it has none.
-    """
+def _edited(container: Any, planned: _PlannedEdit) -> Any:
+    """Return what passes at a location with an edit made in it."""
+    edit, name, address = planned.edit, planned.name, planned.address
     now = _value_in(container, name, address)
     if now is None:
         raise Unavailable(f"{edit.value} is None in this call, so there is nothing to edit.")
@@ -156,8 +162,8 @@ def _edited(
         raise ValueError(
             f"The edit of {edit.value} returned {new.dtype} where {now.dtype} belongs."
         )
-    if name == "expert_indices" and experts is not None:
-        check_experts(new, experts)
+    if name == "expert_indices" and planned.num_experts is not None:
+        check_experts(new, planned.num_experts)
     if address.native:
         return with_element(container, address.hook_point, new)
     shared = isinstance(container[name], BatchShared)

@@ -11,17 +11,25 @@ from explorer.model.recording import abbreviated_repr, as_int
 
 
 def steered(
-    stream: torch.Tensor, vector: torch.Tensor, positions: Any, batch_index: int | None
+    stream: torch.Tensor,
+    vector: torch.Tensor,
+    positions: Any,
+    batch_index: int | None,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the stream [batch seq hidden_size] with ``vector`` [hidden_size] added.
 
-    positions: a token, several, a slice, or None for all; batch_index: a row, None for all. Raises
-    ValueError for what is no such number and for a token or a row there is not.
+    positions: a token, several, a slice, or None for all, counted in each row from its first token
+    that ``mask`` [batch seq] does not hide; batch_index: a row, None for all. Raises ValueError for
+    what is no such number and for a token or a row there is not.
     """
-    rows = slice(None) if batch_index is None else _indices("row", batch_index, stream.shape[0])
-    tokens = slice(None) if positions is None else _indices("position", positions, stream.shape[1])
-    chosen = torch.zeros(stream.shape[:2], dtype=torch.bool, device=stream.device)
-    chosen[rows, tokens] = True
+    batch, seq = stream.shape[:2]
+    rows = range(batch) if batch_index is None else _indices("row", batch_index, batch)
+    chosen = torch.zeros((batch, seq), dtype=torch.bool, device=stream.device)
+    for row in rows:
+        tokens = torch.arange(seq) if mask is None else mask[row].nonzero().flatten().cpu()
+        asked = slice(None) if positions is None else _indices("position", positions, len(tokens))
+        chosen[row, tokens[asked]] = True
     added = torch.zeros_like(stream)
     added[chosen] = vector
     return stream + added
@@ -30,7 +38,7 @@ def steered(
 def _indices(what: str, given: Any, length: int) -> Any:
     """Return the rows or positions asked for; raise ValueError for one there is not."""
     if isinstance(given, slice):
-        return given  # pyright: ignore[reportUnknownVariableType]  a slice has no types
+        return given if what == "position" else range(length)[given]  # pyright: ignore[reportUnknownVariableType]  a slice has no types
     several = as_int(given) is None and isinstance(given, Iterable)
     asked: list[Any] = list(given) if several else [given]  # pyright: ignore[reportUnknownArgumentType]
     numbers: list[int] = []

@@ -28,6 +28,7 @@ from explorer.engine.observers import ModelBusy, Observer
 from explorer.engine.tapped_forwards import CallTaps, TappedForwards
 from explorer.model.address import REPLAY, BatchShared, replay_of, unwrap
 from explorer.model.host_taps import HookGroup, HostTaps, joined
+from explorer.model.masks import is_padded
 
 
 class Taps:
@@ -37,8 +38,8 @@ class Taps:
     root, with which its own locations begin; top: the host of the model's own values.
 
     ``hosts`` are by host name and block (None for the model). ``step`` is the number of the forward
-    now running, from 0, and ``call_sizes`` its batch and sequence length. ``on_meta``: the model
-    has no weights.
+    now running, from 0, ``call_sizes`` its batch and sequence length, and ``call_mask`` [batch seq]
+    its mask, None where nothing is padded. ``on_meta``: the model has no weights.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Taps:
         self.prefix = prefix
         self.step = -1
         self.call_sizes: dict[str, int] = {}
+        self.call_mask: torch.Tensor | None = None
         self.on_meta = any(parameter.device.type == "meta" for parameter in root.parameters())
         self._observer: Observer | None = None
         self._thread = 0
@@ -132,7 +134,7 @@ class Taps:
             yield self
 
     def _close(self) -> None:
-        self._observer, self.call_sizes = None, {}
+        self._observer, self.call_sizes, self.call_mask = None, {}, None
         for taps in self.hosts.values():
             taps.captured.clear()
 
@@ -182,6 +184,10 @@ class Taps:
         if ids is None:
             ids = kwargs["inputs_embeds"]
         self.call_sizes = {"batch": ids.shape[0], "seq": ids.shape[1]}
+        mask: Any = kwargs.get("attention_mask")
+        if isinstance(mask, torch.Tensor) and mask.dim() == 2:
+            mask = mask[:, -ids.shape[1] :]  # beside a cache it is of the earlier tokens too
+        self.call_mask = mask if is_padded(mask, ids) else None
         self._calls.clear()
 
     def _pass_boundary(self, hook_group: HookGroup, place: HookPoint, container: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections import Counter
 from importlib.metadata import version
@@ -13,6 +14,7 @@ from tqdm import tqdm
 
 import explorer.checkpoints.load
 from builder.__main__ import main
+from builder.notes.read import SnippetError
 from builder.pages import build as pipeline
 from builder.pages import mkdocs, write
 from builder.records import cache as reuse
@@ -21,6 +23,7 @@ from builder.records.facts_file import write_facts
 from explorer.checkpoints import cards
 from explorer.errors import LoadError
 from explorer.facts.record import SCHEMA
+from tests.support.tasks import collect_as_told
 
 
 @pytest.fixture
@@ -151,24 +154,28 @@ def test_what_did_not_change_is_not_run_again(site, tmp_path, counted):
 
 
 @pytest.mark.slow
-def test_families_are_collected_side_by_side_by_processes_that_are_replaced(
-    site, tmp_path, monkeypatch
-):
-    """What a family that cannot be loaded says comes back from the process it was tried in."""
+def test_what_a_family_fails_with_comes_back_from_its_process(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(pipeline, "_FAMILIES_PER_PROCESS", 1)
-    started = []
-    pools = pipeline.ProcessPoolExecutor
-    monkeypatch.setattr(
-        pipeline,
-        "ProcessPoolExecutor",
-        lambda jobs, **options: started.append(jobs) or pools(jobs, **options),
-    )
     found = dict(pipeline._collected(["llamas", "gpt3", "opal"], 2, False, tqdm(disable=True)))
     assert {
         family: str(error).partition("'")[2].partition("'")[0] for family, error in found.items()
-    } == {name: name for name in found}
-    assert set(found) == {"llamas", "gpt3", "opal"} and started == [2, 2]
+    } == {name: name for name in ("llamas", "gpt3", "opal")}
+
+
+def test_an_error_of_notes_is_the_same_in_another_process():
+    error = pickle.loads(pickle.dumps(SnippetError("notes.md", 3, "no")))
+    assert (error.path, error.line, error.message) == ("notes.md", 3, "no")
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_takes_its_own_family_alone(monkeypatch):
+    monkeypatch.setattr(pipeline, "collected_or_error", collect_as_told)
+    tasks = ["crash", "answer", "exit", "other", "raise"]
+    found = dict(pipeline._collected(tasks, 2, True, tqdm(disable=True)))
+    assert (found["answer"], found["other"]) == ("answer done", "other done")
+    for task, said in (("crash", "SIGSEGV"), ("exit", "exit code 3"), ("raise", "no good")):
+        assert isinstance(found[task], pipeline.ProcessEnded)
+        assert said in pipeline._error_text(found[task])
 
 
 @pytest.mark.slow

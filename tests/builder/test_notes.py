@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from builder.notes import run as execution
 from builder.notes.html import sections
 from builder.notes.read import SnippetError, read_notes
 from builder.notes.run import family_namespace, run_notes
@@ -141,6 +142,20 @@ def test_changed_notes_of_one_name_run_as_changed(run):
 )
 def test_a_block_that_does_not_hold_names_its_line(refused, lines, expected):
     assert re.match(expected, refused(code(*lines)))
+
+
+@pytest.mark.parametrize(
+    ("lines", "line"),
+    [
+        (("x = 1", "while True:", "    pass"), "[34]"),
+        (("def f():", "    while True:", "        try:", "            1 / 0",
+          "        except ZeroDivisionError:", "            pass", "f()"), "[3-7]"),
+        (("with model.trace(ids):", "    x = 1", "    while True:", "        x += 1"), "[45]"),
+    ],
+)  # fmt: skip
+def test_code_that_does_not_end_is_ended_and_names_its_line(refused, lines, line, monkeypatch):
+    monkeypatch.setattr(execution, "SECONDS", 0.3)
+    assert re.match(f"{line}: .*0.3 seconds of processor time", refused(code(*lines)))
 
 
 def test_a_syntax_error_far_down_is_found_before_anything_runs(refused, namespace):

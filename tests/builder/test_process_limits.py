@@ -81,7 +81,13 @@ def alive(pid: int) -> bool:
 def test_ctrl_c_ends_the_sweep_with_one_word_and_no_process_left():
     command = [sys.executable, "-m", "builder", "check", "--all"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # Tests that a shell runs in the background ignore it, and so would the sweep.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as sweep:
         # Then the first family is through, and the second at work.
         shown, begun = "", f" 1/{len(coverage.types())} "

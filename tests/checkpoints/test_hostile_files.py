@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from explorer import load
-from explorer.checkpoints.configuration import check_counts, few_modules
+from explorer.checkpoints import cards
+from explorer.checkpoints.configuration import check_counts, few_modules, without_choices
 from explorer.errors import LoadError
 from explorer.model.errors import PromptError
 from tests.support.folders import broken, changed, no_network, not_loaded, saved  # noqa: F401  fixtures
@@ -48,7 +50,7 @@ def test_a_caller_still_chooses(broken):
         ({"num_hidden_layers": 1_000_000_000}, "num_hidden_layers"),
         ({"num_hidden_layers": -1_000_000_000}, "num_hidden_layers"),
         ({"num_attention_heads": 1 << 40}, "num_attention_heads"),
-        ({"rope_parameters": {"group_count": 10**9}}, "group_count"),
+        ({"rope_parameters": {"num_groups": 10**9}}, "num_groups"),
     ],
 )
 @pytest.mark.parametrize("weights", [True, False])
@@ -76,8 +78,21 @@ def test_a_model_of_too_many_modules_is_not_built():
     torch.nn.Sequential(torch.nn.Identity())
 
 
-def test_counts_of_released_models_are_believed():
-    check_counts("it", {"num_hidden_layers": 126, "max_position_embeddings": 10_485_760})
+@pytest.mark.parametrize("checkpoint", cards.IDS)
+def test_counts_of_released_models_are_believed(checkpoint):
+    check_counts(checkpoint, cards.config(checkpoint).to_dict())
+
+
+def test_sizes_that_are_no_counts_are_believed():
+    check_counts("it", {"vocab_size_per_layer_input": 262_144, "max_steps": 10**7})
+
+
+def test_configurations_inside_a_configuration_choose_nothing_either():
+    config = AutoConfig.for_model(
+        "gemma3", text_config={"model_type": "gemma3_text", "_attn_implementation": "owner/kernel"}
+    )
+    config.text_config._attn_implementation = "owner/kernel"
+    assert without_choices(config).text_config._attn_implementation is None
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,16 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from explorer import load
+from explorer.model.errors import PromptError
+from tests.support.messages import refused
 from tests.support.models import specimen
 
 TEXTS = ["In the beginning God created the heaven and the earth", "And God said"]
+
+#: Families in whose own forward the padding beside a text goes through a recurrence, a convolution
+#: or a choice of blocks as if it were text.
+CHANGED_BY_PADDING = ["xlstm", "minimax_m3_vl_text", "recurrent_gemma", "rwkv", "doge"]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -43,3 +50,50 @@ def test_what_a_tokenizer_returns_keeps_its_mask():
     alone = model.record([5, 77], values=["logits"])
     assert_close(rec["logits"][0, 2:], alone["logits"][0], rtol=1e-4, atol=1e-4)
     assert torch.equal(rec.attention_mask, mask)
+
+
+@pytest.mark.parametrize("family", CHANGED_BY_PADDING)
+def test_a_family_whose_texts_padding_changes_refuses_it(family):
+    model = load(f"specimen:{family}")
+    refused("padding_changes", lambda: model.record(TEXTS), family=family, side="left")
+    with pytest.raises(PromptError, match="changes what"), model.trace() as tracer:
+        for text in TEXTS:
+            with tracer.invoke(text):
+                model.logits.save()
+    assert model.record([TEXTS[0]] * 2, values=["logits"])["logits"].isfinite().all()
+
+
+def test_the_effect_of_padding_is_measured_once_for_each_side(monkeypatch):
+    model = load("specimen:llama")
+    model.record(TEXTS, values=["logits"])
+    assert set(model.padding_effects) == {"left"} and model.padding_effects["left"] < 1e-5
+    forwards = []
+    handle = model.hf.register_forward_hook(lambda *call: forwards.append(1))
+    model.record(TEXTS, values=["logits"])
+    monkeypatch.setattr(model.tokenizer, "padding_side", "right")
+    model.record(TEXTS, values=["logits"])
+    handle.remove()
+    assert len(forwards) == 1 + 3 and set(model.padding_effects) == {"right", "left"}
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3_moe"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_positions_to_steer_are_counted_from_the_first_token_of_each_text(
+    family, side, monkeypatch
+):
+    model = specimen(family)
+    monkeypatch.setattr(model.tokenizer, "padding_side", side)
+    vector = torch.linspace(-2, 2, model.hidden_size)
+    for positions in (0, -1, slice(1, 3), [0, 2]):
+        with torch.no_grad(), model.trace() as tracer:
+            with tracer.invoke(TEXTS[0]):
+                model.steer(1, vector, positions=positions)
+            with tracer.invoke(TEXTS[1]):
+                model.steer(1, vector, positions=positions)
+                together = model.layers[1].layer_output.save()
+        with torch.no_grad(), model.trace(TEXTS[1]):
+            model.steer(1, vector, positions=positions)
+            alone = model.layers[1].layer_output.save()
+        length = alone.shape[1]
+        real = together[:, -length:] if side == "left" else together[:, :length]
+        assert_close(real, alone, rtol=1e-4, atol=1e-4)

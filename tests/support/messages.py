@@ -208,6 +208,11 @@ MESSAGES = {
     "not_on_blocks": Message(
         Unavailable, "{name} is unavailable on the blocks asked for: {reason}."
     ),
+    "padding_changes": Message(
+        PromptError,
+        "Padding on the {side} of a text changes what {family} computes of it (its logits by "
+        "{effect}); run the texts one at a time, or texts of one length.",
+    ),
     "no_edits": Message(
         ValueError, "edits is a list of edits, such as [zero_head(0, 3)]; {given} is not one."
     ),

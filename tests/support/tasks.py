@@ -27,3 +27,8 @@ def do(task: str) -> str:
         print("out of turn", flush=True)
         print("and louder", file=sys.stderr, flush=True)
     return f"{task} done"
+
+
+def collect_as_told(task: str, fresh: bool = False) -> str:
+    """Stand in for what collects a family."""
+    return do(task)
