@@ -24,9 +24,9 @@ from typing import Any
 
 from builder.notes.check_names import check_names
 from builder.notes.read import Block, Notes, SnippetError, read_notes
-from builder.records.process_limits import OutOfTime, processor_time_limit
+from builder.time_limit import OutOfTime, processor_time_limit
 
-#: Seconds of processor time that one block may take, so that a loop without end ends the file's run.
+#: Seconds of processor time that one block may take: code that does not end is ended.
 SECONDS = 120.0
 
 #: Numbers the runs, since each needs a file name of its own.

@@ -14,15 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, Required, TypedDict
 
-from builder.records.process_limits import (
-    DEFAULT_LIMITS,
-    Limits,
-    NoResult,
-    OutOfTime,
-    processor_time_limit,
-    run_each,
-)
+from builder.records.process_limits import DEFAULT_LIMITS, Limits, NoResult, run_each
 from builder.records.threads import one_thread
+from builder.time_limit import OutOfTime, processor_time_limit
 
 if TYPE_CHECKING:
     from explorer.contract.report import Report

@@ -45,30 +45,6 @@ class NoResult:
     reason: str
 
 
-class OutOfTime(BaseException):
-    """Raised by `processor_time_limit`; no Exception, so that code which catches those and goes
-    on still stops.
-    """
-
-
-@contextmanager
-def processor_time_limit(seconds: float) -> Iterator[None]:
-    """Raise OutOfTime once the block has used ``seconds`` of processor time; for the main thread
-    alone.
-    """
-
-    def stop(signum: int, frame: Any) -> None:
-        raise OutOfTime(f"it took more than {seconds:g} seconds of processor time")
-
-    before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
-
-
 class _Worker:
     """One running process and the end of the pipe that its result comes through."""
 

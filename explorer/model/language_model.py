@@ -23,13 +23,11 @@ from explorer.model.envoys import HostEnvoy, with_values
 from explorer.model.errors import Unavailable
 from explorer.model.host_taps import HostTaps
 from explorer.model.host_values import HostValues
-from explorer.model.masks import is_padded
 from explorer.model.model_host import mixers_of, model_host, model_sizes, size_notes
-from explorer.model.padding import check_padding
 from explorer.model.printout import printout
 from explorer.model.prompts import (
+    check_call,
     check_given,
-    check_ids,
     encode,
     model_inputs,
     text_config,
@@ -230,31 +228,13 @@ class LanguageModel(HostEnvoy, TransformersModel):
             return engine.interleave(fn, *args, **kwargs)
 
     def _batch(self, invokes: list[tuple[Any, Any]], fn: Any) -> tuple[Any, dict[str, Any]]:
-        """Assemble the call as the engine does, check the prompts, and drop a harmful mask.
-
-        A model without weights cannot look into a mask. Beside a cache, one as long
-        as the new tokens alone would hide what the cache holds.
-        """
+        """Assemble the call as the engine does, and check the prompts."""
         for inputs, _ in invokes:
             for prompt in inputs:
                 check_given(self, prompt)
         engine: Any = super()
         args, kwargs = engine._batch(invokes, fn)
-        ids, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
-        if isinstance(ids, torch.Tensor):
-            check_ids(self, ids)
-        cache = kwargs.get("cache") or kwargs.get("past_key_values")
-        padded = isinstance(ids, torch.Tensor) and is_padded(mask, ids)
-        if padded and cache is None:
-            check_padding(self, ids.to(self.hf.device), mask.to(self.hf.device))
-        if self.hf.device.type == "meta":
-            kwargs.pop("attention_mask", None)
-            if self.anatomy.masked and isinstance(ids, torch.Tensor):
-                kwargs["attention_mask"] = torch.ones_like(ids)
-        elif (
-            mask is not None and cache is not None and mask.shape == ids.shape and bool(mask.all())
-        ):
-            del kwargs["attention_mask"]
+        check_call(self, kwargs)
         return args, kwargs
 
     def record(

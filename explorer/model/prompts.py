@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from explorer.errors import first_sentence, panics_as_errors
 from explorer.model.errors import PromptError
 from explorer.model.interface import PromptedModel
-from explorer.model.masks import as_mask, pad
+from explorer.model.masks import as_mask, is_padded, pad
 from explorer.model.padding import check_padding, padded_inputs
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -160,6 +160,27 @@ def model_inputs(model: PromptedModel, prompt: Any) -> dict[str, torch.Tensor]:
     mask = mask.to(device)
     check_padding(model, ids, mask)
     return padded_inputs(model, ids, mask)
+
+
+def check_call(model: PromptedModel, kwargs: dict[str, Any]) -> None:
+    """Check the prompts of a call that the engine assembled, and drop a harmful mask from it.
+
+    A model without weights cannot look into a mask. Beside a cache, one as long as the new tokens
+    alone would hide what the cache holds.
+    """
+    ids: Any = kwargs.get("input_ids")
+    mask: Any = kwargs.get("attention_mask")
+    if isinstance(ids, torch.Tensor):
+        check_ids(model, ids)
+    cache = kwargs.get("cache") or kwargs.get("past_key_values")
+    if cache is None and isinstance(ids, torch.Tensor) and is_padded(mask, ids):
+        check_padding(model, ids.to(model.hf.device), mask.to(model.hf.device))
+    if model.hf.device.type == "meta":
+        kwargs.pop("attention_mask", None)
+        if model.anatomy.masked and isinstance(ids, torch.Tensor):
+            kwargs["attention_mask"] = torch.ones_like(ids)
+    elif mask is not None and cache is not None and mask.shape == ids.shape and bool(mask.all()):
+        del kwargs["attention_mask"]
 
 
 def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:

@@ -15,13 +15,8 @@ import time
 import pytest
 
 from builder.records import coverage
-from builder.records.process_limits import (
-    Limits,
-    NoResult,
-    OutOfTime,
-    processor_time_limit,
-    run_each,
-)
+from builder.records.process_limits import Limits, NoResult, run_each
+from builder.time_limit import OutOfTime, processor_time_limit
 from tests.support.tasks import do
 
 MINUTE = Limits(60, 4 << 30)
