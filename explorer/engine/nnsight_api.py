@@ -16,6 +16,7 @@ import torch
 anyio.connect_tcp  # noqa: B018  loads anyio's sockets module before nnsight changes object
 
 import nnsight  # noqa: E402
+from nnsight.intervention.batching import Batcher  # noqa: E402
 from nnsight.intervention.envoy import Envoy  # noqa: E402
 from nnsight.intervention.eproperty import WriteBack, eproperty  # noqa: E402
 from nnsight.intervention.interleaver import Mediator, OutOfOrderError  # noqa: E402
@@ -46,6 +47,7 @@ __all__ = [
     "SHELL",
     "STATE",
     "Backend",
+    "Batcher",
     "EngineInstrument",
     "Envoy",
     "Mediator",

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from explorer import vocabulary
 from explorer.discovery.anatomy import Anatomy
 from explorer.discovery.backbone import after_blocks
+from explorer.engine.expanded_rows import ExpandedBatcher
 from explorer.engine.nnsight_api import TransformersModel, rows_of_invoke
 from explorer.engine.observers import TraceObserver
 from explorer.engine.serialize import SerializedBackend, serialized
@@ -64,6 +65,7 @@ class LanguageModel(HostEnvoy, TransformersModel):
     vocab_size: int
     tokenizer: PreTrainedTokenizerBase  # pyright: ignore[reportIncompatibleVariableOverride]  never None
     reload: Callable[[torch.dtype | None], LanguageModel] | None = None
+    _batcher_class: Any = ExpandedBatcher
 
     def __init__(
         self,
