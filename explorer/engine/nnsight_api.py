@@ -11,6 +11,7 @@ import logging
 from typing import Any
 
 import anyio
+import greenlet
 import torch
 
 anyio.connect_tcp  # noqa: B018  loads anyio's sockets module before nnsight changes object
@@ -59,6 +60,7 @@ __all__ = [
     "WriteBack",
     "bind",
     "decorator_chain",
+    "end_wait",
     "eproperty",
     "function_like",
     "make_op",
@@ -73,6 +75,21 @@ def rows_of_invoke(interleaver: Any, tensor: torch.Tensor) -> torch.Tensor:
     """Return the rows of a batched tensor [batch …] that belong to the invoke now running."""
     group = Mediator.current("the rows of an invoke").batch_group
     return interleaver.batcher.narrow(tensor, group)
+
+
+def end_wait(mediator: Mediator) -> None:
+    """Have what a block waits for raise OutOfOrderError there; the block may catch it and go on."""
+    worker: Any = mediator.worker
+    worker.parent = greenlet.getcurrent()
+    try:
+        mediator.pending = worker.throw(
+            OutOfOrderError(f"'{mediator.pending}' was requested and is not reached")
+        )
+    except BaseException as error:
+        # As the engine does: the frames of the block alone, before those of the model join them.
+        if not hasattr(error, "__intervention_tb__"):
+            error.__intervention_tb__ = error.__traceback__  # pyright: ignore[reportAttributeAccessIssue]
+        raise
 
 
 class _KernelNotices(logging.Filter):

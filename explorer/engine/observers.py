@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
+
+from explorer.engine.nnsight_api import end_wait
 
 
 class ModelBusy(ValueError):
@@ -21,8 +23,14 @@ class ModelBusy(ValueError):
 class Observer(Protocol):
     """Gets the values that pass a model's taps."""
 
-    def begin_forward(self, step: int, locations: Iterable[str]) -> None:
-        """Called as each forward begins, with its number and every location it may reach."""
+    def begin_forward(
+        self, step: int, locations: Iterable[str], left_out: Collection[str] = ()
+    ) -> None:
+        """Called as each forward begins.
+
+        step: its number; locations: every one that a forward may reach; left_out: those of them
+        that this one does not.
+        """
         ...
 
     def is_active(self) -> bool:
@@ -44,17 +52,28 @@ class TraceObserver:
         self.interleaver = interleaver
         self._counts_before = dict(interleaver.counts)
 
-    def begin_forward(self, step: int, locations: Iterable[str]) -> None:
-        """Count the visits that an earlier forward left out, where a module was skipped.
+    def begin_forward(
+        self, step: int, locations: Iterable[str], left_out: Collection[str] = ()
+    ) -> None:
+        """Count the visits that an earlier forward left out, and end what waits for one in vain.
 
-        The engine distinguishes steps by counting visits, and must not take
-        this step for that one.
+        The engine distinguishes steps by counting visits, and must not take this step for one in
+        which a module was skipped. A block that waits for such a visit, or for one that this
+        forward leaves out, is told so by the error the engine has for it.
         """
         counts = self.interleaver.counts
         for location in locations if step else ():
             counts[location] = max(
                 counts.get(location, 0), self._counts_before.get(location, 0) + step
             )
+        known = set(locations) if step else frozenset[str]()
+        for mediator in self.interleaver.mediators:
+            while (waiting := mediator.pending) is not None and waiting.provider in known:
+                ahead = waiting.iteration - mediator.occurrence(waiting.provider)
+                if ahead > 0 or (ahead == 0 and waiting.provider not in left_out):
+                    break
+                end_wait(mediator)
+        self.interleaver._reindex_parked()
 
     def is_active(self) -> bool:
         return self.interleaver.interleaving and self.interleaver.busy

@@ -229,7 +229,8 @@ class HostValues:
             raise self._not_held(value, value.name) from None
         # Under tracer.iter the engine only warns when the run ends early; a step that ran
         # and left this value out is an error there too.
-        if mediator.iteration == 0 or mediator.occurrence(location) > wanted:
+        ran = max(self.model.taps.step, mediator.occurrence(location) - 1)
+        if mediator.iteration == 0 or wanted <= ran:
             raise AlreadyPassed(
                 f"{self.expression(value.name)} was never reached: the forward ran without the "
                 "part it is in, which a skipped module, an early stop or a call without a cache "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,7 +113,9 @@ class _RecordingObserver:
     def is_active(self) -> bool:
         return True
 
-    def begin_forward(self, step: int, locations: Iterable[str]) -> None:
+    def begin_forward(
+        self, step: int, locations: Iterable[str], left_out: Collection[str] = ()
+    ) -> None:
         """Do nothing: a recording is one forward, so there are no steps to distinguish."""
 
     def exchange(self, location: str, make: Callable[[], Any]) -> Any:

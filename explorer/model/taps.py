@@ -71,6 +71,13 @@ class Taps:
         self.locations = {
             address.location for taps in self.hosts.values() for address in taps.addresses.values()
         }
+        # Where a decoding step passes nothing.
+        self._prompt_only = self.locations - {
+            address.location
+            for taps in self.hosts.values()
+            for name, address in taps.addresses.items()
+            if name not in taps.host.prompt_only
+        }
 
     def _module(self, path: str) -> torch.nn.Module:
         """Return the module that the engine calls ``path``."""
@@ -179,15 +186,17 @@ class Taps:
         for taps in self.hosts.values():
             for name in taps.selectors:  # an earlier step's indices do not hold for this one
                 taps.captured.pop(name, None)
-        observer.begin_forward(self.step, self.locations)
         ids = args[0] if args else kwargs.get("input_ids")
         if ids is None:
             ids = kwargs["inputs_embeds"]
+        decoding = self.step > 0 and ids.shape[1] == 1
+        left_out = self._prompt_only if decoding else frozenset[str]()
         self.call_sizes = {"batch": ids.shape[0], "seq": ids.shape[1]}
         mask: Any = kwargs.get("attention_mask")
         if isinstance(mask, torch.Tensor) and mask.dim() == 2:
             mask = mask[:, -ids.shape[1] :]  # beside a cache it is of the earlier tokens too
         self.call_mask = mask if is_padded(mask, ids) else None
+        observer.begin_forward(self.step, self.locations, left_out)
         self._calls.clear()
 
     def _pass_boundary(self, hook_group: HookGroup, place: HookPoint, container: Any) -> Any:
