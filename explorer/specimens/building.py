@@ -13,6 +13,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+from transformers.utils import logging
 
 import explorer.engine.nnsight_api  # noqa: F401  the engine must be imported before transformers' model classes
 from explorer.specimens import bpe, weights
@@ -60,7 +61,7 @@ def build(
         weights.fill(model, made.seed, made.std, made.norm_std)
     else:
         weights.load(model, made.weights)
-    _round(model, dtype)
+    model = _in_dtype(model, dtype)
     return Specimen(
         family=family,
         model=model.to(device).eval(),  # pyright: ignore[reportArgumentType]  a decorated method
@@ -93,11 +94,27 @@ def _longest(config: PreTrainedConfig) -> int:
     return getattr(config.get_text_config(), "max_position_embeddings", None) or _NO_LENGTH
 
 
-def _round(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Cast the parameters only: buffers such as rotary frequencies stay float32, as in releases."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
-    model.config.dtype = dtype
+def _in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The model as transformers loads it in ``dtype`` from a folder.
+
+    What is rounded is the class's to say: some keep a router, a state's decay or a buffer in
+    float32.
+    """
+    if dtype == torch.float32:
+        return model
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        return type(model).from_pretrained(
+            None,
+            config=model.config,
+            state_dict=model.state_dict(),
+            dtype=dtype,
+            attn_implementation="eager",
+        )
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _measured(made: Recipe) -> dict[str, Any]:

@@ -31,6 +31,15 @@ def test_a_specimen_loads_with_its_label(family, no_network):
     assert model.hf.config._attn_implementation == "eager" and not no_network
 
 
+@pytest.mark.parametrize("family", ["bloom", "xlstm", "mamba", "gpt_oss"])
+def test_an_implementation_that_a_class_does_not_have(family):
+    refused(
+        "no_such_attention",
+        lambda: load(f"specimen:{family}", attn_implementation="sdpa"),
+        family=family,
+    )
+
+
 @pytest.mark.slow
 def test_a_specimen_without_weights_is_its_shape(no_network):
     model = load("specimen:qwen3_next", weights=False)

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from explorer import specimens
+from explorer import load, specimens
 from explorer.specimens import bpe, building
 from explorer.specimens.recipes import FAMILIES, recipe
 from explorer.specimens.training import metrics, tokenizer
@@ -98,7 +98,7 @@ def test_bfloat16_is_the_same_model_rounded(built, family):
     rounded = specimens.build(family, dtype=torch.bfloat16)
     exact = dict(built[family].model.named_parameters())
     assert all(
-        torch.equal(p, exact[name].bfloat16()) for name, p in rounded.model.named_parameters()
+        torch.equal(p, exact[name].to(p.dtype)) for name, p in rounded.model.named_parameters()
     )
     for name, buffer in rounded.model.named_buffers():
         if name.endswith("inv_freq"):
@@ -109,6 +109,23 @@ def test_bfloat16_is_the_same_model_rounded(built, family):
             ids
         ).logits  # some return them in float32, and have rounded them before
         assert torch.equal(logits.bfloat16().to(logits.dtype), logits)
+
+
+@pytest.mark.parametrize("family", ["xglm", "minimax", "openai-gpt", "deepseek_v3", "gemma2"])
+def test_a_rounded_specimen_is_what_a_folder_of_its_dtype_loads_as(family, tmp_path):
+    built = specimens.build(family, dtype=torch.bfloat16)
+    built.model.save_pretrained(tmp_path)
+    built.tokenizer.save_pretrained(tmp_path)
+    folder, model = (
+        load(source, dtype=torch.bfloat16) for source in (tmp_path, f"specimen:{family}")
+    )
+    for named in ("named_parameters", "named_buffers"):
+        found, wanted = (dict(getattr(one.hf, named)()) for one in (model, folder))
+        assert {name: one.dtype for name, one in found.items()} == {
+            name: one.dtype for name, one in wanted.items()
+        }
+    logits = [one.record(built.prompt, values=["logits"])["logits"] for one in (model, folder)]
+    assert logits[0].isfinite().all() and torch.equal(*logits)
 
 
 def tensor_sizes(config) -> dict[str, int]:

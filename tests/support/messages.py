@@ -76,6 +76,11 @@ MESSAGES = {
     "no_config": Message(
         LoadError, "{path} has no config.json; give the folder of a transformers checkpoint."
     ),
+    "no_such_attention": Message(
+        LoadError,
+        "specimen:{family} cannot be loaded ({class} does not support an attention implementation "
+        "through torch.nn.functional.scaled_dot_product_attention yet).",
+    ),
     "unreadable": Message(LoadError, "{path} cannot be loaded ({reason})."),
     "no_language_model": Message(
         LoadError, "{path} is a {model_type}, of which transformers has no causal language model."
