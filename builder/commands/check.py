@@ -131,6 +131,7 @@ def _json(reports: dict[str, Report], errors: dict[str, str]) -> str:
         "errors": errors,
         "passed": sum(report.passed for report in reports.values()),
         "failed": sum(report.failed for report in reports.values()),
+        "not_applicable": sum(len(report.not_applicable) for report in reports.values()),
     }
     return json.dumps(found, ensure_ascii=False, indent=1)
 
@@ -138,21 +139,27 @@ def _json(reports: dict[str, Report], errors: dict[str, str]) -> str:
 def _tables(reports: dict[str, Report]) -> str:
     width = shutil.get_terminal_size((120, 24)).columns
     parts = [table(family, report, width) for family, report in reports.items()]
-    passed = sum(report.passed for report in reports.values())
-    failed = sum(report.failed for report in reports.values())
-    return "\n\n".join([*parts, f"{passed} passed, {failed} failed"])
+    return "\n\n".join([*parts, _counts(*reports.values())])
+
+
+def _counts(*reports: Report) -> str:
+    """Return how many checks passed, failed and did not apply."""
+    passed, failed = (sum(getattr(one, name) for one in reports) for name in ("passed", "failed"))
+    left_out = sum(len(report.not_applicable) for report in reports)
+    return f"{passed} passed, {failed} failed, {left_out} not applicable"
 
 
 def table(family: str, report: Report, width: int) -> str:
     """Return one family's checks, failures first, in lines of at most ``width`` characters where
     that leaves room.
     """
-    head = f"{family}: {report.passed} passed, {report.failed} failed"
+    head = f"{family}: {_counts(report)}"
     checks = sorted(report.checks, key=lambda check: check.passed)
-    if not checks:
+    rows = [*checks, *report.not_applicable]
+    if not rows:
         return head
-    names = max(len(check.name) for check in checks)
-    hosts = max(len(check.host) for check in checks)
+    names = max(len(row.name) for row in rows)
+    hosts = max(len(row.host) for row in rows)
     indent = len("FAILED") + names + hosts + 6
     details = max(_NARROWEST, width - indent)
     lines = [head]
@@ -161,6 +168,10 @@ def table(family: str, report: Report, width: int) -> str:
         first, *rest = textwrap.wrap(check.detail, details) or [""]
         lines.append(f"{verdict}  {check.name:<{names}}  {check.host:<{hosts}}  {first}".rstrip())
         lines += [" " * indent + line for line in [*rest, *_statement(check, details)]]
+    for row in report.not_applicable:
+        first, *rest = textwrap.wrap(row.reason, details) or [""]
+        lines.append(f"-       {row.name:<{names}}  {row.host:<{hosts}}  {first}".rstrip())
+        lines += [" " * indent + line for line in rest]
     return "\n".join(lines)
 
 

@@ -56,6 +56,9 @@ def family_page(
             formulas=costs.formula_rows(records),
             measured=by_checkpoint(records, _measured),
             checks=by_checkpoint(records, check_groups),
+            left_out=by_checkpoint(
+                records, lambda record: record["contract"].get("not_applicable", [])
+            ),
             facts_file=facts_file,
             types=signature.context(records),
         )

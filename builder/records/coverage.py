@@ -67,6 +67,7 @@ class FailedCheck(TypedDict):
 class Counts(TypedDict):
     passed: int
     failed: int
+    not_applicable: NotRequired[int]
 
 
 class Axes(TypedDict):
@@ -208,7 +209,11 @@ def outcome(model: LanguageModel, report: Report) -> Outcome:
         "served": served,
         "lacking": lacking,
         "unproven": unproven,
-        "checks": {"passed": report.passed, "failed": report.failed},
+        "checks": {
+            "passed": report.passed,
+            "failed": report.failed,
+            "not_applicable": len(report.not_applicable),
+        },
     }
     if report.failures:
         found["failed"] = [

@@ -19,12 +19,12 @@ from explorer.contract.checks import INVARIANTS
 from explorer.contract.comparisons import Comparisons
 from explorer.contract.model_under_test import ModelUnderTest
 from explorer.contract.registry import Invariant
-from explorer.contract.report import Check, Report, value_names, verified
+from explorer.contract.report import Check, NotApplicable, Report, value_names, verified
 
 if TYPE_CHECKING:
     from explorer.model.language_model import LanguageModel
 
-__all__ = ["Check", "Report", "check", "verified"]
+__all__ = ["Check", "NotApplicable", "Report", "check", "verified"]
 
 
 def check(
@@ -40,9 +40,10 @@ def check(
     loaded where the model is a specimen in float32, else left out.
     progress: called with (checks done, checks).
 
-    Invariants that do not apply to the model (no router, no state) are not listed. One that raises
-    is a failed check. A model without weights is checked for names, layouts and refusals only; one
-    that is not in float32 for what has a tolerance in its dtype.
+    Invariants that do not apply to a host the model has are listed apart, with the reason; those of
+    hosts it does not have are left out. One that raises is a failed check. A model without weights
+    is checked for names, layouts and refusals only; one that is not in float32 for what has a
+    tolerance in its dtype.
     """
     if bfloat16 is None and model.reload is not None and model.dtype == torch.float32:
         bfloat16 = model.reload(torch.bfloat16)
@@ -53,27 +54,25 @@ def check(
     subjects = {"": ModelUnderTest(model, prompt, bfloat16)}
     if repeated is not None:
         subjects[" (bfloat16)"] = repeated
-    planned = [
-        (invariant, host, suffix)
-        for invariant in INVARIANTS
-        for suffix, subject in subjects.items()
-        for host in invariant.hosts
-        if _applies(invariant, host, subject, repeated=bool(suffix))
-    ]
+    planned: list[tuple[Invariant, str, str]] = []
+    not_applicable: list[NotApplicable] = []
+    for invariant in INVARIANTS:
+        for suffix, subject in subjects.items():
+            if suffix and invariant.bfloat16 is None:
+                continue
+            for host in filter(subject.has, invariant.hosts):
+                reason = invariant.reason_against(subject, host)
+                if reason is None:
+                    planned.append((invariant, host, suffix))
+                elif not suffix:
+                    path = vocabulary.HOSTS[host].path
+                    not_applicable.append(NotApplicable(invariant.name, path, reason))
     checks = []
     for invariant, host, suffix in planned:
         checks.append(_checked(invariant, host, subjects[suffix], suffix))
         if progress is not None:
             progress(len(checks), len(planned))
-    return Report.of(checks)
-
-
-def _applies(invariant: Invariant, host: str, subject: ModelUnderTest, repeated: bool) -> bool:
-    if (subject.on_meta and not invariant.shapes) or (repeated and invariant.bfloat16 is None):
-        return False
-    if subject.dtype != torch.float32 and invariant.bfloat16 is None and invariant.float32 > 0:
-        return False  # its tolerance is stated for float32 only
-    return invariant.applies(subject, host)
+    return Report.of(checks, not_applicable)
 
 
 def _checked(invariant: Invariant, host: str, subject: ModelUnderTest, suffix: str) -> Check:

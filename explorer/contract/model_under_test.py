@@ -98,6 +98,11 @@ class ModelUnderTest:
         """Return whether any value of a host is available."""
         return any(row.available for row in self.support if row.host == host)
 
+    def reason(self, host: str, name: str) -> str:
+        """Return why a value is unavailable, on whichever block that is known of first."""
+        rows = [row for row in self.support if (row.host, row.name) == (host, name)]
+        return str(next(iter(rows[0].reasons.values()), "")) if rows else ""
+
     def layers(self, host: str, *names: str) -> list[Any]:
         """Return the blocks on which all ``names`` are available; ``[None]`` for the model."""
         rows = [
@@ -259,8 +264,14 @@ class ModelUnderTest:
         scoring = self._scoring(key)
         if scoring is None or layer is None:
             return False
-        single = scoring.renormalised and self.host("mlp", layer).sizes["top_k"] == 1
-        return single or (value.name == "router_scores" and scoring.choice_only)
+        if value.name == "router_scores" and scoring.choice_only:
+            return True
+        if self.host("mlp", layer).sizes["top_k"] != 1 or layer not in self.layers(
+            "mlp", "expert_weights"
+        ):
+            return False
+        weights = self.clean["mlp.expert_weights", layer]
+        return bool((weights == weights.flatten()[0]).all())
 
     def piecewise_constant(self, key: ValueKey) -> bool:
         """Return whether a small change of a router's value may move no weight.

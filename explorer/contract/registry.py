@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from explorer.contract.comparisons import Comparisons
 from explorer.contract.model_under_test import ModelUnderTest
 
@@ -24,6 +26,7 @@ class Invariant:
     shapes: whether it can be checked on a model without weights.
     form: whether it checks how values are served and not what they are, so that it verifies none.
     pair: whether it needs a second model. last: whether it has to run after all others.
+    otherwise: why it does not apply where ``when`` does not hold.
     """
 
     name: str
@@ -38,14 +41,22 @@ class Invariant:
     pair: bool = False
     last: bool = False
     when: Callable[[ModelUnderTest], bool] | None = None
+    otherwise: str = ""
 
-    def applies(self, subject: ModelUnderTest, host: str) -> bool:
-        """Return whether a model has what this invariant compares on a host."""
+    def reason_against(self, subject: ModelUnderTest, host: str) -> str | None:
+        """Return why this invariant does not apply to a host of a model, None where it does."""
+        if subject.on_meta and not self.shapes:
+            return "a model without weights has no numbers to compare"
+        if subject.dtype != torch.float32 and self.bfloat16 is None and self.float32 > 0:
+            return "its tolerance is stated for float32 alone"
         if self.pair and subject.other is None:
-            return False
+            return "there is no second model in the process"
+        for name in self.needs:
+            if not subject.layers(host, name):
+                return f"{name} is unavailable: {subject.reason(host, name)}"
         if self.when is not None and not self.when(subject):
-            return False
-        return subject.has(host) and all(subject.layers(host, name) for name in self.needs)
+            return self.otherwise
+        return None
 
 
 def invariant(
@@ -60,12 +71,25 @@ def invariant(
     pair: bool = False,
     last: bool = False,
     when: Callable[[ModelUnderTest], bool] | None = None,
+    otherwise: str = "",
 ) -> Callable[[Run], Invariant]:
     """Make an invariant of the function ``(subject, host, compare)`` that does its comparisons."""
 
     def made(run: Run) -> Invariant:
         return Invariant(
-            name, about, hosts, run, needs, float32, bfloat16, shapes, form, pair, last, when
+            name,
+            about,
+            hosts,
+            run,
+            needs,
+            float32,
+            bfloat16,
+            shapes,
+            form,
+            pair,
+            last,
+            when,
+            otherwise,
         )
 
     return made

@@ -29,25 +29,37 @@ class Check:
 
 
 @dataclass(frozen=True)
+class NotApplicable:
+    """An invariant that says nothing of a host of this model, and why, as a clause."""
+
+    name: str
+    host: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Report:
-    """The outcome of the whole contract on one model."""
+    """The outcome of the whole contract on one model; the three outcomes are counted apart."""
 
     checks: list[Check] = field(default_factory=list)
     passed: int = 0
     failed: int = 0
+    not_applicable: list[NotApplicable] = field(default_factory=list)
 
     @classmethod
-    def of(cls, checks: list[Check]) -> Report:
+    def of(cls, checks: list[Check], not_applicable: Iterable[NotApplicable] = ()) -> Report:
         """Make the report of some checks."""
         passed = sum(check.passed for check in checks)
-        return cls(checks, passed, len(checks) - passed)
+        return cls(checks, passed, len(checks) - passed, list(not_applicable))
 
     @property
     def failures(self) -> list[Check]:
         return [check for check in self.checks if not check.passed]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON types: ``checks`` with their fields, ``passed``, ``failed``."""
+        """Return the report as JSON types: ``checks`` and ``not_applicable`` with their fields, the
+        numbers ``passed`` and ``failed``.
+        """
         return {
             **asdict(self),
             "checks": [{**asdict(check), "values": list(check.values)} for check in self.checks],

@@ -87,6 +87,7 @@ def _left_out(
     "block after the last, with the same result as skipping the blocks by torch's own hooks.",
     "layers",
     when=lambda subject: subject.model.anatomy.blocks_skippable,
+    otherwise="the model needs what else a block returns or keeps for others",
 )
 def skip(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     model, last = subject.model, subject.model.num_layers - 1

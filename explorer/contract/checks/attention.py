@@ -73,6 +73,7 @@ def _single_products(subject: ModelUnderTest) -> list[int]:
     float32=1e-5,
     bfloat16=3e-2,
     when=lambda subject: bool(_single_products(subject)),
+    otherwise="its scores are sums of several products",
 )
 def scores(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     for layer in _single_products(subject):

@@ -133,6 +133,7 @@ def _tokenwise(subject: ModelUnderTest) -> list[int]:
     "mlp",
     float32=1e-5,
     when=lambda subject: subject.native.causal and bool(_tokenwise(subject)),
+    otherwise="its MLPs are not known inside, a convolution follows, or it is not causal",
 )
 def tokenwise(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     subject.note_read("mlp", "mlp_output")

@@ -76,6 +76,7 @@ def _without_first_input(subject: ModelUnderTest) -> torch.Tensor:
     float32=1e-5,
     form=True,
     when=lambda subject: subject.native.rows_independent,
+    otherwise="rows of a batch depend on each other in the model itself",
 )
 def invokes(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     model, ids = subject.model, subject.ids

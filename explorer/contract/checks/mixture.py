@@ -146,6 +146,7 @@ def _known_tails(subject: ModelUnderTest) -> list[int]:
     float32=3e-5,
     bfloat16=1e-2,
     when=lambda subject: bool(_known_tails(subject)),
+    otherwise="what follows the mixture is not known",
 )
 def parts(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     for layer in _known_tails(subject):
@@ -172,6 +173,7 @@ def _shared_experts(subject: ModelUnderTest) -> list[int]:
     float32=1e-5,
     bfloat16=2e-2,
     when=lambda subject: bool(_shared_experts(subject)),
+    otherwise="the shared expert is no module",
 )
 def shared_gate(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     for layer in _shared_experts(subject):
@@ -197,6 +199,7 @@ def shared_gate(subject: ModelUnderTest, host: str, compare: Comparisons) -> Non
     float32=1e-5,
     bfloat16=2e-2,
     when=lambda subject: bool(computable(subject)),
+    otherwise="an expert cannot be run alone with weights that are known",
 )
 def single_experts(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     for layer in computable(subject):

@@ -235,6 +235,7 @@ def _leads_to(labels: list[str], path: list[str | int]) -> bool:
     when=lambda subject: any(
         _addend_modules(subject, layer) for layer in range(subject.model.num_layers)
     ),
+    otherwise="no addend of a block is what a module returns",
 )
 def blocks_add(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     modules = {
@@ -281,6 +282,7 @@ def _addend_modules(subject: ModelUnderTest, layer: int) -> list[torch.nn.Module
     "mlp",
     needs=("routed_output",),
     when=lambda subject: bool(_modular_mixtures(subject)),
+    otherwise="the parts of its mixtures are no modules",
 )
 def mixture_parts(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     modules = {}

@@ -110,6 +110,7 @@ def _layers_of(subject: ModelUnderTest, name: str) -> list[Any]:
     "model",
     shapes=True,
     when=lambda subject: bool(_unavailable(subject)),
+    otherwise="everything is available",
 )
 def refusals(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     unavailable = _unavailable(subject)

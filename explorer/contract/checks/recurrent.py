@@ -228,6 +228,7 @@ _CONVOLVING = tuple(host for host, kind in MIXERS.items() if kind.conv_feeds)
     when=lambda subject: any(
         subject.one_per_kind(host, "conv_input", *MIXERS[host].conv_feeds) for host in _CONVOLVING
     ),
+    otherwise="what the convolution feeds is unavailable",
 )
 def convolution_width(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     names = list(MIXERS[host].conv_feeds)

@@ -92,6 +92,7 @@ def mid_stream(subject: ModelUnderTest, host: str, compare: Comparisons) -> None
     "layers",
     bfloat16=0.0,
     when=lambda subject: subject.model.num_layers > 1,
+    otherwise="the model has one block",
 )
 def stream_continues(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     for layer in subject.layers("layers")[1:]:
@@ -111,6 +112,7 @@ def stream_continues(subject: ModelUnderTest, host: str, compare: Comparisons) -
     when=lambda subject: any(
         _norm_comparable(subject, layer) for layer in subject.layers("layers")
     ),
+    otherwise="no norm of a block is a module that reads the stream",
 )
 def norms(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     for (name, layer), called_with in _sublayer_inputs(subject).items():

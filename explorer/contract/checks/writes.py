@@ -206,6 +206,7 @@ def position_exact(subject: ModelUnderTest, host: str, compare: Comparisons) -> 
     *vocabulary.HOSTS,
     float32=1e-5,
     when=lambda subject: subject.native.causal,
+    otherwise="the model attends to later tokens too",
 )
 def no_effect_on_earlier_tokens(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     for run in _write_runs(subject):
