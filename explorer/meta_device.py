@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,27 @@ def build_meta(
     with torch.device("meta"):
         make = AutoModelForCausalLM.from_config if model_class is None else model_class._from_config
         return make(copy.deepcopy(config), **chosen).eval()
+
+
+#: What a forward calls its cache: one name in new releases of transformers, two in earlier ones.
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+
+
+def cache_argument(model: torch.nn.Module) -> str | None:
+    """Return the name of the argument that a model's forward takes its cache by, None without."""
+    parameters = inspect.signature(type(model).forward).parameters
+    return next((name for name in CACHE_NAMES if name in parameters), None)
+
+
+def cache_of(output: Any, state: bool = False) -> dict[str, Any] | None:
+    """Return the cache in a model's output as a keyword argument of the next call, or None.
+
+    state: also what a family has in place of one, the state that rwkv returns.
+    """
+    if not isinstance(output, Mapping):
+        return None
+    names = (*CACHE_NAMES, "state") if state else CACHE_NAMES
+    return next(({name: output[name]} for name in names if output.get(name) is not None), None)
 
 
 #: Batch and sequence lengths to choose from, so that no size of the model equals one of them.

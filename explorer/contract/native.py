@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from explorer.meta_device import cache_of
+
 
 class NativeModel:
     """A transformers model called as any user calls it, on fixed token ids [batch seq].
@@ -82,12 +84,16 @@ class NativeModel:
     @cached_property
     def returns_cache(self) -> bool:
         """Whether a forward returns its cache, so that another can continue from it."""
-        return getattr(self.forward(self.ids, use_cache=True), "cache", None) is not None
+        return cache_of(self.forward(self.ids, use_cache=True)) is not None
 
-    def cache_after(self, length: int) -> Any:
-        """Return a cache that holds the first ``length`` tokens; a fresh copy each time."""
+    def cache_after(self, length: int) -> dict[str, Any]:
+        """Return a cache that holds the first ``length`` tokens, as the keyword argument of a call;
+        a fresh copy each time.
+        """
         if length not in self._caches:
-            self._caches[length] = self.forward(self.ids[:, :length], use_cache=True).cache
+            found = cache_of(self.forward(self.ids[:, :length], use_cache=True))
+            assert found is not None  # where `returns_cache`
+            self._caches[length] = found
         return copy.deepcopy(self._caches[length])
 
     def continuation(self, start: int, stop: int | None = None) -> dict[str, torch.Tensor]:
@@ -111,7 +117,7 @@ class NativeModel:
             return False
         try:
             output = self.forward(
-                **self.continuation(start, stop), cache=self.cache_after(start), use_cache=True
+                **self.continuation(start, stop), **self.cache_after(start), use_cache=True
             )
         except (RuntimeError, ValueError):
             return False

@@ -27,7 +27,7 @@ from explorer.discovery.record_run import record_run, recorded_run, remember
 from explorer.discovery.recorded_run import RecordedRun
 from explorer.discovery.residual import SCALES, CannotTrace, residual_input
 from explorer.discovery.sublayer import BlockFindings
-from explorer.meta_device import mask_arguments, without_padding_warning
+from explorer.meta_device import cache_of, mask_arguments, without_padding_warning
 from explorer.vocabulary import reasons
 
 if TYPE_CHECKING:
@@ -87,7 +87,9 @@ def _findings(run: RecordedRun) -> tuple[list[BlockFindings], list[BlockFindings
                 f"not one vector for each of {batch} x {seq} tokens"
             )
     others = {host for finds in first for host in finds.hosts} - {"self_attn"}
-    if "cache" not in run.prompt.output or not any(vocabulary.HOSTS[host].mixer for host in others):
+    if cache_of(run.prompt.output) is None or not any(
+        vocabulary.HOSTS[host].mixer for host in others
+    ):
         return first, [None] * len(paths)
     if run.step is None:
         raise run.step_error or CannotTrace("the model makes no decoding step with its own cache")

@@ -27,16 +27,19 @@ from explorer.discovery.recorded_run import (
 )
 from explorer.discovery.trace_graph import Call
 from explorer.discovery.trace_recorder import Recorder
-from explorer.meta_device import mask_arguments, probe_lengths, without_padding_warning
+from explorer.meta_device import (
+    cache_argument,
+    cache_of,
+    mask_arguments,
+    probe_lengths,
+    without_padding_warning,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 #: Where a model's record is kept: on the model itself, so that it is there as long as the model is.
 _ATTRIBUTE = "_bestiary_recorded_run"
-
-#: The names that forwards return a cache under, and take it.
-_CARRIED = ("cache", "past_key_values", "cache_params", "state")
 
 #: Of each kind of block the first so many run: the second shows what the first changes, such as
 #: the dtype of the residual stream.
@@ -163,13 +166,16 @@ class _Run:
         """Run the prompt with a given cache; return None where the forward takes or fills none."""
         from transformers import DynamicCache
 
+        name = cache_argument(self.model)
+        if name is None:
+            return None
         cache = DynamicCache(config=self.model.config)
         try:
-            found, _ = self._forward(ids, cache=cache, **mask_arguments(ids, self.masked))
+            found, _ = self._forward(ids, **{name: cache}, **mask_arguments(ids, self.masked))
         except Exception:
             return None
         found.cache, found.windows = tuple(_cached(cache, found.writers)), _windows(cache)
-        return (found, {"cache": cache}) if found.cache else None
+        return (found, {name: cache}) if found.cache else None
 
     def _with_few_blocks(self) -> Any:
         if self.backbone is None or len(self.ran) == len(self.blocks):
@@ -204,7 +210,7 @@ class _Run:
             whole=recorder.whole,
             writers=writers.wrote,
         )
-        cache = _carried(out)
+        cache = cache_of(out, state=True)
         if cache is not None and "state" not in cache:
             found.cache = tuple(_cached(next(iter(cache.values())), writers.wrote))
             found.windows = _windows(next(iter(cache.values())))
@@ -334,13 +340,6 @@ class _Writers:
             return method(*args, **kwargs)
 
         return types.MethodType(write, method.__self__)
-
-
-def _carried(out: Any) -> dict[str, Any] | None:
-    """Return the cache in an output as a keyword argument of the next call; None without one."""
-    if not isinstance(out, Mapping):
-        return None
-    return next(({name: out[name]} for name in _CARRIED if out.get(name) is not None), None)
 
 
 def _cached(cache: Any, wrote: Mapping[tuple[int, str], str]) -> Iterator[CachedTensor]:

@@ -10,6 +10,7 @@ from torch._subclasses import FakeTensor
 from transformers import PreTrainedModel
 
 from explorer.errors import first_sentence, panics_as_errors
+from explorer.meta_device import CACHE_NAMES
 from explorer.model.errors import PromptError
 from explorer.model.interface import PromptedModel
 from explorer.model.masks import as_mask, is_padded, pad
@@ -172,7 +173,7 @@ def check_call(model: PromptedModel, kwargs: dict[str, Any]) -> None:
     mask: Any = kwargs.get("attention_mask")
     if isinstance(ids, torch.Tensor):
         check_ids(model, ids)
-    cache = kwargs.get("cache") or kwargs.get("past_key_values")
+    cache = next(filter(None, (kwargs.get(name) for name in CACHE_NAMES)), None)
     if cache is None and isinstance(ids, torch.Tensor) and is_padded(mask, ids):
         check_padding(model, ids.to(model.hf.device), mask.to(model.hf.device))
     if model.hf.device.type == "meta":

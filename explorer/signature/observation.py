@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.discovery.recorded_run import RecordedRun, named_arguments, named_tensors
-from explorer.meta_device import build_meta, without_padding_warning
+from explorer.meta_device import build_meta, cache_argument, cache_of, without_padding_warning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -136,23 +136,14 @@ def observe(
     ):
         with _noting_calls(model, sites, PREFILL):
             out = model(ids, use_cache=True)
-        again = _cache_arguments(out) or _filled_cache(model, ids)
+        again = cache_of(out, state=True) or _filled_cache(model, ids)
         _note_cache(sites, PREFILL, model, again, before)
         if again is not None:
             with _noting_calls(model, sites, DECODE) as stack:
                 with _NotingProducts(sites, stack) if products else nullcontext():
                     out = model(ids[:, :1], use_cache=True, **again)
-            _note_cache(sites, DECODE, model, _cache_arguments(out) or again, before)
+            _note_cache(sites, DECODE, model, cache_of(out, state=True) or again, before)
     return sites
-
-
-def _cache_arguments(out: Any) -> dict[str, Any] | None:
-    """What a further call is given of what the first one returned; None where it returned nothing
-    to go on from."""
-    for name in ("cache", "past_key_values", "cache_params", "state"):
-        if out.get(name) is not None:
-            return {name: out[name]}
-    return None
 
 
 def _note(
@@ -174,13 +165,16 @@ def _filled_cache(model: Any, ids: torch.Tensor) -> dict[str, Any] | None:
     none."""
     from transformers import DynamicCache
 
+    name = cache_argument(model)
+    if name is None:
+        return None
     cache = DynamicCache(config=model.config)
     try:
-        model(ids, use_cache=True, cache=cache)
+        model(ids, use_cache=True, **{name: cache})
     except Exception:
         return None
     return (
-        {"cache": cache}
+        {name: cache}
         if any(
             tensor.dim() for layer in cache.layers for _, tensor in named_tensors("", vars(layer))
         )

@@ -128,7 +128,7 @@ def _continuations(subject: ModelUnderTest) -> list[tuple[int, int, dict[ValueKe
         values: dict[ValueKey, object] = {}
         inputs = native.continuation(start, stop)
         in_order = sorted(keys, key=decoding_order.index) if stop - start == 1 else keys
-        with torch.no_grad(), subject.model.trace(inputs, cache=before, use_cache=True):
+        with torch.no_grad(), subject.model.trace(inputs, **before, use_cache=True):
             for key in in_order:
                 values[key] = subject.read(key)
         continued.append((start, stop, values))

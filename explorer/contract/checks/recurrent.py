@@ -167,7 +167,7 @@ def implied_attention(subject: ModelUnderTest, host: str, compare: Comparisons) 
         return
     inputs, cache = native.continuation(last), native.cache_after(last)
     errors: list[Exception | None] = []
-    with torch.no_grad(), subject.model.trace(inputs, cache=cache, use_cache=True):
+    with torch.no_grad(), subject.model.trace(inputs, **cache, use_cache=True):
         for layer in layers:
             errors.append(attempt(lambda layer=layer: subject.envoy(host, layer).state_attention))
     for layer, error in zip(layers, errors, strict=True):

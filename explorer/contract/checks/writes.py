@@ -17,6 +17,7 @@ from explorer.contract.comparisons import Comparisons
 from explorer.contract.model_under_test import ModelUnderTest, ValueKey, attempt
 from explorer.contract.registry import invariant
 from explorer.contract.write_observer import WriteObserver
+from explorer.meta_device import cache_of
 
 #: Layouts of a state: one for the whole call, without an axis of tokens.
 STATE_LAYOUTS = ("State", "ChannelState", "UnitState")
@@ -269,9 +270,9 @@ def _compare_state_input(
     inputs = native.continuation(last)
     clean = subject.once(
         "logits of the last token",
-        lambda: native.forward(**inputs, cache=native.cache_after(last), use_cache=True).logits,
+        lambda: native.forward(**inputs, **native.cache_after(last), use_cache=True).logits,
     )
-    with torch.no_grad(), model.trace(inputs, cache=native.cache_after(last), use_cache=True):
+    with torch.no_grad(), model.trace(inputs, **native.cache_after(last), use_cache=True):
         _halve_one_head(subject, host, layer, "state_input", way)
         logits = model.logits.save()
     value = vocabulary.BY_HOST[host]["state_input"]
@@ -295,18 +296,18 @@ def _compare_state_output(
     """Write the state that leaves a call, and continue from the cache it was written into."""
     last, native = subject.seq - 1, subject.native
     inputs, clean_cache = native.continuation(1, last), native.cache_after(1)
-    options = {"cache": native.cache_after(1), "use_cache": True}
+    options = {**native.cache_after(1), "use_cache": True}
     try:
-        native.forward(**inputs, cache=clean_cache, use_cache=True)
+        native.forward(**inputs, **clean_cache, use_cache=True)
     except (RuntimeError, ValueError):  # a kernel that takes no state together with several tokens
         inputs, options = {"input_ids": subject.ids[:, :last]}, {"use_cache": True}
-        clean_cache = native.forward(**inputs, use_cache=True).cache
+        clean_cache = cache_of(native.forward(**inputs, use_cache=True))
     with torch.no_grad(), subject.model.trace(inputs, **options):
         _halve_one_head(subject, host, layer, "state_output", way)
         output = subject.model.output.save()
     written, clean = (
-        native.forward(**native.continuation(last), cache=cache, use_cache=True).logits
-        for cache in (output.cache, clean_cache)
+        native.forward(**native.continuation(last), **(cache or {}), use_cache=True).logits
+        for cache in (cache_of(output), clean_cache)
     )
     compare.about(vocabulary.BY_HOST[host]["state_output"])
     _only_first_row_changes(compare, (layer, f"state_output {way}"), written, clean)
