@@ -41,12 +41,24 @@ def add(parsers: Parsers) -> None:
     parser.add_argument(
         "--write", action="store_true", help="with --all: write the outcomes as the site's data"
     )
+    parser.add_argument(
+        "--with",
+        dest="release",
+        metavar="RELEASE",
+        help="under another release of a package, such as transformers==5.20.0",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    from builder.commands.releases import ReleaseError, run_under
     from builder.records.collect import requested_families
 
+    if args.release is not None:
+        try:
+            return run_under(args.release, _arguments(args))
+        except ReleaseError as error:
+            return usage_error(str(error))
     if not args.all:
         if args.jobs is not None or args.write:
             return usage_error("--jobs and --write go with --all.")
@@ -56,6 +68,13 @@ def run(args: argparse.Namespace) -> int:
     if args.jobs not in (None, 1, 2):
         return usage_error("--jobs takes 1 or 2: each process holds a model and its bfloat16 copy.")
     return check_all(args.jobs or 1, args.json, args.write)
+
+
+def _arguments(args: argparse.Namespace) -> list[str]:
+    """Return the words of the same command without its release."""
+    jobs = [] if args.jobs is None else [f"--jobs={args.jobs}"]
+    flags = [f"--{name}" for name in ("json", "all", "write") if getattr(args, name)]
+    return ["check", *flags, *jobs, *args.families]
 
 
 def check_families(families: list[str], as_json: bool = False) -> int:
