@@ -85,8 +85,9 @@ def _numbers(keys: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             yield str(name), value
 
 
-def check_sizes(label: str, config: Any, names: Iterable[str], size: int) -> None:
-    """Raise LoadError where a configuration's model cannot be the one a file holds.
+def check_sizes(label: str, config: Any, names: Iterable[str], size: int) -> Any:
+    """Return a configuration's model without weights; raise LoadError where it cannot be the
+    one a file holds.
 
     names: the tensors of the file; size: the bytes of all its data. The model is built on the
     meta device, so that nothing is allocated for sizes that are not true.
@@ -104,6 +105,7 @@ def check_sizes(label: str, config: Any, names: Iterable[str], size: int) -> Non
             f"{label} says it has {count:,} parameters and its weights take {size:,} bytes; "
             "fetch both again."
         )
+    return model
 
 
 @contextmanager

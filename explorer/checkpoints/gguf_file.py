@@ -91,24 +91,62 @@ def check_blocks(label: str, reader: Any) -> None:
     transformers would leave out silently, and where its metadata counts what no model has.
     """
     check_counts(label, {name: _number(field) for name, field in reader.fields.items()})
-    stated = _stated(reader, f"{_stated(reader, 'general.architecture')}.block_count")
+    count = stated(reader, f"{stated(reader, 'general.architecture')}.block_count")
     present = {
         int(match[1])
         for tensor in reader.tensors
         if (match := re.match(r"blk\.(\d+)\.", tensor.name))
     }
-    if isinstance(stated, int) and (numbers := {number for number in present if number >= stated}):
-        raise LoadError(too_many(label, "blocks ", numbers, stated))
+    if isinstance(count, int) and (numbers := {number for number in present if number >= count}):
+        raise LoadError(too_many(label, "blocks ", numbers, count))
+
+
+#: Tensors that are read for the configuration, or that are made from it.
+_FOR_CONFIGURATION = re.compile(
+    r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd\.weight"
+)
+
+
+def check_tensors(label: str, reader: Any, model: Any) -> None:
+    """Raise LoadError for a tensor of a file that transformers would leave out of its model."""
+    from transformers import modeling_gguf_pytorch_utils as by_name
+    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
+
+    architecture = stated(reader, "general.architecture")
+    if architecture in GGUF_CONFIG_ARCHS:
+        return  # loaded by another reader, which reports what it leaves out
+    processor = by_name.TENSOR_PROCESSORS.get(architecture, by_name.TensorProcessor)
+    places = by_name.get_gguf_hf_weights_map(model, processor(config=model.config.to_dict()))
+    for tensor in reader.tensors:
+        name = tensor.name
+        read = name in places or (
+            name.endswith("_exps.weight") and name.removesuffix(".weight") in places
+        )
+        if not read and not _FOR_CONFIGURATION.fullmatch(name):
+            raise LoadError(
+                f"{label} holds the tensor {name}, which transformers' model of it has no place "
+                "for; load the checkpoint's safetensors instead."
+            )
+
+
+def state_key_heads(reader: Any) -> None:
+    """Give a file that says nothing of key heads as many as it has heads, as the format means it.
+
+    Without the number, transformers leaves the rows of queries and keys in the format's order.
+    """
+    name = f"{stated(reader, 'general.architecture')}.attention.head_count"
+    if name in reader.fields:
+        reader.fields.setdefault(f"{name}_kv", reader.fields[name])
 
 
 def precision(reader: Any) -> str:
     """How the file stores its numbers: ``"dequantised from Q4_1"``."""
     from gguf import LlamaFileType
 
-    stated = _stated(reader, "general.file_type")
-    if stated not in tuple(LlamaFileType):
+    said = stated(reader, "general.file_type")
+    if said not in tuple(LlamaFileType):
         return "its precision not stated"
-    kind = LlamaFileType(stated).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    kind = LlamaFileType(said).name.removeprefix("MOSTLY_").removeprefix("ALL_")
     return f"in {kind}" if kind in ("F32", "F16", "BF16") else f"dequantised from {kind}"
 
 
@@ -120,7 +158,15 @@ def _number(field: Any) -> Any:
     return None if not field.types or field.types[0] in text else field.contents()
 
 
-def _stated(reader: Any, key: str) -> Any:
+def stated(reader: Any, key: str) -> Any:
     """A file's metadata under a key, None where it has none."""
     field = reader.fields.get(key)
-    return None if field is None else field.contents()
+    return None if field is None else contents(field)
+
+
+def contents(field: Any) -> Any:
+    """What a field of a file says; of an array of texts, which are not read, as many empty ones."""
+    from gguf import GGUFValueType
+
+    texts = [GGUFValueType.ARRAY, GGUFValueType.STRING]
+    return [""] * len(field.data) if field.types == texts else field.contents()

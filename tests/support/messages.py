@@ -152,6 +152,17 @@ MESSAGES = {
         "{label} is of the class {model_class}, whose forward does not go the way the standard "
         "values are found ({reason}).",
     ),
+    "no_model": Message(LoadError, "{path} is a {model_type}, of which transformers has no model."),
+    "key_not_followed": Message(
+        LoadError,
+        "{path} says {key}, which transformers' model of it cannot follow; load the checkpoint's "
+        "safetensors instead.",
+    ),
+    "tensor_without_place": Message(
+        LoadError,
+        "{path} holds the tensor {name}, which transformers' model of it has no place for; load "
+        "the checkpoint's safetensors instead.",
+    ),
     "count_too_large": Message(
         LoadError, "{path} says {name} is {count}, more than any model has; fetch it again."
     ),
