@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from explorer.discovery.addends import Addend, weight_products
+from explorer.discovery.addends import Addend, mixes_positions, weight_products
 from explorer.discovery.residual import CannotTrace, residual_input
 from explorer.discovery.trace_graph import Call, TraceGraph, tensors
 
@@ -24,17 +24,26 @@ def owner_module(graph: TraceGraph, block: Call, addend: Addend, role_of: RoleOf
     products = weight_products(graph, addend)
     if not products:
         raise CannotTrace(f"an addend of {block.module} is computed without weights")
-    path = block.module
+    return (
+        _smallest_module(graph, block, products)
+        or _main_child(graph, block, addend, products, role_of)
+        or _stretch(graph, block, addend)
+    )
+
+
+def _smallest_module(graph: TraceGraph, block: Call, products: list[int]) -> Call | None:
+    """Return the call of the smallest module inside the block that runs all of some products."""
+    depth = block.module.count(".")
     owners = [graph.owner(i).module.split(".") for i in products]
     shared = [names[0] for names in zip(*owners, strict=False) if len(set(names)) == 1]
-    if len({tuple(names) for names in owners}) == 1 and len(shared) > path.count(".") + 2:
+    if len({tuple(names) for names in owners}) == 1 and len(shared) > depth + 2:
         shared.pop()  # a single matrix is a layer of a larger module
-    while len(shared) > path.count(".") + 1:
+    while len(shared) > depth + 1:
         call = graph.module(".".join(shared))
         if call is not None and all(call.start <= i < call.stop for i in products):
             return call
         shared.pop()
-    return _main_child(graph, block, products, role_of) or _stretch(graph, block, addend)
+    return None
 
 
 def _by_child(graph: TraceGraph, block: Call, products: list[int]) -> dict[str, list[int]]:
@@ -54,12 +63,30 @@ def several_mixers(graph: TraceGraph, block: Call, addend: Addend, role_of: Role
     return roles.count("mixer") > 1
 
 
+def feeding_mixers(
+    graph: TraceGraph, block: Call, addend: Addend, call: Call, role_of: RoleOf
+) -> list[Call]:
+    """Return the block's children with a mixer inside that run before an addend's own ``call``."""
+    children = (
+        graph.module(path) for path in _by_child(graph, block, weight_products(graph, addend))
+    )
+    return [
+        child
+        for child in children
+        if child is not None
+        and child is not block
+        and child.ended < call.began
+        and role_of(child) == "mixer"
+    ]
+
+
 def _main_child(
-    graph: TraceGraph, block: Call, products: list[int], role_of: RoleOf
+    graph: TraceGraph, block: Call, addend: Addend, products: list[int], role_of: RoleOf
 ) -> Call | None:
     """Return, of the block's children that share an addend's products, the main one.
 
-    It is the only mixer or mixture among them, else the last one where all others lead into it.
+    It is the last one where that is a mixer and all others lead into it, or the only mixer or
+    mixture among them, else the last one where all others lead into it.
     """
     groups = _by_child(graph, block, products)
     while (convolution := _last_convolution(graph, groups)) is not None:
@@ -70,6 +97,11 @@ def _main_child(
         for path in groups
         if (call := graph.module(path)) is not None and any(True for _ in call.fn.children())
     }
+    leads_to_last = last in calls and _all_lead_into(graph, block, groups, calls[last])
+    if leads_to_last and mixes_positions(
+        graph, [i for i in addend.ops if calls[last].start <= i < calls[last].stop]
+    ):
+        return _smallest_module(graph, block, groups[last]) or calls[last]
     roles = {path: role for path, call in calls.items() if (role := role_of(call)) is not None}
     if list(roles.values()).count("mixer") > 1:
         return None
@@ -77,17 +109,23 @@ def _main_child(
         path, role = next(iter(roles.items()))
         if role != "experts" or path == last:
             return calls[path]
-    if last not in calls or all(graph.ops[i].name == "convolution" for i in groups[last]):
+    if all(graph.ops[i].name == "convolution" for i in groups[last]):
         return None
-    entered = next(tensors((calls[last].args, calls[last].kwargs)), None)
+    return calls[last] if leads_to_last else None
+
+
+def _all_lead_into(
+    graph: TraceGraph, block: Call, groups: dict[str, list[int]], call: Call
+) -> bool:
+    """Return whether all other children of the block lead into one that reads a whole stream."""
+    entered = next(tensors((call.args, call.kwargs)), None)
     if entered is not None and entered.shape[-1] != residual_input(block).shape[-1]:
-        return None  # only the second half: what enters it is not as wide as the residual stream
-    others_lead_into_it = all(
-        max(own) < calls[last].start and feeds_into(graph, max(own), calls[last])
+        return False  # only the second half: what enters it is not as wide as the residual stream
+    return all(
+        max(own) < call.start and feeds_into(graph, max(own), call)
         for path, own in groups.items()
-        if path != last
+        if path != call.module
     )
-    return calls[last] if others_lead_into_it else None
 
 
 def _last_convolution(graph: TraceGraph, groups: dict[str, list[int]]) -> str | None:

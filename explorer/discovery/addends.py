@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,15 @@ PRODUCTS = frozenset(
         "dot",
     ]
 )
+
+#: Those that may multiply two activations.
+_MATRIX_PRODUCTS = frozenset(["bmm", "baddbmm", "mm", "matmul"])
+
+#: Operations that combine positions: a sublayer with one of them is no MLP, unless it selects.
+_MIXING = frozenset(
+    ["convolution", "constant_pad_nd", "cumsum", "cumprod", "_softmax", "softmax", "roll", "flip"]
+)
+SELECTING = frozenset(["topk", "sort", "argmax", "max"])
 
 #: Operations by which rows of a parameter are picked, as an expert's matrix is.
 _PICKS = frozenset(
@@ -156,14 +166,16 @@ def picked_from(graph: TraceGraph, tensor_id: int, before: int) -> list[int]:
     return chain
 
 
-def multiplies_activations(graph: TraceGraph, addend: Addend) -> bool:
-    """Return whether an addend is made by a product of two activations.
+def mixes_positions(graph: TraceGraph, ops: Collection[int]) -> bool:
+    """Return whether operations combine positions, as a mixer's do.
 
-    That is how a mixer combines positions; an MLP has no such product.
+    A product of two activations does; an MLP has none.
     """
-    return any(
-        graph.ops[i].name in ("bmm", "baddbmm", "mm", "matmul") and not _reads_weights(graph, i)
-        for i in addend.ops
+    names = {graph.ops[i].name for i in ops}
+    return (
+        bool(names & _MIXING and not names & SELECTING)
+        or "convolution" in names
+        or any(graph.ops[i].name in _MATRIX_PRODUCTS and not _reads_weights(graph, i) for i in ops)
     )
 
 

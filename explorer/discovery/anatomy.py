@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from explorer import vocabulary
@@ -20,8 +20,13 @@ _WITHOUT = {
 }
 
 
-def why_without(host: str, hosts: Collection[str]) -> Unavailability:
-    """Return why a block with ``hosts`` does not have ``host``."""
+def why_without(host: str, hosts: Collection[str], feeding: Mapping[str, str]) -> Unavailability:
+    """Return why a block with ``hosts`` does not have ``host``.
+
+    feeding: as of `BlockFindings`.
+    """
+    if feeding and host in ("self_attn", "mlp"):
+        return reasons.feeds_sublayer(*next(iter(feeding.items())))
     if host == "mlp" and "extra" in hosts:
         return reasons.OTHER_SUBLAYER
     if host in _WITHOUT:

@@ -9,11 +9,12 @@ from explorer.discovery.addend_owner import feeds_into
 from explorer.discovery.addends import Addend, weight_products
 from explorer.discovery.attention_operations import (
     attention_operations,
+    is_kernel,
     probability_tensors,
     softmaxes,
     value_products,
 )
-from explorer.discovery.attention_scores import find_scores
+from explorer.discovery.attention_scores import find_scaling_sinks, find_scores
 from explorer.discovery.candidates import (
     HostFindings,
     TensorCandidate,
@@ -31,26 +32,35 @@ from explorer.vocabulary import BY_HOST, reasons
 
 
 def attention_functions(graph: TraceGraph, module: Call) -> list[Call]:
-    """Return the calls in a module's own forward that take queries, keys, values and the module."""
+    """Return the calls in a module's own forward that are an attention as one function."""
     return [
         call
         for call in graph.inside(module)
-        if call.module == module.module
-        and len(call.labels) == 1
-        and call.fn is not None
-        and any(argument is module.fn for argument in call.args)
-        and len(_four_dimensional(call)) >= 3
+        if call.module == module.module and _is_attention_function(call)
     ]
 
 
-def _four_dimensional(call: Call) -> list[int]:
-    """Return the positions of a call's four-dimensional arguments."""
-    return [i for i, a in enumerate(call.args) if isinstance(a, torch.Tensor) and a.dim() == 4]
+def _is_attention_function(call: Call) -> bool:
+    """Return whether a call in a module's forward takes queries, keys and values.
+
+    It is one of torch's attention kernels, or takes the module as well.
+    """
+    if call.fn is None or len(call.labels) != 1 or len(_four_dimensional(call)) < 3:
+        return False
+    module = None if call.parent is None else call.parent.fn
+    return is_kernel(call) or any(argument is module for argument in call.args)
+
+
+def _four_dimensional(call: Call) -> list[int | str]:
+    """Return the positions and keywords of a call's four-dimensional arguments."""
+    return [name for name, a in call.arguments() if isinstance(a, torch.Tensor) and a.dim() == 4]
 
 
 def is_attention(graph: TraceGraph, module: Call) -> bool:
     """Return whether a module's call contains softmax attention."""
-    return bool(attention_functions(graph, module)) or bool(attention_operations(graph, module))
+    return any(map(_is_attention_function, graph.inside(module))) or bool(
+        attention_operations(graph, module)
+    )
 
 
 def find_attention(graph: TraceGraph, module: Call, addend: Addend) -> HostFindings:
@@ -62,19 +72,25 @@ def find_attention(graph: TraceGraph, module: Call, addend: Addend) -> HostFindi
         return _only_output(graph, module, addend, "calls")
     if functions:
         function = functions[0]
+        given = dict(function.arguments())
         heads = [
-            TensorCandidate(function.args[i], function, "input", i)
-            for i in _four_dimensional(function)[:3]
+            TensorCandidate(given[name], function, "input", name)
+            for name in _four_dimensional(function)[:3]
         ]
         softmax = softmaxes(graph, function)
         mixed = _returned_heads(graph, function, heads[0].tensor, softmax)
         lengths = (heads[0].tensor.shape[2], heads[1].tensor.shape[2])
+        if is_kernel(function):
+            # Called by the module itself, it takes keys and values as the forward repeats them.
+            operands = [(id(one.tensor), function.start) for one in heads]
+            heads = _heads_in_place(graph, module, operands, lengths)
     elif len(operations) > 1:
         return _only_output(graph, module, addend, "softmaxes")
     else:
         function, softmax = None, [operations[0].softmax]
-        heads, mixed = _heads_in_place(graph, module, operations[0])
         lengths = tuple(graph.tensors[graph.ops[softmax[0]].reads[0]].shape[-2:])
+        heads = _heads_in_place(graph, module, _operands(graph, operations[0]), lengths)
+        mixed = _mixed_in_place(graph, module, operations[0], lengths[0])
     batch = next(tensors((module.args, module.kwargs))).shape[0]
     _add_heads(findings, heads, lengths, batch)
     find_scores(findings, graph, function or module, softmax, module.start)
@@ -82,6 +98,7 @@ def find_attention(graph: TraceGraph, module: Call, addend: Addend) -> HostFindi
     findings.add("attention_head_outputs", mixed, reason)
     _find_projection(findings, graph, module, addend)
     _find_gate(findings, graph, module)
+    find_scaling_sinks(findings, graph, module)
     if len(operations) == 1:
         findings.set_details(attention=operations[0])
     anchor = function or (mixed.call if mixed is not None else None)
@@ -164,34 +181,48 @@ def _heads_and_width(tensor: torch.Tensor, length: int, batch: int) -> tuple[int
     return None
 
 
-def _heads_in_place(
-    graph: TraceGraph, module: Call, attention: AttentionOperations
-) -> tuple[list[TensorCandidate | None], TensorCandidate | None]:
-    """Return queries, keys, values and the heads' outputs of an attention without a function."""
-    query, key = graph.tensors[graph.ops[attention.softmax].reads[0]].shape[-2:]
+def _operands(graph: TraceGraph, attention: AttentionOperations) -> list[tuple[int, int]]:
+    """Return the tensors that are queries, keys and values, and the operation that reads each."""
     product = attention.value_product
     probabilities = probability_tensors(graph, attention.probabilities(graph))
     values = next(read for read in graph.ops[product].reads if read not in probabilities)
+    return [
+        (attention.queries(graph), attention.score_product),
+        (attention.keys(graph), attention.score_product),
+        (values, product),
+    ]
+
+
+def _heads_in_place(
+    graph: TraceGraph, module: Call, operands: list[tuple[int, int]], lengths: tuple[int, ...]
+) -> list[TensorCandidate | None]:
+    """Return where queries, keys and values pass, of an attention that the module computes.
+
+    operands: the tensors, and the operation before which each is read.
+    """
     batch = next(tensors((module.args, module.kwargs))).shape[0]
     functions = functions_inside(graph, module)
     # A forward without a cache does not reach the cache's own calls.
     cacheless = [c for c in functions if not isinstance(getattr(c.fn, "__self__", None), Cache)]
-
-    def operand(chain: list[int], length: int) -> TensorCandidate | None:
-        """Return the first tensor with heads in a chain, where possible of any forward."""
-        return _by_head(graph, cacheless, chain, length, batch) or _by_head(
-            graph, functions, chain, length, batch
-        )
-
+    chains = [graph.back(tensor_id, before) for tensor_id, before in operands]
     # Of keys and values the farthest back: not yet repeated for the query heads.
-    heads = [
-        operand(graph.back(attention.queries(graph), attention.score_product), query),
-        operand(graph.back(attention.keys(graph), attention.score_product)[::-1], key),
-        operand(graph.back(values, product)[::-1], key),
+    chains[1:] = [chain[::-1] for chain in chains[1:]]
+    # Where possible of any forward.
+    return [
+        _by_head(graph, cacheless, chain, length, batch)
+        or _by_head(graph, functions, chain, length, batch)
+        for chain, length in zip(chains, (lengths[0], lengths[1], lengths[1]), strict=True)
     ]
-    mixed = graph.onward(graph.ops[product].makes[0])
+
+
+def _mixed_in_place(
+    graph: TraceGraph, module: Call, attention: AttentionOperations, length: int
+) -> TensorCandidate | None:
+    """Return the heads' outputs of an attention without a function."""
+    batch = next(tensors((module.args, module.kwargs))).shape[0]
+    mixed = graph.onward(graph.ops[attention.value_product].makes[0])
     chain = sorted(mixed, key=lambda tensor_id: graph.maker(tensor_id) or 0)
-    return heads, _by_head(graph, functions, chain, query, batch)
+    return _by_head(graph, functions_inside(graph, module), chain, length, batch)
 
 
 def _by_head(

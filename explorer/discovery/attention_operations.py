@@ -6,6 +6,7 @@ The only detector of attention; all other modules use this one.
 from __future__ import annotations
 
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 from explorer.discovery.details import AttentionOperations
 from explorer.discovery.trace_graph import PASSING, Call, TraceGraph
@@ -40,6 +41,15 @@ BEFORE_SOFTMAX = PASSING | frozenset(
 
 #: What may be done to the probabilities before they are multiplied with the values.
 _AFTER_SOFTMAX = ("mul", "where", "masked_fill", "native_dropout")
+
+
+#: Torch's functions that are a whole attention, by queries, keys and values.
+_KERNELS = (torch.nn.functional.scaled_dot_product_attention, flex_attention)
+
+
+def is_kernel(call: Call) -> bool:
+    """Return whether a call is of one of torch's functions that are a whole attention."""
+    return any(call.fn is kernel for kernel in _KERNELS)
 
 
 def attention_operations(graph: TraceGraph, call: Call) -> list[AttentionOperations]:

@@ -30,8 +30,8 @@ def find_scores(
     """
     names = ("attention_scores", "attention_probabilities")
     if not softmax:
-        name = call.name.removesuffix("_attention_forward")
-        reason = reasons.no_probabilities(name)
+        name = call.name.removesuffix("_forward").removesuffix("_attention")
+        reason = reasons.no_probabilities("sdpa" if name == "scaled_dot_product" else name)
         findings.missing.update(dict.fromkeys(names, reason))
         return
     inside, op = graph.inside(call), softmax[-1]
@@ -43,14 +43,47 @@ def find_scores(
     if sinks is None:
         findings.missing["attention_sinks"] = reasons.NO_SINKS
         return
-    functions = [c for c in inside if c.fn]
+    findings.add(
+        "attention_sinks", _sinks(graph, inside, sinks, reader), reasons.SINKS_NOT_RETURNED
+    )
+
+
+def find_scaling_sinks(findings: HostFindings, graph: TraceGraph, module: Call) -> None:
+    """Find sinks that scale the heads' outputs by the share that the softmax with them would leave.
+
+    That is ``sigmoid(logsumexp(scores) - sinks)``, each head's scale.
+    """
+    scale = findings.candidates.get("head_scale")
+    if scale is None:
+        return
+    sigmoid = _made_by(graph, id(scale.tensor), scale.call.stop, "sigmoid")
+    sub = None if sigmoid is None else _made_by(graph, graph.ops[sigmoid].reads[0], sigmoid, "sub")
+    if sub is None or len(graph.ops[sub].reads) != 2:
+        return
+    total, sinks = graph.ops[sub].reads
+    parameters = {id(parameter) for parameter in module.fn.parameters()}
+    if _made_by(graph, total, sub, "logsumexp") is None or not parameters & set(
+        graph.back(sinks, sub)
+    ):
+        return
+    del findings.missing["attention_sinks"]
+    found = _sinks(graph, graph.inside(module), sinks, sub)
+    if findings.add("attention_sinks", found, reasons.SCALING_SINKS_NOT_RETURNED) is not None:
+        findings.set_details(scaling_sinks=True)
+
+
+def _made_by(graph: TraceGraph, tensor_id: int, before: int, name: str) -> int | None:
+    """Return the operation called ``name`` that made what a tensor is a view of, if it did."""
+    op = graph.maker(graph.back(tensor_id, before)[-1], before)
+    return op if op is not None and graph.ops[op].name == name else None
+
+
+def _sinks(graph: TraceGraph, calls: list[Call], sinks: int, reader: int) -> TensorCandidate | None:
+    """Return the sink logits where the first call returns them."""
+    functions = [call for call in calls if call.fn]
     sources = reversed(graph.back(sinks, reader))
     returned = (latest_result(functions, source) for source in sources)
-    findings.add(
-        "attention_sinks",
-        next((candidate for candidate in returned if candidate is not None), None),
-        reasons.SINKS_NOT_RETURNED,
-    )
+    return next((candidate for candidate in returned if candidate is not None), None)
 
 
 def _scores(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from explorer.discovery.addend_owner import owner_module, several_mixers
+from explorer.discovery.addend_owner import feeding_mixers, owner_module, several_mixers
 from explorer.discovery.addends import (
+    SELECTING,
     Addend,
     addend_candidate,
     find_addends,
-    multiplies_activations,
+    mixes_positions,
     split_addend,
     weight_products,
 )
@@ -38,12 +39,6 @@ from explorer.discovery.short_convolution import is_gated_convolution
 from explorer.discovery.sublayer import BlockFindings, Sublayer
 from explorer.discovery.trace_graph import Call, TraceGraph, tensors
 from explorer.vocabulary import HOSTS, MIXERS, reasons, resolve
-
-#: Operations that combine positions: a sublayer with one of them is no MLP.
-_MIXING = frozenset(
-    ["convolution", "constant_pad_nd", "cumsum", "cumprod", "_softmax", "softmax", "roll", "flip"]
-)
-_SELECTING = frozenset(["topk", "sort", "argmax", "max"])
 
 
 def find_block(graph: TraceGraph, path: str) -> BlockFindings:
@@ -120,13 +115,8 @@ def _host(graph: TraceGraph, block: Call, call: Call, addend: Addend) -> str:
     if is_gated_convolution(graph, call, addend):
         return "short_conv"
     # A convolution after the module's own result does not make the module a mixer.
-    names = {graph.ops[i].name for i in addend.ops if call.part_of is not None or i < call.stop}
-    mixing = (
-        (names & _MIXING and not names & _SELECTING)
-        or "convolution" in names
-        or multiplies_activations(graph, addend)
-    )
-    return "mixer" if mixing else "mlp"
+    own = [i for i in addend.ops if call.part_of is not None or i < call.stop]
+    return "mixer" if mixes_positions(graph, own) else "mlp"
 
 
 def _add_sublayer(
@@ -160,6 +150,8 @@ def _add_sublayer(
     findings.hosts[host], findings.calls[host] = values, call
     if values.details.shared:
         findings.hosts["shared_experts"] = _find_shared(graph, values.details.shared)
+    for child in feeding_mixers(graph, block, addend, call, partial(_role, graph)):
+        findings.feeding[_name_of(child).rpartition(".")[2]] = host
     norm = _norm_before(graph, block, call)
     scaled_norm = _norm_before(graph, block, call, scaled=True) if norm is None else None
     sublayer = Sublayer(
@@ -184,7 +176,7 @@ def _find_values(
     if mixture is not None:
         return "experts", mixture
     selecting = next(
-        (graph.ops[i].name for i in addend.ops if graph.ops[i].name in _SELECTING), None
+        (graph.ops[i].name for i in addend.ops if graph.ops[i].name in SELECTING), None
     )
     if selecting is None:
         return "mlp", find_dense(graph, call, products)

@@ -39,7 +39,7 @@ def block_anatomy(
     for name in HOSTS:
         if name == "model" or name in hosts:
             continue
-        reason = why_without(name, prompt.hosts)
+        reason = why_without(name, prompt.hosts, prompt.feeding)
         if name == "shared_experts" and mlp and "shared_expert_output" in mlp.candidates:
             reason = reasons.SHARED_IN_MLP
         missing = dict.fromkeys(BY_HOST[name], reason)

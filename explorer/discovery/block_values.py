@@ -11,6 +11,7 @@ from explorer.discovery.candidates import (
 from explorer.discovery.sublayer import BlockFindings, Sublayer, first_and_second
 from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, tensors
 from explorer.vocabulary import reasons
+from explorer.vocabulary.availability import Unavailability
 
 
 def find_block_values(findings: BlockFindings, graph: TraceGraph, block: Call) -> None:
@@ -28,7 +29,7 @@ def _find_norm_output(
     """Find the output of the norm that a sublayer reads."""
     own = findings.hosts["layers"]
     if sublayer is None:
-        own.missing[name] = reasons.ONE_SUBLAYER
+        own.missing[name] = _why_without_second(findings)
     elif sublayer.norm is not None:
         norm = graph.only_call(sublayer.norm)
         own.candidates[name] = TensorCandidate(norm.output, norm, "output", None)
@@ -38,11 +39,20 @@ def _find_norm_output(
         own.missing[name] = reasons.no_norm_before(sublayer.host)
 
 
+def _why_without_second(findings: BlockFindings) -> Unavailability:
+    """Return why a block with one sublayer has none of the values around a second."""
+    for module, host in findings.feeding.items():
+        return reasons.feeds_sublayer(module, host)
+    return reasons.ONE_SUBLAYER
+
+
 def _find_mlp_input(findings: BlockFindings, graph: TraceGraph, block: Call) -> None:
     """Find what the MLP reads."""
     own = findings.hosts["layers"]
     if "mlp" not in findings.calls:
-        own.missing["mlp_input"] = reasons.NO_MLP
+        own.missing["mlp_input"] = (
+            _why_without_second(findings) if findings.feeding else reasons.NO_MLP
+        )
         return
     entering = _entering(graph, block, findings.calls["mlp"])
     neurons = findings.hosts["mlp"].candidates.get("mlp_neurons")
@@ -92,7 +102,7 @@ def _find_mid(
     """Find the residual stream that the second sublayer reads, where the block makes it."""
     own = findings.hosts["layers"]
     if second is None:
-        own.missing["layer_mid"] = reasons.ONE_SUBLAYER
+        own.missing["layer_mid"] = reasons.ADDS_ONCE if findings.feeding else reasons.ONE_SUBLAYER
     elif second.stage is None or first.stage is None:
         own.missing["layer_mid"] = reasons.NO_ONE_POINT
     elif second.stage == first.stage:

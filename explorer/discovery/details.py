@@ -144,6 +144,7 @@ class HostDetails:
         score_cap: the number c of ``c * tanh(scores / c)``; None without a cap.
         position_bias: whether a bias that differs between heads is added to the scores.
         summed_scores: whether the scores are a sum of products, or have a bias made from the text.
+        scaling_sinks: whether the sinks scale the heads' outputs in place of joining the softmax.
         output_norms: paths of the norms between the heads' outputs and the output projection.
         attention: the attention's operations in the trace; None where none was found, as under an
             implementation that runs as one kernel, or where there are several.
@@ -180,6 +181,7 @@ class HostDetails:
     score_cap: float | None = None
     position_bias: bool = False
     summed_scores: bool = False
+    scaling_sinks: bool = False
     output_norms: tuple[str, ...] = ()
     attention: AttentionOperations | None = None
     normed_neurons: bool = False

@@ -31,11 +31,13 @@ class StateUpdate:
 
     state: the new state [batch heads key_dim value_dim] where it is passed to the cache. product:
     index of the product of keys and values. log_decay: path of the constant, and its sign.
+    before: the tensor that is the state before the update.
     """
 
     state: TensorCandidate
     product: int
     log_decay: tuple[str, float]
+    before: int
 
 
 def find_state_update(graph: TraceGraph, module: Call) -> StateUpdate | None:
@@ -60,8 +62,8 @@ def _cache_calls(graph: TraceGraph, module: Call) -> list[Call]:
 
 def _decay_and_product(
     graph: TraceGraph, module: Call, state: int, before: int
-) -> tuple[int, tuple[str, float]] | None:
-    """Return the product and the decay of a state made as ``exp(constant) * state + product``."""
+) -> tuple[int, tuple[str, float], int] | None:
+    """Return product, decay and former state of one made as ``exp(constant) * state + product``."""
     add = graph.maker(graph.back(state, before)[-1], before)
     if add is None or graph.ops[add].name not in ("add", "add_") or len(graph.ops[add].reads) != 2:
         return None
@@ -74,23 +76,23 @@ def _decay_and_product(
             or graph.ops[product].name not in _PRODUCTS
         ):
             continue
-        for factor in graph.ops[scale].reads:
-            if (log_decay := _log_decay(graph, module, factor, scale)) is not None:
-                return product, log_decay
+        tokens = graph.tensors[graph.ops[product].reads[1]].shape[-2]
+        for factor, former in (graph.ops[scale].reads, graph.ops[scale].reads[::-1]):
+            if (log_decay := _log_decay(graph, module, factor, scale, tokens)) is not None:
+                return product, log_decay, graph.back(former, scale)[-1]
     return None
 
 
 def _log_decay(
-    graph: TraceGraph, module: Call, factor: int, before: int
+    graph: TraceGraph, module: Call, factor: int, before: int, tokens: int
 ) -> tuple[str, float] | None:
     """Return the path and sign of the parameter or buffer whose exponential a factor is.
 
-    It may be multiplied with the number of tokens in the call before the exponential.
+    It may be multiplied before the exponential with the number of tokens that the update takes in.
     """
     op = graph.maker(graph.back(factor, before)[-1], before)
     if op is None or graph.ops[op].name != "exp":
         return None
-    seq = next(tensors((module.args, module.kwargs))).shape[1]
     sign, constants = 1.0, constants_of(module)
     while True:
         chain = graph.back(graph.ops[op].reads[0], op)
@@ -101,7 +103,7 @@ def _log_decay(
             return None
         if graph.ops[op].name == "neg":
             sign = -sign
-        elif graph.ops[op].name != "mul" or graph.ops[op].numbers != (seq,):
+        elif graph.ops[op].name != "mul" or graph.ops[op].numbers != (tokens,):
             return None
 
 
@@ -133,12 +135,13 @@ def find_fixed_decay(
         "value_dim": value_dim,
     }
     keys, values = graph.ops[update.product].reads[:2]
+    states = _states(graph, module, update)
     reading = next(
         (
             op
             for name in _PRODUCTS
             for op in graph.indices(module, name)
-            if _reads_state(graph, op, key_dim, value_dim)
+            if graph.back(graph.ops[op].reads[1], op)[-1] in states
         ),
         None,
     )
@@ -156,12 +159,15 @@ def find_fixed_decay(
     findings.set_details(constants={"decays": update.log_decay})
 
 
-def _reads_state(graph: TraceGraph, op: int, key_dim: int, value_dim: int) -> bool:
-    """Return whether a product's second operand is a state and its first are queries."""
-    first, second = (graph.tensors[key].shape for key in graph.ops[op].reads[:2])
-    return (
-        tuple(second[-2:]) == (key_dim, value_dim) and first[-1] == key_dim and first[-2] != key_dim
-    )
+def _states(graph: TraceGraph, module: Call, update: StateUpdate) -> set[int]:
+    """Return the new state, the one before it, and so on: a forward may update it several times."""
+    state = graph.back(id(update.state.tensor), update.state.call.start)[-1]
+    found, former = {state}, update.before
+    while former not in found:
+        found.add(former)
+        made = _decay_and_product(graph, module, former, module.stop)
+        former = former if made is None else made[2]
+    return found
 
 
 def _whole_operand(

@@ -47,7 +47,9 @@ class BlockFindings:
 
     hosts: findings by host; ``layers`` is the block itself. steps: what the block does to its
     residual stream. mid_step: how many of them ``layer_mid`` has behind it, None where there is
-    none. calls: the call of each sublayer, by host. visited: module and labels of every call made.
+    none. feeding: by name of a module with a mixer inside whose output is not added to the stream
+    but enters a sublayer, the host of that sublayer. calls: the call of each sublayer, by host.
+    visited: module and labels of every call made.
     """
 
     path: str
@@ -55,6 +57,7 @@ class BlockFindings:
     sublayers: list[Sublayer] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     mid_step: int | None = None
+    feeding: dict[str, str] = field(default_factory=dict)
     calls: dict[str, Call] = field(default_factory=dict)
     visited: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
 

@@ -36,6 +36,7 @@ NO_MIXER = not_in_block("this block has no mixer: nothing in it reads another po
 OTHER_SUBLAYER = not_traced("another sublayer of this block may be its MLP, and is not traced")
 INSIDE_MIXER = not_traced("the inside of this block's mixer is not traced")
 ONE_SUBLAYER = not_present("this block has one sublayer")
+ADDS_ONCE = not_present("this block adds to its residual stream once")
 PARALLEL = not_present("this block is parallel: its sublayers read the same stream")
 NO_ONE_POINT = not_traced("a sublayer of this block does not read the residual stream at one point")
 MID_NOT_RETURNED = not_traced("no call returns the residual stream between the sublayers")
@@ -45,6 +46,14 @@ MLP_INPUT_NOT_PASSED = not_traced("no call takes or returns what the MLP reads")
 def other_mixer(mixers: Sequence[str], meanings: Sequence[str]) -> Unavailability:
     """The block's mixers, host names with their meanings, are others than the value's."""
     return not_in_block(f"this block's mixer is {' and '.join(mixers)}: {' and '.join(meanings)}")
+
+
+def feeds_sublayer(module: str, host: str) -> Unavailability:
+    """The output of ``module``, a mixer with more around it, enters the sublayer ``host``."""
+    return not_traced(
+        f"it may be inside {module}, whose output enters {host} and is not itself added to the "
+        "residual stream; the inside is not traced"
+    )
 
 
 def no_norm_before(host: str) -> Unavailability:
@@ -65,6 +74,9 @@ SCORES_NOT_PASSED = not_traced("the modeling code passes this tensor to no call"
 NO_SINKS = not_present("this attention has no sink logits")
 SINKS_NOT_RETURNED = not_traced(
     "its softmax has a column for a sink, and no call returns the sink logits"
+)
+SCALING_SINKS_NOT_RETURNED = not_traced(
+    "its sink logits scale the heads' outputs after the softmax, and no call returns them"
 )
 NO_HEAD_GATE = not_present("this attention does not gate its heads")
 HEAD_GATE_NOT_RETURNED = not_traced("no call in the attention's forward returns the gate")

@@ -28,7 +28,21 @@ def _per_query_head(subject: ModelUnderTest, name: str, layer: int) -> torch.Ten
 
 
 def _has_sinks(subject: ModelUnderTest, layer: int) -> bool:
-    return layer in subject.layers(HOST, "attention_sinks")
+    """Return whether sinks join a block's softmax."""
+    return (
+        layer in subject.layers(HOST, "attention_sinks")
+        and not subject.details(HOST, layer).scaling_sinks
+    )
+
+
+def _scaled_by_sinks(subject: ModelUnderTest) -> list[int]:
+    """Return the blocks whose sinks scale the heads' outputs."""
+    names = ("attention_scores", "attention_sinks", "head_scale")
+    return [
+        layer
+        for layer in subject.layers(HOST, *names)
+        if subject.details(HOST, layer).scaling_sinks
+    ]
 
 
 @invariant(
@@ -98,7 +112,7 @@ def scores(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
 @invariant(
     "scores to probabilities",
     "attention_probabilities is the softmax of attention_scores over the keys, and over the sink "
-    "where there is one.",
+    "where one joins the softmax.",
     HOST,
     needs=("attention_scores", "attention_probabilities"),
     float32=1e-5,
@@ -114,6 +128,25 @@ def probabilities(subject: ModelUnderTest, host: str, compare: Comparisons) -> N
         else:
             expected = found.softmax(-1)
         compare.close(layer, subject.get(HOST, "attention_probabilities", layer), expected)
+
+
+@invariant(
+    "sinks to head scale",
+    "Where the sinks do not join the softmax, head_scale is the share of the weight that a softmax "
+    "of attention_scores and the sink would leave to the keys.",
+    HOST,
+    needs=("attention_scores", "attention_sinks", "head_scale"),
+    float32=1e-5,
+    bfloat16=2e-2,
+    when=lambda subject: bool(_scaled_by_sinks(subject)),
+)
+def sink_scale(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
+    for layer in _scaled_by_sinks(subject):
+        found = subject.get(HOST, "attention_scores", layer).float()
+        sinks = subject.get(HOST, "attention_sinks", layer).float()
+        column = sinks[None, :, None, None].expand(*found.shape[:3], 1)
+        kept = torch.cat([found, column], dim=-1).softmax(-1)[..., :-1].sum(-1)
+        compare.close(layer, subject.get(HOST, "head_scale", layer), kept.transpose(1, 2))
 
 
 @invariant(
