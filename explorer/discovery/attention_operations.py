@@ -6,7 +6,6 @@ The only detector of attention; all other modules use this one.
 from __future__ import annotations
 
 import torch
-from torch.nn.attention.flex_attention import flex_attention
 
 from explorer.discovery.details import AttentionOperations
 from explorer.discovery.trace_graph import PASSING, Call, TraceGraph
@@ -43,13 +42,9 @@ BEFORE_SOFTMAX = PASSING | frozenset(
 _AFTER_SOFTMAX = ("mul", "where", "masked_fill", "native_dropout")
 
 
-#: Torch's functions that are a whole attention, by queries, keys and values.
-_KERNELS = (torch.nn.functional.scaled_dot_product_attention, flex_attention)
-
-
 def is_kernel(call: Call) -> bool:
-    """Return whether a call is of one of torch's functions that are a whole attention."""
-    return any(call.fn is kernel for kernel in _KERNELS)
+    """Return whether a call is of torch's own attention over queries, keys and values."""
+    return call.fn is torch.nn.functional.scaled_dot_product_attention
 
 
 def attention_operations(graph: TraceGraph, call: Call) -> list[AttentionOperations]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from explorer.discovery.attention_operations import (
     BEFORE_SOFTMAX,
     PRODUCTS,
@@ -31,8 +33,12 @@ def find_scores(
     names = ("attention_scores", "attention_probabilities")
     if not softmax:
         name = call.name.removesuffix("_forward").removesuffix("_attention")
-        reason = reasons.no_probabilities("sdpa" if name == "scaled_dot_product" else name)
-        findings.missing.update(dict.fromkeys(names, reason))
+        name = "sdpa" if name == "scaled_dot_product" else name
+        findings.missing.update(dict.fromkeys(names, reasons.no_probabilities(name)))
+        has_sinks = any(isinstance(one, torch.nn.Parameter) for _, one in call.arguments())
+        findings.missing["attention_sinks"] = (
+            reasons.sinks_in_kernel(name) if has_sinks else reasons.NO_SINKS
+        )
         return
     inside, op = graph.inside(call), softmax[-1]
     scores, reader, sinks = _without_sinks(graph, op, findings.sizes["key"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -27,6 +28,8 @@ from explorer.discovery.record_run import record_run, recorded_run, remember
 from explorer.discovery.recorded_run import RecordedRun
 from explorer.discovery.residual import SCALES, CannotTrace, residual_input
 from explorer.discovery.sublayer import BlockFindings
+from explorer.discovery.trace_recorder import Recorder
+from explorer.known_numbers import KnownNumbers
 from explorer.meta_device import cache_of, mask_arguments, without_padding_warning
 from explorer.vocabulary import reasons
 
@@ -144,7 +147,7 @@ def _anatomy(
         norm_call=turn,
         masked=run.masked,
     )
-    anatomy.blocks_skippable = _blocks_skippable(model, base, found, run.masked)
+    anatomy.blocks_skippable = _blocks_skippable(run, base, found)
     return anatomy
 
 
@@ -166,25 +169,31 @@ def _comparable(value: object, path: str) -> object:
     return value
 
 
-def _blocks_skippable(
-    model: PreTrainedModel, base: Backbone, found: Sequence[BlockAnatomy], masked: bool
-) -> bool:
+def _blocks_skippable(run: RecordedRun, base: Backbone, found: Sequence[BlockAnatomy]) -> bool:
     """Return whether a block runs where all others return the residual stream and nothing else."""
+    model, numbers = run.model, KnownNumbers() if run.asks_numbers else nullcontext()
+    # With the calls recorded, torch's functions run in place of kernels, as they did before.
+    ran = [run.block_path(layer) for kind in found for layer in kind.layers[:2]]
     blocks = list(blocks_at(model, base.blocks))
     width = found[0].hosts["layers"].sizes["hidden_size"]
     entering = torch.zeros(1, 3, width, dtype=model.dtype, device=model.device)
-    ids = torch.zeros(1, 3, dtype=torch.long, device=model.device)
     passing = list(blocks)
     for kind in found:
         left = stream_alone(entering, kind.hosts["layers"].details.returns)
         for layer in kind.layers:
             passing[layer] = PassthroughBlock(blocks[layer], lambda *_, left=left: left)
     try:
-        with torch.no_grad(), without_padding_warning(model):
+        with (
+            torch.no_grad(),
+            without_padding_warning(model),
+            numbers,
+            Recorder(model, called=ran, operations=False),
+        ):
             for layer in (layer for kind in found for layer in kind.layers[:2]):
                 swapped = [*passing[:layer], blocks[layer], *passing[layer + 1 :]]
+                ids = torch.zeros(1, 3, dtype=torch.long, device=model.device)
                 with swapped_blocks(model, base.blocks, swapped):
-                    model(ids, **mask_arguments(ids, masked))
+                    model(ids, **mask_arguments(ids, run.masked))
     except (TypeError, AttributeError, LookupError, ValueError, RuntimeError):  # whatever it misses
         return False
     return True

@@ -6,6 +6,7 @@ import functools
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,7 @@ from explorer.discovery.recorded_run import (
 )
 from explorer.discovery.trace_graph import Call
 from explorer.discovery.trace_recorder import Recorder
+from explorer.known_numbers import KnownNumbers
 from explorer.meta_device import (
     cache_argument,
     cache_of,
@@ -88,16 +90,19 @@ def record_run(
     every_block: whether all blocks run. distinct: whether every block is a kind of its own.
     operations: whether operations are recorded. step: whether a decoding step follows the prompt.
     """
+    settings = (lengths, every_block, distinct, operations, step)
     try:
-        return _Run(model, bool(masked), lengths, every_block, distinct, operations, step).record()
+        return _Run(model, bool(masked), *settings).record()
     except (NotImplementedError, RuntimeError):
-        if masked is not None or next(model.parameters()).device.type != "meta":
+        if next(model.parameters()).device.type != "meta":
             raise
         # Without a mask some forwards look at the positions for packed sequences, and on the meta
         # device there are no positions to look at.
-        with suppress(NotImplementedError, RuntimeError):
-            return _Run(model, True, lengths, every_block, distinct, operations, step).record()
-        raise
+        if masked is None:
+            with suppress(NotImplementedError, RuntimeError):
+                return _Run(model, True, *settings).record()
+        with KnownNumbers():
+            return replace(_Run(model, bool(masked), *settings).record(), asks_numbers=True)
 
 
 class _Run:

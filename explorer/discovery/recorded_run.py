@@ -85,6 +85,7 @@ class RecordedRun:
         returns what the last equal block before it returned. All blocks ran where the forward fails
         that way or calls a block more than once.
     masked: whether the model was given an attention mask.
+    asks_numbers: whether the forward asks for numbers on the meta device (see `KnownNumbers`).
     prompt, step: the two forwards. ``step`` is None where the model returned no cache, or where the
         step failed with ``step_error``.
     """
@@ -97,6 +98,7 @@ class RecordedRun:
     prompt: RecordedForward
     step: RecordedForward | None = None
     step_error: Exception | None = None
+    asks_numbers: bool = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of the model has no record: it may be changed."""

@@ -90,6 +90,14 @@ def no_probabilities(attention: str) -> Unavailability:
     )
 
 
+def sinks_in_kernel(attention: str) -> Unavailability:
+    """``attention``: as for `no_probabilities`."""
+    return needs_setting(
+        f"the {attention} attention takes the sink logits into its kernel; "
+        'load the model with attn_implementation="eager"'
+    )
+
+
 def several_attentions(module: str, what: str) -> Unavailability:
     return not_traced(f"{module} computes its attention in several {what}")
 
