@@ -9,6 +9,7 @@ made up.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -60,12 +61,15 @@ class KnownNumbers(TorchDispatchMode):
             out = tree_map(_without_numbers, numbers)
             self._keep(out, numbers if complete else None)
             return out
+        numbers = None
         if complete and _is_small(out) and not _is_uninitialised(func):
-            self._keep(out, self._on_processor(func, args, kwargs))
-        else:
+            with suppress(NotImplementedError):  # on some dtypes the processor cannot
+                numbers = self._on_processor(func, args, kwargs)
+        if numbers is None:
             if func._schema.is_mutable:
                 self._forget(args[0])
-            self._keep(out, _made_up_choice(func, args, kwargs, out))
+            numbers = _made_up_choice(func, args, kwargs, out)
+        self._keep(out, numbers)
         return out
 
     def _on_processor(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -165,9 +165,10 @@ def _specimen(family: str, dtype: torch.dtype | None, weights: bool, attention: 
             "none: shapes only",
         )
     with as_sentences(f"{SPECIMEN}{family}"):
-        specimen = specimens.build(family, dtype=dtype or torch.float32)
-        switched: Any = specimen.model
-        switched.set_attn_implementation(attention)
+        # Some classes take an implementation when they are built alone.
+        specimen = specimens.build(
+            family, dtype=dtype or torch.float32, attn_implementation=attention
+        )
     return Found(specimen.model, specimen.tokenizer, f"{SPECIMEN}{family}", specimen.weights)
 
 

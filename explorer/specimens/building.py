@@ -48,15 +48,18 @@ def config_of(family: str) -> PreTrainedConfig:
 
 
 def build(
-    family: str, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+    family: str,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    attn_implementation: str = "eager",
 ) -> Specimen:
-    """Build the specimen of ``family``, with eager attention and in evaluation mode.
+    """Build the specimen of ``family`` in evaluation mode.
 
     Numbers are made in float32 and rounded to ``dtype`` afterwards, so that every dtype is the same
     model. Raises UnknownFamily, or SpecimenError where a weights file is missing or damaged.
     """
     made = recipe(family)
-    model = _empty(made)
+    model = _empty(made, attn_implementation)
     if made.weights is None:
         weights.fill(model, made.seed, made.std, made.norm_std)
     else:
@@ -81,11 +84,11 @@ def untrained(family: str) -> PreTrainedModel:
     return model
 
 
-def _empty(made: Recipe) -> PreTrainedModel:
+def _empty(made: Recipe, attn_implementation: str = "eager") -> PreTrainedModel:
     """The model in float32 as its class initialises it; the process's random state is restored."""
     with torch.random.fork_rng(devices=[]):
         return AutoModelForCausalLM.from_config(
-            config_of(made.family), attn_implementation="eager", dtype=torch.float32
+            config_of(made.family), attn_implementation=attn_implementation, dtype=torch.float32
         )
 
 
