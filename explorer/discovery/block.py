@@ -150,12 +150,19 @@ def _add_sublayer(
     findings.hosts[host], findings.calls[host] = values, call
     if values.details.shared:
         findings.hosts["shared_experts"] = _find_shared(graph, values.details.shared)
-    for child in feeding_mixers(graph, block, addend, call, partial(_role, graph)):
-        findings.feeding[_name_of(child).rpartition(".")[2]] = host
+    feeding = feeding_mixers(graph, block, addend, call, partial(_role, graph))
     norm = _norm_before(graph, block, call)
     scaled_norm = _norm_before(graph, block, call, scaled=True) if norm is None else None
     sublayer = Sublayer(
-        role, host, call.module, candidate, norm, add_number, addend.stage, scaled_norm
+        role,
+        host,
+        call.module,
+        candidate,
+        norm,
+        add_number,
+        addend.stage,
+        scaled_norm,
+        tuple(child.module.rpartition(".")[2] for child in feeding),
     )
     values.candidates[sublayer.output] = candidate
     findings.sublayers.append(sublayer)

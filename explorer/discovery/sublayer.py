@@ -24,6 +24,7 @@ class Sublayer:
     stage: how many steps the stream had taken when the sublayer read it; None where it read the
         stream at several stages.
     scaled_norm: path of the norm whose output it reads multiplied with a number, or None.
+    fed_by: names of modules with a mixer inside whose output enters it and is not added itself.
     """
 
     role: str
@@ -34,6 +35,7 @@ class Sublayer:
     add_number: int
     stage: int | None
     scaled_norm: str | None = None
+    fed_by: tuple[str, ...] = ()
 
     @property
     def output(self) -> str:
@@ -47,9 +49,7 @@ class BlockFindings:
 
     hosts: findings by host; ``layers`` is the block itself. steps: what the block does to its
     residual stream. mid_step: how many of them ``layer_mid`` has behind it, None where there is
-    none. feeding: by name of a module with a mixer inside whose output is not added to the stream
-    but enters a sublayer, the host of that sublayer. calls: the call of each sublayer, by host.
-    visited: module and labels of every call made.
+    none. calls: the call of each sublayer, by host. visited: module and labels of every call made.
     """
 
     path: str
@@ -57,9 +57,13 @@ class BlockFindings:
     sublayers: list[Sublayer] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     mid_step: int | None = None
-    feeding: dict[str, str] = field(default_factory=dict)
     calls: dict[str, Call] = field(default_factory=dict)
     visited: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
+
+    @property
+    def feeding(self) -> dict[str, str]:
+        """The host that each module feeds, by the module's name (see `Sublayer.fed_by`)."""
+        return {name: sublayer.host for sublayer in self.sublayers for name in sublayer.fed_by}
 
 
 def first_and_second(sublayers: Sequence[Sublayer]) -> tuple[Sublayer, Sublayer | None]:

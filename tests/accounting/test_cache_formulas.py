@@ -137,7 +137,6 @@ def test_a_window_bounds_the_cache():
         ("rwkv", "nothing"),
         ("deepseek_v32", "indexer_keys"),
         ("cpmant", r"keys of \d+ positions .* \d+ tokens"),
-        ("dbrx", "failed"),
     ],
 )
 def test_an_unknown_cache_is_not_guessed(family, named):

@@ -76,7 +76,7 @@ def test_a_kernel_called_in_the_forward_has_its_arguments_served(changes):
     assert of["sdpa"].sizes == of["eager"].sizes
 
 
-@pytest.mark.filterwarnings("ignore:_compile flag:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("family", ["llama", "gemma2", "cohere"])
 def test_flex_attention_is_followed_in_shapes(family):
     """It runs on no meta device, and says of the pattern that it needs another implementation."""

@@ -188,7 +188,8 @@ def _recomputable(subject: ModelUnderTest, layer: int, name: str, sublayer: Subl
     path = _norm_path(subject, layer, sublayer)
     on_stream = any(step.kind == "norm" and step.by == path for step in subject.block(layer).steps)
     other_width = name in subject.details("layers", layer).own_widths
-    return sublayer.stage is not None and not other_width and not on_stream
+    alone = sublayer.stage is not None and not sublayer.fed_by
+    return alone and not other_width and not on_stream
 
 
 def _norm_path(subject: ModelUnderTest, layer: int, sublayer: Sublayer) -> str:
