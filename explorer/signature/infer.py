@@ -141,9 +141,11 @@ class _Signature:
         self.module, self.path = module, path
         self.reused = False
         try:
-            self.run: RecordedRun | None = recorded_run(module)
+            run: RecordedRun | None = recorded_run(module)
         except Exception:  # a forward may raise anything
-            self.run = None
+            run = None
+        # Where a choice among experts was made up, it is no size.
+        self.run = None if run is None or run.asks_numbers else run
         self._infer(known)
         self.few = self.asked.build()
 

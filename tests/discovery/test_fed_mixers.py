@@ -17,9 +17,9 @@ def test_the_mixer_that_is_fed_is_the_host_of_the_addend(family, host):
     layer = 1
     (sublayer,) = model.anatomy.block(layer).sublayers
     assert sublayer.host == host and model.mixers[layer] == (host,)
-    block = model.hf.get_submodule(f"{model.anatomy.backbone.blocks}.{layer}")
+    path = f"{model.anatomy.backbone.blocks}.{layer}.mamba_decoder.mamba"
     seen = []
-    handle = block.mamba_decoder.mamba.register_forward_hook(
+    handle = model.hf.get_submodule(path).register_forward_hook(
         lambda module, args, out: seen.append(out.detach().clone())
     )
     rec = model.record(PROMPT, ["layer_input", "attention_output", "layer_output"])
