@@ -139,6 +139,7 @@ def probabilities(subject: ModelUnderTest, host: str, compare: Comparisons) -> N
     float32=1e-5,
     bfloat16=2e-2,
     when=lambda subject: bool(_scaled_by_sinks(subject)),
+    otherwise="its sinks, where it has any, join the softmax",
 )
 def sink_scale(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     for layer in _scaled_by_sinks(subject):
