@@ -223,4 +223,4 @@ def zeroed(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
         compare.holds(layer, not unchanged, "the logits did not change")
 
 
-INVARIANTS = (rows, scores, probabilities, mixes, premix, zeroed)
+INVARIANTS = (rows, scores, probabilities, sink_scale, mixes, premix, zeroed)
