@@ -89,7 +89,7 @@ def test_every_section_measures(tmp_path, capsys):
     """One quick run of all of it; how fast this machine is decides nothing, what is sent and
     shipped does.
     """
-    assert main(["bench", "--quick", "--json", "--family", "qwen3_next"]) == 0
+    assert main(["bench", "--quick", "--json", "--family", "gpt2"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["failed"] == {} and {f["section"] for f in told["figures"]} == set(SECTIONS)
     assert all(f["value"] > 0 for f in told["figures"])
@@ -97,7 +97,7 @@ def test_every_section_measures(tmp_path, capsys):
     whole, again = by_name["build of 1 family"], by_name["build again, nothing changed"]
     assert "mkdocs" in whole["detail"] and again["value"] > 0
     assert (
-        by_name["page of qwen3_next"]["value"] > 0 and by_name["largest websocket message"]["met"]
+        by_name["page of gpt2"]["value"] > 0 and by_name["largest websocket message"]["met"]
     )
     assert any(name.startswith("head switch at 5") for name in by_name)
 
