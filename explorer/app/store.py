@@ -28,7 +28,7 @@ from explorer.app.runs import (
 from explorer.app.worker import Cancelled, Job
 from explorer.model import edits
 from explorer.model.errors import Cancelled as RecordingCancelled
-from explorer.model.prompts import model_inputs
+from explorer.model.prompts import model_inputs, token_texts
 from explorer.specimens.recipes import recipe
 from explorer.vocabulary.formatting import size_in_bytes
 from explorer.widgets.views import next_token as views_next
@@ -166,7 +166,7 @@ class Store:
         @functools.lru_cache(maxsize=4096)
         def decode(token: int) -> str:
             with lock:
-                return tokenizer.decode([token])
+                return token_texts(tokenizer, [token])[0]
 
         return decode
 

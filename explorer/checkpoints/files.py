@@ -51,7 +51,11 @@ def check_weights(path: Path) -> tuple[list[str], int]:
     from safetensors import SafetensorError, safe_open
 
     index = path / "model.safetensors.index.json"
-    files = sorted(file for file in path.glob("*.safetensors") if file.is_file())
+    files = sorted(
+        file
+        for file in path.glob("*.safetensors")
+        if file.is_file() and not file.name.startswith("adapter_")
+    )
     if index.exists():
         try:
             named = sorted(set(json.loads(index.read_text())["weight_map"].values()))

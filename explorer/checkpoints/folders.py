@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from explorer.checkpoints import configuration, files
+from explorer.checkpoints import adapters, configuration, files
+from explorer.checkpoints.quantised import check_scales, dequantised
 from explorer.checkpoints.weights import (
     Found,
     as_sentences,
@@ -33,6 +35,7 @@ def load_folder(
         raise LoadError(
             f"{path} is a single file; give the checkpoint folder it is in, with its config.json."
         )
+    adapter = adapters.adapter_of(path) if weights else None
     if not (path / "config.json").exists():
         raise LoadError(f"{path} has no config.json; give the folder of a transformers checkpoint.")
     names, size = files.check_weights(path) if weights else ([], 0)
@@ -55,5 +58,11 @@ def load_folder(
             return Found(module, tokenizer, str(path), "none: shapes only")
         if not hasattr(config, "auto_map"):
             configuration.check_sizes(str(path), config, names, size)
-        model = weighted(path, str(path), config, dtype, attention, **options)
-    return Found(model, tokenizer, str(path), "as found in the folder")
+        origin = "as found in the folder" + dequantised(str(path), config)
+        check_scales(path, config)
+        with adapters.without(path) if adapter else nullcontext(path) as own:
+            model = weighted(own, str(path), config, dtype, attention, **options)
+        if adapter:
+            adapters.merge(path, adapter, model)
+            origin += ", its adapter merged"
+    return Found(model, tokenizer, str(path), origin)

@@ -188,7 +188,7 @@ def check_rotary(label: str, reader: Any, model: Any) -> None:
 
 def _predicted_blocks(architecture: str, keys: dict[str, Any]) -> None:
     """Take out of the counts the blocks that predict further tokens, where transformers does."""
-    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
+    from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS
 
     if architecture in GGUF_CONFIG_ARCHS and "block_count" in keys:
         keys["block_count"] -= keys.pop("nextn_predict_layers", 0)

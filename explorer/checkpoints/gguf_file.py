@@ -110,7 +110,7 @@ _FOR_CONFIGURATION = re.compile(
 def check_tensors(label: str, reader: Any, model: Any) -> None:
     """Raise LoadError for a tensor of a file that transformers would leave out of its model."""
     from transformers import modeling_gguf_pytorch_utils as by_name
-    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
+    from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS
 
     architecture = stated(reader, "general.architecture")
     if architecture in GGUF_CONFIG_ARCHS:

@@ -14,6 +14,7 @@ from explorer import specimens
 from explorer.checkpoints import cards, configuration, hub
 from explorer.checkpoints.folders import load_folder
 from explorer.checkpoints.gguf_load import load_gguf
+from explorer.checkpoints.quantised import dequantised
 from explorer.checkpoints.sources import expanded, is_path, named_source
 from explorer.checkpoints.weights import Found, as_sentences, tokenizer_of, weighted
 from explorer.discovery.anatomy import Anatomy
@@ -215,7 +216,8 @@ def _hub(source: str, dtype: torch.dtype | None, attention: str, trust: bool) ->
         options: dict[str, Any] = {"trust_remote_code": trust, "local_files_only": local}
         tokenizer = tokenizer_of(source, **options)
         config = configuration.read_config(source, source, **options)
+        origin = "from the hub" + dequantised(source, config)
         model = weighted(source, source, config, dtype, attention, **options)
-        return Found(model, tokenizer, source, "from the hub")
+        return Found(model, tokenizer, source, origin)
 
     return hub.read(source, read)

@@ -38,6 +38,8 @@ class PromptedModel(Protocol):
     tokenizer: Any
     #: How much padding on a side changes the logits of a text, as a share, once measured.
     padding_effects: dict[str, float]
+    #: Whether a prompt longer than the model was made for has been warned of.
+    warned_of_length: bool
 
     @property
     def hf(self) -> PreTrainedModel:

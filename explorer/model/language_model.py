@@ -19,6 +19,7 @@ from explorer.engine.nnsight_api import TransformersModel, rows_of_invoke
 from explorer.engine.observers import TraceObserver
 from explorer.engine.serialize import SerializedBackend, serialized
 from explorer.meta_device import without_padding_warning
+from explorer.model.chat import chat_text, is_messages
 from explorer.model.edits import Edit
 from explorer.model.envoys import HostEnvoy, with_values
 from explorer.model.errors import Unavailable
@@ -80,6 +81,7 @@ class LanguageModel(HostEnvoy, TransformersModel):
         self.mixers = mixers_of(anatomy)
         self.change_history: ChangeHistory = {}
         self.padding_effects: dict[str, float] = {}
+        self.warned_of_length = False
         super().__init__(
             module,
             tokenizer=tokenizer,
@@ -250,11 +252,12 @@ class LanguageModel(HostEnvoy, TransformersModel):
     ) -> Recording:
         """Run ``prompt`` once and return the values asked for, in whatever order.
 
-        prompt: a text, a list of texts or of token ids, a tensor of ids [batch seq], or what the
-        tokenizer returns, whose ``attention_mask`` hides padding. values: names
-        (None for everything but per-token states). layers: the blocks to record on (None for all).
-        edits: made in the same forward. progress: called with (blocks done, blocks).
-        cancel: called after each block; where it returns True the run stops.
+        prompt: a text, a list of texts or of token ids, a tensor of ids [batch seq], what the
+        tokenizer returns, whose ``attention_mask`` hides padding, or the messages of a conversation
+        where the tokenizer has a chat template, whose text is then the recording's ``text``.
+        values: names (None for everything but per-token states). layers: the blocks to record on
+        (None for all). edits: made in the same forward. progress: called with (blocks done,
+        blocks). cancel: called after each block; where it returns True the run stops.
 
         Raises UnknownValue for a name there is not, Unavailable for a value or an edit that cannot
         be had on these blocks, PromptError for a prompt that cannot be run, Cancelled
@@ -278,6 +281,7 @@ class LanguageModel(HostEnvoy, TransformersModel):
             edits=tuple(edit.description or edit.value for edit in edits),
             shared=recorded.shared,
             attention_mask=mask,
+            text=chat_text(self, prompt) if is_messages(prompt) else None,
         )
 
     # -- acting on the stream --------------------------------------------------
@@ -378,6 +382,6 @@ class LanguageModel(HostEnvoy, TransformersModel):
         best = self.project_on_vocab(hidden).detach().float().softmax(-1).topk(k)
         tokenizer: Any = self.tokenizer
         return [
-            (tokenizer.decode([int(token)]), float(probability))
+            (token_texts(tokenizer, [int(token)])[0], float(probability))
             for token, probability in zip(best.indices, best.values, strict=True)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +12,10 @@ from transformers import PreTrainedModel
 
 from explorer.errors import first_sentence, panics_as_errors
 from explorer.meta_device import CACHE_NAMES
+from explorer.model.chat import chat_text, is_messages
 from explorer.model.errors import PromptError
 from explorer.model.interface import PromptedModel
+from explorer.model.length import check_length
 from explorer.model.masks import as_mask, is_padded, pad
 from explorer.model.padding import check_padding, padded_inputs
 
@@ -25,17 +28,13 @@ def text_config(model: PreTrainedModel) -> Any:
     return config.get_text_config()
 
 
-def max_length(model: PromptedModel) -> int | None:
-    """Return the longest sequence the model was made for, None where none is configured."""
-    return getattr(text_config(model.hf), "max_position_embeddings", None)
-
-
 def encode(model: PromptedModel, prompt: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the token ids [batch seq] of a prompt and, where it is padded, its mask [batch seq].
 
     prompt: a text, a list of texts, token ids, a tensor of them [batch seq], or what a tokenizer
-    returns (``input_ids`` with ``attention_mask``, 0 at padding). Texts of different length are
-    padded on the tokenizer's side.
+    returns (``input_ids`` with ``attention_mask``, 0 at padding), or the messages of a
+    conversation (``role`` and ``content``), which the tokenizer's chat template makes a text. Texts
+    of different length are padded on the tokenizer's side.
 
     Raises PromptError where it is empty, longer than the model takes, or has ids outside the
     vocabulary, and for a mask that does not fit.
@@ -43,6 +42,10 @@ def encode(model: PromptedModel, prompt: Any) -> tuple[torch.Tensor, torch.Tenso
     mask = None
     if isinstance(prompt, str):
         ids = torch.tensor([_text_ids(model, prompt)], dtype=torch.long)
+    elif is_messages(prompt):
+        # A template writes the special tokens itself.
+        text = chat_text(model, prompt)
+        ids = torch.tensor([_text_ids(model, text, add_special_tokens=False)], dtype=torch.long)
     elif _is_texts(prompt):
         rows = [_text_ids(model, text) for text in prompt]
         tokenizer = model.tokenizer
@@ -72,16 +75,24 @@ def _is_texts(prompt: Any) -> bool:
     )
 
 
-def _text_ids(model: PromptedModel, text: str) -> list[int]:
-    """Return the token ids of one text."""
+def _text_ids(model: PromptedModel, text: str, **options: Any) -> list[int]:
+    """Return the token ids of one text; warn where it writes the first token a second time."""
     check_text(text)
     try:
         with panics_as_errors():
-            return list(model.tokenizer(text)["input_ids"])
+            ids = list(model.tokenizer(text, **options)["input_ids"])
     except Exception as error:
         raise PromptError(
             f"The model's tokenizer cannot read this prompt ({first_sentence(error)})."
         ) from error
+    first = model.tokenizer.bos_token
+    if first and text.startswith(first) and ids[:2] == [model.tokenizer.bos_token_id] * 2:
+        warnings.warn(
+            f"The prompt begins with {first}, which the tokenizer adds too, so the model reads it "
+            "twice; leave it out of the text.",
+            stacklevel=2,
+        )
+    return ids
 
 
 def check_text(text: str) -> str:
@@ -116,12 +127,7 @@ def check_ids(model: PromptedModel, ids: torch.Tensor) -> torch.Tensor:
     """
     if ids.numel() == 0:
         raise PromptError("The prompt is empty; give at least one token.")
-    longest = max_length(model)
-    if longest is not None and ids.shape[1] > longest:
-        raise PromptError(
-            f"The prompt has {ids.shape[1]} tokens and the model takes at most {longest}; "
-            "shorten it."
-        )
+    check_length(model, ids.shape[1])
     size = text_config(model.hf).vocab_size
     # On the meta device and in the engine's scan, ids are shapes alone.
     has_data = ids.device.type != "meta" and not isinstance(ids, FakeTensor)
@@ -185,7 +191,7 @@ def check_call(model: PromptedModel, kwargs: dict[str, Any]) -> None:
 
 
 def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
-    """Return each token as text.
+    """Return each token as text, with the spaces that stand in front of it.
 
     Where a character is spread over several tokens, each shows it and which part it is: ``א 1/2``.
     """
@@ -198,10 +204,19 @@ def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
             end += 1
         text = tokenizer.decode(ids[start:end])
         if end == start + 1 or "\ufffd" in text:
-            texts.append(tokenizer.decode(ids[start : start + 1]))
+            texts.append(_spaced(tokenizer, ids[start]))
             start += 1
         else:
             parts = end - start
             texts += [f"{text} {part}/{parts}" for part in range(1, parts + 1)]
             start = end
     return texts
+
+
+def _spaced(tokenizer: Any, token: int) -> str:
+    """Return one token as text; decoding one alone leaves out the spaces of SentencePiece's."""
+    text, piece = tokenizer.decode([token]), tokenizer.convert_ids_to_tokens(token)
+    if not isinstance(piece, str):  # an id beyond the vocabulary
+        return text
+    lost = len(piece) - len(piece.lstrip("\u2581")) - (len(text) - len(text.lstrip(" ")))
+    return " " * lost + text

@@ -34,7 +34,8 @@ class Recording:
     tokens: its first row as texts; mixers: the hosts that mix positions, for each
     block; values: the tensors; missing: the reason for each value that is not there; seconds:
     how long the forward took; edits: the descriptions of the edits made in it; shared: the
-    keys of values that are one tensor in the model, and are copied when they are asked for.
+    keys of values that are one tensor in the model, and are copied when they are asked for;
+    text: what the chat template made of messages, None where the prompt was none.
     """
 
     label: str
@@ -48,6 +49,7 @@ class Recording:
     edits: tuple[str, ...] = ()
     shared: set[Key] = field(default_factory=set[Key])
     attention_mask: torch.Tensor | None = None
+    text: str | None = None
 
     def __repr__(self) -> str:
         return (

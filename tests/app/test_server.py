@@ -64,7 +64,7 @@ def test_a_busy_port_is_reported_before_a_model_is_loaded(capsys):
     ("arguments", "sentence"),
     [
         ([HYBRID, "--prompt", ""], "The prompt is empty"),
-        ([HYBRID, "--prompt", "a " * 9000], "takes at most"),
+        (["specimen:gpt2", "--prompt", "a " * 9000], "takes at most"),
         (["specimen:quen3_next"], "qwen3_next"),
         (["/no/such/model.gguf"], "/no/such/model.gguf"),
         ([HYBRID, "--port", "70000"], "no port 70000"),

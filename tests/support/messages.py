@@ -152,6 +152,39 @@ MESSAGES = {
         "{label} is of the class {model_class}, whose forward does not go the way the standard "
         "values are found ({reason}).",
     ),
+    "quantised": Message(
+        LoadError,
+        "{path} is quantised by {method}, which is not read here; give a checkpoint that is not "
+        "quantised, or a GGUF file of it.",
+    ),
+    "blocks_not_whole": Message(
+        LoadError,
+        "{path} has {name} in blocks of {block} that are not all whole, which transformers reads "
+        "wrongly; give a checkpoint that is not quantised, or a GGUF file of it.",
+    ),
+    "adapter_alone": Message(
+        LoadError,
+        "{path} is an adapter of {base}; put adapter_config.json and adapter_model.safetensors "
+        "into that model's folder and give that folder.",
+    ),
+    "adapter_of_another_kind": Message(
+        LoadError,
+        "The adapter in {path} says {name} = {value}, which is not read here; merge it into the "
+        "weights with peft, or take it out of the folder.",
+    ),
+    "adapter_does_not_fit": Message(
+        LoadError,
+        "The adapter in {path} has {name}, which does not fit the model beside it; fetch both "
+        "again.",
+    ),
+    "adapter_without_weights": Message(
+        LoadError,
+        "{path} has an adapter without weights; add its adapter_model.safetensors, or take "
+        "adapter_config.json out of the folder.",
+    ),
+    "no_adapter_config": Message(
+        LoadError, "{path} is not the configuration of an adapter; fetch it again."
+    ),
     "no_model": Message(LoadError, "{path} is a {model_type}, of which transformers has no model."),
     "key_not_followed": Message(
         LoadError,
@@ -188,6 +221,22 @@ MESSAGES = {
     "no_text": Message(PromptError, "The prompt holds bytes that are no text; write it in UTF-8."),
     "too_long": Message(
         PromptError, "The prompt has {count} tokens and the model takes at most {most}; shorten it."
+    ),
+    "no_chat_template": Message(
+        PromptError, "This model's tokenizer has no chat template; give the prompt as a text."
+    ),
+    "template_refuses": Message(
+        PromptError, "The model's chat template cannot take these messages ({reason})."
+    ),
+    "longer_than_made_for": Message(
+        UserWarning,
+        "The prompt has {count} tokens and the model was made for {most}: it runs, and what it "
+        "computes beyond them may be poor.",
+    ),
+    "first_token_twice": Message(
+        UserWarning,
+        "The prompt begins with {token}, which the tokenizer adds too, so the model reads it "
+        "twice; leave it out of the text.",
     ),
     "ids_out_of_range": Message(PromptError, "Token ids of this model run from 0 to {last}."),
     "sparse_ids": Message(
