@@ -15,9 +15,12 @@ class LoadError(ValueError):
 
 def first_sentence(error: BaseException) -> str:
     """The first sentence of what a library says, without its further advice."""
-    text = next(
-        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-    )
+    if isinstance(error, KeyError) and type(error) is KeyError:
+        return f"there is nothing called {error}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    if text.endswith(":") and len(lines) > 1:
+        text = f"{text} {lines[1]}"
     sentence = re.split(r"(?<=[a-z)`'\"])\. ", text, maxsplit=1)[0].rstrip(".")
     return sentence if len(sentence) <= 200 else sentence[:199] + "…"
 

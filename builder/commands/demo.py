@@ -42,6 +42,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
+    for port in (args.site_port, args.explorer_port):
+        if not 0 <= port <= 65535:
+            print(f"There is no port {port}; ports run from 0 to 65535.", file=sys.stderr)
+            return 2
     if not (args.site / "index.html").is_file():
         print(f"There is no built site in {args.site}: `make site` builds it.", file=sys.stderr)
         return 2

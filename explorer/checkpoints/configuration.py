@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from explorer.errors import LoadError
@@ -25,6 +28,12 @@ _COUNTS = re.compile(
 #: No released model has more of anything that a key above counts.
 _MOST = 100_000
 
+#: What every model has at least one of.
+_SIZES = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads")
+
+#: Keys whose value is never infinite, as limits may be.
+_FINITE = re.compile(r"eps|theta|factor", re.IGNORECASE)
+
 #: Blocks that are built without asking whether the file has as many tensors.
 _FEW_BLOCKS = 1000
 
@@ -42,13 +51,28 @@ def read_config(source: Any, label: str, *, trust_remote_code: bool = False, **o
     """
     from transformers import AutoConfig, PreTrainedConfig
 
-    if "gguf_file" not in options:
-        raw, _ = PreTrainedConfig.get_config_dict(source, **options)
-        if not isinstance(raw, Mapping):
-            raise ValueError("its configuration is no JSON object")
-        check_counts(label, raw)
+    _check_file(Path(source) / "config.json")
+    raw, _ = PreTrainedConfig.get_config_dict(source, **options)
+    check_counts(label, raw)
+    check_numbers(label, raw)
     config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, **options)
     return without_choices(config)
+
+
+def _check_file(file: Path) -> None:
+    """Raise ValueError, saying what it is instead, for a file that is there and no JSON object."""
+    if not file.is_file():
+        return
+    try:
+        said = json.loads(file.read_bytes().decode())
+    except UnicodeDecodeError as error:
+        raise ValueError("its configuration is not in UTF-8; save it so") from error
+    except json.JSONDecodeError as error:
+        marked = "BOM" in error.msg
+        what = "begins with a byte-order mark; save it without" if marked else "is no JSON"
+        raise ValueError(f"its configuration {what}") from error
+    if not isinstance(said, dict):
+        raise ValueError("its configuration is no JSON object")
 
 
 def has_causal_model(config: Any) -> bool:
@@ -75,13 +99,22 @@ def check_counts(label: str, keys: Mapping[str, Any]) -> None:
             )
 
 
-def _numbers(keys: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+def check_numbers(label: str, keys: Mapping[str, Any]) -> None:
+    """Raise LoadError for what is no number where one belongs, and for a size of nothing."""
+    for name, value in _numbers(keys):
+        if value != value or (value in (math.inf, -math.inf) and _FINITE.search(name)):
+            raise LoadError(f"{label} says {name} is {value}, which is no number; fetch it again.")
+        if name in _SIZES and value < 1:
+            raise LoadError(f"{label} says {name} is {value}, which no model has; fetch it again.")
+
+
+def _numbers(keys: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
     waiting = list(keys.items())
     while waiting:
         name, value = waiting.pop()
         if isinstance(value, Mapping):
             waiting += value.items()
-        elif isinstance(value, int):
+        elif isinstance(value, int | float):
             yield str(name), value
 
 

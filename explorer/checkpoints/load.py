@@ -15,7 +15,7 @@ from explorer.checkpoints import cards, configuration, hub
 from explorer.checkpoints.folders import load_folder
 from explorer.checkpoints.gguf_load import load_gguf
 from explorer.checkpoints.quantised import dequantised
-from explorer.checkpoints.sources import expanded, is_path, named_source
+from explorer.checkpoints.sources import check_options, expanded, is_path, named_source
 from explorer.checkpoints.weights import Found, as_sentences, tokenizer_of, weighted
 from explorer.discovery.anatomy import Anatomy
 from explorer.discovery.backbone import NotADecoder
@@ -73,6 +73,7 @@ def load(
     with _BUILDING:
         source = named_source(source)
         _check_dtype(dtype)
+        check_options(weights, trust_remote_code, attn_implementation, experts_implementation)
         if source.startswith(SPECIMEN):
             found = _specimen(source.removeprefix(SPECIMEN), dtype, weights, attn_implementation)
         elif source.startswith(DEFAULT):

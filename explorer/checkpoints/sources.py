@@ -54,3 +54,14 @@ def expanded(source: str) -> str:
             "write the path out."
         )
     return path
+
+
+def check_options(weights: Any, trust: Any, attention: Any, experts: Any) -> None:
+    """Raise LoadError for options of `load` that are of another type, such as "no" for False."""
+    for name, given in (("weights", weights), ("trust_remote_code", trust)):
+        if not isinstance(given, bool):
+            raise LoadError(f"{name} is True or False, not {given!r}.")
+    named = {"attn_implementation": attention, "experts_implementation": experts}
+    for name, given in named.items():
+        if given is not None and not isinstance(given, str):
+            raise LoadError(f"{name} is the name of an implementation, not {given!r}.")

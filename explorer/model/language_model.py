@@ -122,6 +122,12 @@ class LanguageModel(HostEnvoy, TransformersModel):
         memo[id(self)] = copied
         return copied
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "A loaded model cannot be pickled: keep what it was loaded from, its weights "
+            "(model.hf.state_dict()) and its recordings, which can."
+        )
+
     # -- what is there -------------------------------------------------------
 
     @property

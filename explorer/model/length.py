@@ -43,7 +43,8 @@ def scaled_length(config: Any, most: int) -> int:
     """Return the length a configuration is for, with the scaling of its rotary embedding."""
     rope: Any = getattr(config, "rope_parameters", None) or {}
     lengths = [most]
-    for one in [rope, *(inner for inner in rope.values() if isinstance(inner, dict))]:
+    inner: list[Any] = [one for one in rope.values() if isinstance(one, dict)]
+    for one in [rope, *inner]:
         original = one.get("original_max_position_embeddings") or most
         lengths.append(int(original * (one.get("factor") or 1)))
     return max(lengths)

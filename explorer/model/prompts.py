@@ -21,6 +21,13 @@ from explorer.model.padding import check_padding, padded_inputs
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
+_BYTES = (bytes, bytearray, memoryview)
+
+_NO_PROMPT = (
+    "A prompt is a text, a list of texts or of token ids, a tensor of ids [batch seq], "
+    "or what the tokenizer returns."
+)
+
 
 def text_config(model: PreTrainedModel) -> Any:
     """Return the configuration of a model's text side."""
@@ -115,6 +122,8 @@ def check_given(model: PromptedModel, prompt: Any) -> None:
         return
     given: Any = prompt
     texts: list[Any] = list(given) if isinstance(prompt, list) else [given]
+    if isinstance(prompt, int | float) or any(isinstance(text, _BYTES) for text in texts):
+        raise PromptError(_NO_PROMPT)
     for text in texts:
         if isinstance(text, str) and not model.tokenizer(check_text(text))["input_ids"]:
             raise PromptError("The prompt is empty; write at least one word.")
@@ -139,7 +148,7 @@ def check_ids(model: PromptedModel, ids: torch.Tensor) -> torch.Tensor:
 def _as_matrix(prompt: Any) -> torch.Tensor:
     """Return token ids that were given as numbers as a matrix [batch seq]."""
     try:
-        ids = torch.as_tensor(prompt)
+        ids = None if isinstance(prompt, _BYTES) else torch.as_tensor(prompt)
     except (TypeError, ValueError, RuntimeError):
         ids = None
     if ids is not None and ids.layout != torch.strided:
@@ -147,10 +156,7 @@ def _as_matrix(prompt: Any) -> torch.Tensor:
     if ids is not None and ids.dim() in (1, 2) and not ids.numel():
         return ids.long().reshape(1, 0)
     if ids is None or ids.dim() not in (1, 2) or ids.dtype not in _INTEGERS:
-        raise PromptError(
-            "A prompt is a text, a list of texts or of token ids, a tensor of ids [batch seq], "
-            "or what the tokenizer returns."
-        )
+        raise PromptError(_NO_PROMPT)
     return ids.long().reshape(-1, ids.shape[-1])
 
 

@@ -130,6 +130,7 @@ class Taps:
                 self._begin_forward, with_kwargs=True, prepend=True
             )
             undo.callback(handle.remove)
+            _run_uncompiled(self.root, undo)
             for taps in self.hosts.values():
                 for hook_group in taps.hook_groups.values():
                     if hook_group.address.native and not native:
@@ -318,3 +319,11 @@ class Taps:
 
         for token in range(self.call_sizes["seq"]):
             observer.exchange(taps.state_location, partial(state_after, token))
+
+
+def _run_uncompiled(root: torch.nn.Module, undo: ExitStack) -> None:
+    """Have modules that were compiled run their own forwards, in which values can be read."""
+    for module in root.modules():
+        if (compiled := module.__dict__.get("_compiled_call_impl")) is not None:
+            module.__dict__["_compiled_call_impl"] = None
+            undo.callback(module.__dict__.__setitem__, "_compiled_call_impl", compiled)

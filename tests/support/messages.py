@@ -152,6 +152,21 @@ MESSAGES = {
         "{label} is of the class {model_class}, whose forward does not go the way the standard "
         "values are found ({reason}).",
     ),
+    "not_true_or_false": Message(LoadError, "{name} is True or False, not {given}."),
+    "no_implementation": Message(
+        LoadError, "{name} is the name of an implementation, not {given}."
+    ),
+    "no_number": Message(
+        LoadError, "{path} says {name} is {value}, which is no number; fetch it again."
+    ),
+    "size_of_nothing": Message(
+        LoadError, "{path} says {name} is {value}, which no model has; fetch it again."
+    ),
+    "not_pickled": Message(
+        TypeError,
+        "A loaded model cannot be pickled: keep what it was loaded from, its weights "
+        "(model.hf.state_dict()) and its recordings, which can.",
+    ),
     "quantised": Message(
         LoadError,
         "{path} is quantised by {method}, which is not read here; give a checkpoint that is not "
