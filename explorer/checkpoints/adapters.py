@@ -92,6 +92,12 @@ def merge(path: Path, settings: dict[str, Any], model: torch.nn.Module) -> None:
             f"{path / WEIGHTS} is truncated or damaged ({error}); fetch it again."
         ) from error
     places: dict[str, Any] = dict(model.named_modules())
+    # Beside an embedding's matrices, peft writes the weight that they are for.
+    for name in [name for name in tensors if name.endswith(".base_layer.weight")]:
+        module = name.removeprefix("base_model.model.").removesuffix(".base_layer.weight")
+        own = getattr(places.get(module), "weight", None)
+        if own is None or not torch.equal(tensors.pop(name).to(own), own):
+            raise _no_place(path, name)
     while tensors:
         name = next(iter(tensors))
         found = re.fullmatch(

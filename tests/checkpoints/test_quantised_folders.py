@@ -145,6 +145,8 @@ def test_an_adapter_of_the_embedding_is_merged(broken):
         f"{start}A": torch.randn(4, config.vocab_size),
         f"{start}B": torch.randn(config.hidden_size, 4),
     }
+    embedding = specimen("llama").hf.get_input_embeddings().weight.detach().clone()
+    more["base_model.model.model.embed_tokens.base_layer.weight"] = embedding
     give_adapter(broken, **more)
     plain = specimen("llama").hf.get_input_embeddings().weight
     wanted = plain + 1.5 * (more[f"{start}B"] @ more[f"{start}A"]).T
