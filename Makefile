@@ -60,7 +60,8 @@ pictures: $(BUILT) browser
 weights: $(STAMP) $(WEIGHTS)
 	@$(PY) -m builder.commands.weights
 
-# One stamp stands for the environment; it is redone when the list of packages changes.
+# One stamp stands for the environment; it is redone when the list of packages changes. Bytecode is
+# left to the first import of a module: most are never imported.
 $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Bestiary needs Python 3.11 or newer as $(PYTHON): install it, or name another one with make PYTHON=..." >&2; exit 2; }
@@ -68,7 +69,7 @@ $(STAMP): pyproject.toml requirements.lock
 	  echo "$(PYTHON) has no venv module: on Debian and Ubuntu, apt-get install python3-venv brings it." >&2; exit 2; }
 	@test -x $(PY) && $(PY) -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing the Python packages into $(VENV) (several minutes the first time)"
-	$(PIP) install --quiet --constraint requirements.lock --editable '.[$(EXTRAS)]'
+	$(PIP) install --quiet --no-compile --constraint requirements.lock --editable '.[$(EXTRAS)]'
 	@touch $@
 
 # The package brings a compiled dependency that only its own command line needs: leave that out.

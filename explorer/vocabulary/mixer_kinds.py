@@ -284,7 +284,9 @@ SELF_ATTN = Mixer(
          "queries as the scores use them, after any norm, rotary and scale"),
         ("attention_keys", "Keys", "keys before they are repeated for grouped queries"),
         ("attention_values", "Values", "values before they are repeated for grouped queries"),
-        ("attention_scores", "Pattern", "masked scores entering the softmax"),
+        ("attention_scores", "Pattern",
+         "scores entering the softmax; at masked positions minus infinity or the lowest number of "
+         "the dtype, as the family writes it"),
         ("attention_probabilities", "Pattern",
          "the weights that multiply the values", _SHARE),
         ("attention_head_outputs", "HeadOutputs",

@@ -96,9 +96,7 @@ def test_every_section_measures(tmp_path, capsys):
     by_name = {f["name"]: f for f in told["figures"]}
     whole, again = by_name["build of 1 family"], by_name["build again, nothing changed"]
     assert "mkdocs" in whole["detail"] and again["value"] > 0
-    assert (
-        by_name["page of gpt2"]["value"] > 0 and by_name["largest websocket message"]["met"]
-    )
+    assert by_name["page of gpt2"]["value"] > 0 and by_name["largest websocket message"]["met"]
     assert any(name.startswith("head switch at 5") for name in by_name)
 
 

@@ -323,11 +323,23 @@ def test_any_value_has_a_picture_of_two_of_its_axes(name, block, shape):
     assert isinstance(view, Heatmap) and view.values.shape == shape
 
 
-def test_facts_of_a_tensor_leave_out_what_a_mask_set():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("way", ["infinity", "the lowest number", "added to the score"])
+def test_what_a_mask_set_is_left_out_of_the_facts_and_of_the_picture(dtype, way):
     value = views_part.value_of("attention_scores", ("self_attn",))
-    scores = torch.tensor([[[[1.0, torch.finfo(torch.float32).min], [3.0, 2.0]]]])
+    lowest = torch.finfo(dtype).min
+    hidden = {
+        "infinity": float("-inf"),
+        "the lowest number": lowest,
+        "added to the score": lowest * 0.99,
+    }[way]
+    scores = torch.tensor([[[[1.0, hidden], [3.0, 2.0]]]], dtype=dtype)
     facts = views_part.summarise(scores, value)
     assert (facts.minimum, facts.mean, facts.maximum) == (1.0, 2.0, 3.0) and not facts.finite
+    rec = synthetic(2, HYBRID)
+    rec.values["attention_scores", 1] = scores
+    shown = views_part.value_picture(rec, Selection(block=1, part="attention_scores"))
+    assert np.array_equal(shown.values, [[1, np.nan], [3, 2]], equal_nan=True)
     assert facts.shape == (1, 1, 2, 2) and facts.axes == ("batch", "num_heads", "query", "key")
 
 

@@ -45,8 +45,8 @@ def summarise(tensor: torch.Tensor, value: Value) -> TensorSummary:
     """Shape, dtype, minimum, mean and maximum; numbers that a mask set to the lowest one are left
     out.
     """
-    numbers = tensor.detach().float()
-    known = numbers[torch.isfinite(numbers) & (numbers > -1e30)]
+    hidden = masked(tensor)
+    known = tensor.detach()[~hidden].float()
     ends = (
         (known.min(), known.mean(), known.max())
         if known.numel()
@@ -58,8 +58,19 @@ def summarise(tensor: torch.Tensor, value: Value) -> TensorSummary:
         value.layout,
         str(tensor.dtype).removeprefix("torch."),
         *(float(end) for end in ends),
-        finite=known.numel() == numbers.numel(),
+        finite=not bool(hidden.any()),
     )
+
+
+def masked(tensor: torch.Tensor) -> torch.Tensor:
+    """Where a tensor has no number of its own: not finite, or near the lowest number of its dtype.
+
+    Families hide a score by minus infinity, by that lowest number, or by adding it to the score.
+    """
+    numbers = tensor.detach()
+    if not numbers.is_floating_point():
+        return torch.zeros_like(numbers, dtype=torch.bool)
+    return ~torch.isfinite(numbers) | (numbers <= torch.finfo(numbers.dtype).min / 2)
 
 
 def value_picture(
@@ -80,7 +91,7 @@ def value_picture(
         return tensor
     matrix, axes, of = _matrix(tensor, value, selection)
     values = as_array(matrix).astype(np.float32)
-    values[values < -1e30] = np.nan
+    values[as_array(masked(matrix))] = np.nan
     signed = value.signed and bool(np.nanmin(values, initial=0.0) < 0)
     return Heatmap(
         title=f"{value.name}{of}",
