@@ -11,7 +11,7 @@ import torch
 
 from explorer.discovery.details import HostDetails
 from explorer.discovery.hook_point import ExpertSelection, HookPoint, arrange
-from explorer.discovery.trace_graph import Call, TraceGraph, tensors
+from explorer.discovery.trace_graph import PASSING, Call, TraceGraph, tensors
 from explorer.engine.instrument import OPERATORS
 from explorer.vocabulary.availability import Unavailability
 
@@ -245,9 +245,20 @@ _NORMALISING = frozenset(
 )
 _NOT_IN_A_NORM = frozenset(["_softmax", "softmax", "bmm", "topk", "convolution", "_grouped_mm"])
 
+#: Operations on the way from a root to what divides by it.
+_TO_DIVISOR = PASSING | frozenset(["add", "add_", "clamp", "clamp_min", "clamp_"])
+
+#: What a module around a norm may do besides: anything from number to number, and means.
+_AROUND_A_NORM = _TO_DIVISOR | frozenset(
+    ["mul", "mul_", "div", "div_", "sub", "sub_", "neg", "pow", "sqrt", "reciprocal", "mean", "sum"]
+)
+
 
 def is_norm(graph: TraceGraph, call: Call) -> bool:
-    """Return whether a call is of a norm module: it normalises its input and keeps the shape."""
+    """Return whether a call is of a norm module: it normalises its input and keeps the shape.
+
+    The module may leave the normalising to a norm inside it.
+    """
     entered = next(tensors((call.args, call.kwargs)), None)
     if (
         call.labels
@@ -259,9 +270,54 @@ def is_norm(graph: TraceGraph, call: Call) -> bool:
     if any(p.dim() > 1 for p in call.fn.parameters(recurse=False)):
         return False
     ops = range(call.start, call.stop)
-    return not {graph.ops[i].name for i in ops} & _NOT_IN_A_NORM and any(
-        graph.ops[i].name in _NORMALISING and graph.owners[i] is call for i in ops
+    if {graph.ops[i].name for i in ops} & _NOT_IN_A_NORM:
+        return False
+    normalising = [i for i in ops if _normalises(graph, i, call)]
+    if any(graph.owners[i] is call for i in normalising):
+        return True
+    others = {graph.ops[i].name for i in ops if i not in normalising}
+    return (
+        bool(normalising)
+        and others <= _AROUND_A_NORM | _NORMALISING
+        and all(p.dim() < 2 for p in call.fn.parameters())
     )
+
+
+def _normalises(graph: TraceGraph, index: int, call: Call) -> bool:
+    """Return whether an operation within a call normalises, or takes a size to normalise by.
+
+    That is a norm as one operation, or a root of fewer numbers than entered the call, which
+    something is divided by, in whichever operations it is written.
+    """
+    op = graph.ops[index]
+    if op.name in _NORMALISING:
+        return True
+    entered = next(tensors((call.args, call.kwargs)))
+    if not op.makes or graph.tensors[op.makes[0]].numel() >= entered.numel():
+        return False
+    if op.name == "pow" and -0.5 in op.numbers:
+        return True
+    is_root = op.name in ("sqrt", "std") or (op.name == "pow" and 0.5 in op.numbers)
+    return is_root and _divides(graph, op.makes[0], call.stop)
+
+
+def _divides(graph: TraceGraph, tensor_id: int, stop: int) -> bool:
+    """Return whether something is divided by a tensor, perhaps by a little more, before ``stop``."""
+    todo, seen = [tensor_id], set()
+    while todo:
+        key = todo.pop()
+        for index in graph.readers.get(key, ()):
+            op = graph.ops[index]
+            if index >= stop or index in seen:
+                continue
+            seen.add(index)
+            if op.name == "reciprocal" or (op.name in ("div", "div_") and op.reads[-1] == key):
+                return True
+            if op.name == "pow" and -1 in op.numbers:
+                return True
+            if op.name in _TO_DIVISOR:
+                todo += op.makes
+    return False
 
 
 def modules_around(graph: TraceGraph, module: Call, anchor: Call) -> dict[str, tuple[str, ...]]:
