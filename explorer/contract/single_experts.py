@@ -25,7 +25,7 @@ def computable(subject: ModelUnderTest) -> list[int]:
 
 
 def expert_inputs(subject: ModelUnderTest, layer: int) -> torch.Tensor:
-    """Return what every expert is run on [tokens hidden_size].
+    """Return what every expert is run on [tokens hidden_size], or of the width they work on.
 
     It is what the experts' module is called with, or the MLP where that calls its experts with
     one copy of every token per expert.
@@ -46,6 +46,15 @@ def expert_inputs(subject: ModelUnderTest, layer: int) -> torch.Tensor:
     finally:
         hook.remove()
     return inputs[0].flatten(0, -2)
+
+
+def routed_from(subject: ModelUnderTest, layer: int, total: torch.Tensor) -> torch.Tensor:
+    """Return routed_output where the slots' outputs sum to ``total``."""
+    path = subject.details(HOST, layer).routed_projection
+    if not path:
+        return total
+    with torch.no_grad():
+        return subject.module(layer, path)(total)
 
 
 def slot_outputs(

@@ -75,7 +75,8 @@ class WriteObserver:
         host_taps = self.taps.hosts[value.host, layer]
         sizes = {**host_taps.host.sizes, **self.taps.call_sizes}
         sizes |= {"query": sizes["seq"], "key": sizes["seq"]}
-        has_all = point.selection is None and raw.numel() == prod(
+        whole = point.selection is None and point.scale == 1
+        has_all = whole and raw.numel() == prod(
             sizes[axis] for axis in value.axes
         )
         tensor = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from explorer import vocabulary
@@ -15,6 +15,7 @@ from explorer.vocabulary.availability import Unavailability
 
 _WITHOUT = {
     "shared_experts": reasons.NO_SHARED_HOST,
+    "dense_mlp": reasons.NO_DENSE_BRANCH,
     "mlp": reasons.NO_MLP,
     "extra": reasons.NO_OTHER_SUBLAYER,
 }
@@ -84,6 +85,24 @@ class BlockAnatomy:
     mid_step: int | None = None
     step_order: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def mixture_sum(self) -> str:
+        """How a mixture's parts make its ``mlp_output``, as a formula; "" where that is not known.
+
+        In its plain form it is ``mlp_output = routed_output + shared_expert_output``. Norms are
+        written by the names of their modules, parameters by theirs.
+        """
+        mlp = self.hosts["mlp"]
+        if "routed_output" not in mlp.hook_points or not mlp.details.output_steps.complete:
+            return ""
+        total = _applied("routed_output", mlp.details.routed_steps)
+        dense = self.hosts["dense_mlp"]
+        if "shared_expert_output" in mlp.hook_points:
+            total += " + shared_expert_output"
+        elif "mlp_output" in dense.hook_points:
+            total += " + dense_mlp.mlp_output"
+        return f"mlp_output = {_applied(total, mlp.details.output_steps.steps)}"
+
     def value_order(self, step: bool = False) -> tuple[tuple[str, str], ...]:
         """Return the order of values in a prompt, or with ``step`` in a decoding step."""
         return self.step_order if step and self.step_order else self.order
@@ -92,6 +111,18 @@ class BlockAnatomy:
     def main_sublayers(self) -> tuple[Sublayer, Sublayer | None]:
         """The sublayers that read ``attention_norm_output`` and ``mlp_norm_output``."""
         return first_and_second(self.sublayers)
+
+
+def _applied(formula: str, steps: Sequence[Step]) -> str:
+    """Return a formula with steps applied to it."""
+    for step in steps:
+        by = f"{step.by:g}" if isinstance(step.by, float | int) else step.by
+        if step.kind == "norm":
+            formula = f"{by}({formula})"
+        else:
+            inner = f"({formula})" if " " in formula and step.kind == "scale" else formula
+            formula = f"{by} · {inner}" if step.kind == "scale" else f"{inner} + {by}"
+    return formula
 
 
 @dataclass

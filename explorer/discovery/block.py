@@ -150,6 +150,10 @@ def _add_sublayer(
     findings.hosts[host], findings.calls[host] = values, call
     if values.details.shared:
         findings.hosts["shared_experts"] = _find_shared(graph, values.details.shared)
+    if (dense := values.dense) is not None:
+        steps = find_output_steps(graph, block, dense.made_by, dense.last_op or 0)
+        dense.set_details(output_steps=steps)
+        findings.hosts["dense_mlp"] = dense
     feeding = feeding_mixers(graph, block, addend, call, partial(_role, graph))
     norm = _norm_before(graph, block, call)
     scaled_norm = _norm_before(graph, block, call, scaled=True) if norm is None else None

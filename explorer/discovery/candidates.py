@@ -24,7 +24,8 @@ class TensorCandidate:
     before the first token.
     side, element: as of `HookPoint`. repeat: an axis that the code after it repeats, and how often.
     axes: the order of the tensor's axes, where the call fixes it. written_over: whether later code
-    writes into the tensor in place. selection: how the value's entries are selected from it.
+    writes into the tensor in place. selection: how the value's entries are selected from it. scale:
+    what the tensor is multiplied with to be the value.
     """
 
     optional_tensor: torch.Tensor | None
@@ -35,6 +36,7 @@ class TensorCandidate:
     axes: tuple[str, ...] | None = None
     written_over: bool = False
     selection: ExpertSelection | None = None
+    scale: float = 1.0
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -103,6 +105,8 @@ class TensorCandidate:
         if self.selection is not None:
             by = self.selection.indices
             description += f", the entries that {by} selects" if by else ", its first entries"
+        if self.scale != 1:
+            description += f", times {self.scale:g} as the code does to the experts' sum"
         return HookPoint(
             self.call.module,
             self.side,
@@ -113,6 +117,7 @@ class TensorCandidate:
             self.repeat,
             self.written_over,
             selection=self.selection,
+            scale=self.scale,
         )
 
 
@@ -131,7 +136,8 @@ class HostFindings:
 
     module: path of the host's module. candidates: by value name. sizes: lengths of axes. missing:
     why a value is not among the candidates. last_op: index of the operation that makes the host's
-    result, where that is not its last product with weights.
+    result, where that is not its last product with weights. dense: what was found on a dense MLP
+    beside a mixture. made_by: the operations that make such a dense MLP's result.
     """
 
     module: str
@@ -140,6 +146,8 @@ class HostFindings:
     missing: dict[str, Unavailability] = field(default_factory=dict)
     details: HostDetails = field(default_factory=HostDetails)
     last_op: int | None = None
+    dense: HostFindings | None = None
+    made_by: frozenset[int] = frozenset()
 
     def add(
         self, name: str, candidate: TensorCandidate | None, otherwise: Unavailability

@@ -161,7 +161,9 @@ class HostDetails:
         expert_stacks: the same for two modules with a matrix per expert.
         shared: path of the shared expert's module, or "".
         shared_gated: whether the shared expert's output is multiplied before it is added.
-        routed_factor: what the routed output is multiplied with before the shared one is added.
+        routed_projection: path of the module that brings the experts' sum back to the stream's
+            width, where they work on another; else "".
+        routed_steps: norms and factors between the routed output and what is added to it.
         runs_all_experts: whether every expert runs on every token, weighted before it runs.
         null_experts: whether more indices can be chosen than there are experts.
         scoring: how logits become weights.
@@ -192,7 +194,8 @@ class HostDetails:
     expert_stacks: tuple[str, ...] = ()
     shared: str = ""
     shared_gated: bool = False
-    routed_factor: float = 1.0
+    routed_projection: str = ""
+    routed_steps: tuple[Step, ...] = ()
     runs_all_experts: bool = False
     null_experts: bool = False
     scoring: RouterScoring | None = None
@@ -223,6 +226,11 @@ class HostDetails:
             expert_tables=tuple(map(relative, self.expert_tables)),
             expert_stacks=tuple(map(relative, self.expert_stacks)),
             shared=relative(self.shared),
+            routed_projection=relative(self.routed_projection),
+            routed_steps=tuple(
+                replace(step, by=relative(step.by)) if isinstance(step.by, str) else step
+                for step in self.routed_steps
+            ),
             scoring=scoring,
             constants={
                 name: (relative(path), sign) for name, (path, sign) in self.constants.items()

@@ -7,7 +7,7 @@ time a model is loaded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from math import prod
 from typing import Any
@@ -53,6 +53,7 @@ class HookPoint:
     written_over: whether later code writes into this tensor in place.
     call_index: which of the module's calls in one forward, from 0, where it makes several.
     selection: how the value's entries are selected from the native tensor; None for all of it.
+    scale: what the native tensor is multiplied with to be the value.
     """
 
     module: str
@@ -65,6 +66,7 @@ class HookPoint:
     written_over: bool = False
     call_index: int | None = None
     selection: ExpertSelection | None = None
+    scale: float = 1.0
 
     @property
     def call_site(self) -> tuple[str, tuple[str, ...], str]:
@@ -163,10 +165,12 @@ def read_value(
 ) -> torch.Tensor:
     """Return the value with the layout's ``axes`` from the native ``tensor`` found at ``place``.
 
-    Repeats are applied. ``indices`` are those of the selected entries, where the hook point has a
+    Repeats and factors are applied. ``indices`` are those of the selected entries, where the hook point has a
     selection by indices.
     """
     selection = place.selection
+    if place.scale != 1:
+        tensor = tensor * place.scale
     if selection is not None:
         native = to_layout(tensor, place.arrangement, selection.native_axes(axes), sizes)
         dim = axes.index(selection.axis)
@@ -193,6 +197,8 @@ def write_value(
     Entries of ``native`` that are not selected stay as they are.
     """
     selection = place.selection
+    if place.scale != 1:
+        return _unscaled(value, place, axes, sizes, native, indices)
     if selection is None:
         return from_layout(value, place.arrangement, axes)
     native_axes, dim = selection.native_axes(axes), axes.index(selection.axis)
@@ -203,6 +209,26 @@ def write_value(
         count = value.shape[dim]
         changed = torch.cat([value, whole.narrow(dim, count, whole.shape[dim] - count)], dim)
     return from_layout(changed, place.arrangement, native_axes)
+
+
+def _unscaled(
+    value: torch.Tensor,
+    place: HookPoint,
+    axes: tuple[str, ...],
+    sizes: dict[str, int],
+    native: torch.Tensor,
+    indices: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the tensor that replaces ``native``, where the value is a multiple of it.
+
+    A division need not undo a multiplication exactly: numbers of the value that were not changed
+    stay as they are in ``native``.
+    """
+    plain = replace(place, scale=1.0)
+    before = read_value(native, plain, axes, sizes, indices)
+    change = value - before * place.scale
+    kept, new = before + change / place.scale, value / place.scale
+    return write_value(torch.where(change == 0, kept, new), plain, axes, sizes, native, indices)
 
 
 def _expanded(indices: torch.Tensor | None, whole: torch.Tensor, dim: int) -> torch.Tensor:

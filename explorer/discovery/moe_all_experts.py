@@ -16,7 +16,7 @@ from explorer.discovery.candidates import (
 )
 from explorer.discovery.hook_point import ExpertSelection
 from explorer.discovery.mlp import DENSE
-from explorer.discovery.moe import find_shared_expert
+from explorer.discovery.moe_sum import find_routed_sum
 from explorer.discovery.router import find_router, selected_indices
 from explorer.discovery.trace_graph import Call, TraceGraph
 from explorer.vocabulary import reasons
@@ -81,7 +81,7 @@ def _find(
         findings.sizes["intermediate_size"] = down.shape[1 if first_is_output else 2]
     find_router(findings, graph, module, selected)
     findings.last_op = total
-    find_shared_expert(findings, graph, module, experts, graph.tensors[routed], total + 1)
+    find_routed_sum(findings, graph, module, experts, graph.tensors[routed], total + 1)
     return findings
 
 

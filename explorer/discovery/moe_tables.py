@@ -12,7 +12,7 @@ from explorer.discovery.candidates import (
     latest_result,
 )
 from explorer.discovery.mlp import DENSE
-from explorer.discovery.moe import find_shared_expert
+from explorer.discovery.moe_sum import find_routed_sum
 from explorer.discovery.router import find_router, scoring_of, selected_indices
 from explorer.discovery.trace_graph import Call, TraceGraph
 from explorer.vocabulary import reasons
@@ -73,7 +73,7 @@ def _find_after(graph: TraceGraph, module: Call, selection: int) -> HostFindings
             ("router_logits", "router_scores"), reasons.SCORED_BY_HALVES
         )
     findings.sizes["num_experts"] = _expert_count(holders[0])
-    find_shared_expert(findings, graph, module, None, graph.tensors[routed], last_op + 1)
+    find_routed_sum(findings, graph, module, None, graph.tensors[routed], last_op + 1)
     return findings
 
 

@@ -78,6 +78,7 @@ class HostTaps:
             and first.repeat is None
             and first.call_index is None
             and first.selection is None
+            and first.scale == 1
             and is_identity(first.arrangement, self.values[name].axes)
         )
         module = joined(self.path, first.module)

@@ -43,6 +43,8 @@ def bind_host(block: Any, host: HostAnatomy, values: HostValues) -> None:
     attribute = vocabulary.HOSTS[host.name].attribute
     if host.inline:
         part = MODULELESS_CLASSES[host.name](block.path, values)
+        if (taken := block.__dict__.get(attribute)) is not None and isinstance(taken, Envoy):
+            object.__setattr__(block, f"E_{attribute}", taken)  # a module that is no such host
         object.__setattr__(block, attribute, part)
     else:
         object.__setattr__(envoy_at(block, host.module), "_host_values", values)

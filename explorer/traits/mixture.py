@@ -67,14 +67,10 @@ def _routing(probe: ModelProbe, layer: int, host: HostAnatomy) -> Evidence:
             yield "expert_groups", f"{masked} of {experts} experts are masked before the top-k"
     if scoring.renormalised:
         yield "renormalised", "a sum and a division follow the top-k"
-    for what, factor in (
-        ("each weight", scoring.factor),
-        ("the routed output", host.details.routed_factor),
-    ):
-        if factor is not None and factor != 1:
-            by = name(factor) if isinstance(factor, str) else number(factor)
-            yield "routed_factor", f"{what} is multiplied by {by}"
-            break
+    factor = scoring.factor
+    if factor is not None and factor != 1:
+        by = name(factor) if isinstance(factor, str) else number(factor)
+        yield "routed_factor", f"each weight is multiplied by {by}"
 
 
 @dataclass(frozen=True)

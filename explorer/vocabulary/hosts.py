@@ -51,6 +51,9 @@ POSITIONWISE = (
          "a further part of the block, beside its mixer and its MLP", "mlp", "Further part"),
     Host("shared_experts", "model.layers[i].mlp.shared_experts",
          "the expert every token runs through", "mlp"),
+    Host("dense_mlp", "model.layers[i].dense_mlp",
+         "the dense MLP beside a mixture of experts, where it is no module of the mixture", "mlp",
+         "Dense MLP"),
 )
 
 _NORM = {"role": "norm", "own_width": True}
@@ -106,12 +109,13 @@ POSITIONWISE_VALUES: tuple[Value, ...] = (
          computed("router_scores", "from router_scores: the gap at the cut of the top-k",
                   **_ROUTER, **_POSITIVE)),
         ("expert_weights", "ExpertWeights",
-         "the final multiplier of each routing slot", _ROUTER | _POSITIVE),
+         "the final multiplier of each routing slot, any routed scaling factor in it", _ROUTER | _POSITIVE),
         ("expert_indices", "ExpertIndices", "the expert of each routing slot", _ROUTER | _POSITIVE),
         ("expert_outputs", "ExpertOutputs",
          "each slot's weighted output; the slots sum to routed_output",
          {"own_width": True, "recorded": RecordWhen.VIEWED}),
-        ("routed_output", "Residual", "the sum of the routed experts", {"own_width": True}),
+        ("routed_output", "Residual",
+         "the sum of the routed experts, as it joins the shared expert's", {"own_width": True}),
         ("shared_expert_output", "Residual",
          "what the shared expert adds, its gate included", {"own_width": True}),
         ("mlp_output", "Residual", "the addend: what the MLP adds to the stream", _NEEDED),
@@ -125,6 +129,13 @@ POSITIONWISE_VALUES: tuple[Value, ...] = (
         ("mlp_activation", "Neurons", "the activation function's output in the shared expert"),
         ("mlp_neurons", "Neurons", "what the shared expert's down projection receives"),
         ("mlp_output", "Residual", "the shared expert's output, before the gate on it"),
+    ),
+    *values_of(
+        "dense_mlp", "mlp",
+        ("mlp_activation", "Neurons", "the activation function's output in the dense MLP"),
+        ("mlp_neurons", "Neurons", "what the dense MLP's down projection receives"),
+        ("mlp_output", "Residual",
+         "the addend: what the dense MLP adds to the mixture's result"),
     ),
 )
 # fmt: on

@@ -30,6 +30,7 @@ NOT_PASSED = not_traced("no call takes or returns it")
 
 NO_FINAL_NORM = not_present("this model has no norm between the last block and the head")
 NO_MLP = not_in_block("this block has no MLP")
+NO_DENSE_BRANCH = not_in_block("this block has no dense MLP beside a mixture of experts")
 NO_SHARED_HOST = not_in_block("this block's MLP has no shared expert")
 NO_OTHER_SUBLAYER = not_in_block("this block has no sublayer besides its mixer and its MLP")
 NO_MIXER = not_in_block("this block has no mixer: nothing in it reads another position")
@@ -129,6 +130,10 @@ CONVOLUTION_OF_OTHER_CHANNELS = not_traced(
 
 NOT_ROUTED = not_present("this MLP is dense: it has no router")
 NOT_DENSE = not_present("this MLP is a mixture of experts: every expert has neurons of its own")
+DENSE_BESIDE = not_present(
+    "this MLP is a mixture of experts, each with neurons of its own; "
+    "those of the dense MLP beside it are under dense_mlp"
+)
 MLP_OUTPUT_NOT_COMPUTED = not_traced("no module computes the MLP's output")
 ACTIVATION_NOT_RETURNED = not_traced("no call returns the activation")
 NO_TOP_K = not_traced("no top-k produces the expert indices")
@@ -152,7 +157,13 @@ SORTED_BY_EXPERT = not_traced(
 )
 SUMMED_AT_ONCE = not_present("this mixture computes the sum over its experts in one product")
 NO_SHARED_EXPERT = not_present("this mixture has no shared expert")
-SHARED_IN_MLP = not_present("this block's shared expert is a part of its MLP without a module")
+DENSE_NOT_SHARED = not_present(
+    "this mixture has no shared expert; "
+    "the dense MLP beside it reads something else, and is under dense_mlp"
+)
+SHARED_IN_MLP = not_present(
+    "this block's shared expert is a part of its MLP without a module; it is under dense_mlp"
+)
 SHARED_EXPERT_NOT_RETURNED = not_traced("no call returns what the shared expert adds")
 ADDED_BESIDE_EXPERTS = not_traced("something is added after the experts, but not to their sum")
 

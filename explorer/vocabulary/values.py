@@ -73,8 +73,11 @@ class Value:
 
     @property
     def key(self) -> str:
-        """The name a recording stores it under; the shared expert's names are also the MLP's."""
-        return f"{self.host}.{self.name}" if self.host == "shared_experts" else self.name
+        """The name a recording stores it under; a shared expert's and a dense branch's names are
+        also the MLP's.
+        """
+        inner = self.host in ("shared_experts", "dense_mlp")
+        return f"{self.host}.{self.name}" if inner else self.name
 
     @property
     def typed(self) -> str:

@@ -1,4 +1,4 @@
-"""Invariants of an MLP with neurons of its own: a dense one, and a mixture's shared expert."""
+"""Invariants of an MLP with neurons: a dense one, also beside a mixture, and a shared expert."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def _column(
 
 def _output_known(subject: ModelUnderTest, host: str, layer: int) -> bool:
     """Return whether mlp_output can be computed from what the down projection makes."""
-    return host != "mlp" or tail_known(subject, host, layer)
+    return host == "shared_experts" or tail_known(subject, host, layer)
 
 
 def _output(subject: ModelUnderTest, host: str, layer: int, made: torch.Tensor) -> torch.Tensor:
     """Return mlp_output where the down projection makes ``made``."""
-    return addend_of(subject, host, layer, made) if host == "mlp" else made
+    return made if host == "shared_experts" else addend_of(subject, host, layer, made)
 
 
 @invariant(
@@ -62,6 +62,7 @@ def _output(subject: ModelUnderTest, host: str, layer: int, made: torch.Tensor) 
     "into mlp_output, and doubling mlp_activation doubles mlp_neurons.",
     "mlp",
     "shared_experts",
+    "dense_mlp",
     needs=("mlp_neurons",),
     float32=1e-5,
     bfloat16=2e-2,
@@ -90,6 +91,7 @@ def neurons(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     "else.",
     "mlp",
     "shared_experts",
+    "dense_mlp",
     needs=("mlp_neurons",),
     float32=1e-5,
 )

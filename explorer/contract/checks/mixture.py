@@ -7,12 +7,13 @@ import torch
 from explorer.contract.comparisons import Comparisons
 from explorer.contract.model_under_test import ModelUnderTest
 from explorer.contract.registry import invariant
-from explorer.contract.residual_steps import addend_of, constant, tail_known
-from explorer.contract.single_experts import computable, expert_inputs, slot_outputs
+from explorer.contract.residual_steps import addend_of, apply_step, constant, tail_known
+from explorer.contract.single_experts import computable, expert_inputs, routed_from, slot_outputs
 from explorer.discovery.details import RouterScoring
 from explorer.model.edits import Edit, ablate_expert
 
 HOST = "mlp"
+DENSE_HOST = "dense_mlp"
 
 #: Functions of router logits, by the names that `RouterScoring` has for them.
 _FUNCTIONS = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid, "none": lambda x: x}
@@ -119,7 +120,8 @@ def _compare_scores(
 
 @invariant(
     "slots sum",
-    "expert_outputs summed over the slots is routed_output.",
+    "expert_outputs summed over the slots is routed_output, brought back to the stream's width where "
+    "the experts work on another.",
     HOST,
     needs=("expert_outputs", "routed_output"),
     float32=1e-6,
@@ -127,7 +129,7 @@ def _compare_scores(
 )
 def slots(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     for layer in subject.layers(HOST, "expert_outputs", "routed_output"):
-        total = subject.get(HOST, "expert_outputs", layer).sum(2)
+        total = routed_from(subject, layer, subject.get(HOST, "expert_outputs", layer).sum(2))
         compare.close(layer, total, subject.get(HOST, "routed_output", layer))
 
 
@@ -139,8 +141,9 @@ def _known_tails(subject: ModelUnderTest) -> list[int]:
 
 @invariant(
     "routed plus shared",
-    "routed_output, plus shared_expert_output where there is a shared expert, is mlp_output after "
-    "the norm and scale behind it, where there are any.",
+    "routed_output plus shared_expert_output, where there is a shared expert, is mlp_output; where "
+    "norms and scales are between, or a dense MLP beside, with these, as the identity that the "
+    "block states (`BlockAnatomy.mixture_sum`) has them.",
     HOST,
     needs=("routed_output",),
     float32=3e-5,
@@ -151,9 +154,12 @@ def _known_tails(subject: ModelUnderTest) -> list[int]:
 def parts(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     for layer in _known_tails(subject):
         total = subject.get(HOST, "routed_output", layer)
+        for step in subject.details(HOST, layer).routed_steps:
+            total = apply_step(subject, layer, step, total)
         if layer in subject.layers(HOST, "shared_expert_output"):
-            shared = subject.get(HOST, "shared_expert_output", layer)
-            total = total * subject.details(HOST, layer).routed_factor + shared
+            total = total + subject.get(HOST, "shared_expert_output", layer)
+        elif layer in subject.layers(DENSE_HOST, "mlp_output"):
+            total = total + subject.get(DENSE_HOST, "mlp_output", layer)
         addend = addend_of(subject, HOST, layer, total)
         compare.close(layer, addend, subject.get(HOST, "mlp_output", layer))
 
@@ -209,7 +215,7 @@ def single_experts(subject: ModelUnderTest, host: str, compare: Comparisons) -> 
         has_slots = layer in subject.layers(HOST, "expert_outputs")
         expected = slot_outputs(subject, layer, inputs, indices, expert_weights)
         routed = subject.get(HOST, "routed_output", layer).flatten(0, 1)
-        compare.close(layer, routed, expected.sum(1))
+        compare.close(layer, routed, routed_from(subject, layer, expected.sum(1)))
         if has_slots:
             outputs = subject.get(HOST, "expert_outputs", layer).flatten(0, 1)
             compare.close(layer, outputs, expected)
@@ -226,7 +232,8 @@ def single_experts(subject: ModelUnderTest, host: str, compare: Comparisons) -> 
         if has_slots:
             outputs = rerouted["expert_outputs", layer].flatten(0, 1)
             compare.close(layer, outputs, expected)
-        compare.close(layer, rerouted["routed_output", layer].flatten(0, 1), expected.sum(1))
+        total = routed_from(subject, layer, expected.sum(1))
+        compare.close(layer, rerouted["routed_output", layer].flatten(0, 1), total)
 
 
 @invariant(
@@ -270,7 +277,8 @@ def _ablate_each_expert(subject: ModelUnderTest, compare: Comparisons, layer: in
         for expert in range(count):
             compare.equal(layer, changed[expert], used[expert].any(-1))
     remaining = clean["expert_outputs", layer].masked_fill(ablated[..., None], 0)
-    compare.close(layer, without["routed_output", layer], remaining.sum(2))
+    total = routed_from(subject, layer, remaining.sum(2))
+    compare.close(layer, without["routed_output", layer], total)
     compare.equal(layer, without["expert_outputs", layer], remaining)
 
 

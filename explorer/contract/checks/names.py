@@ -329,9 +329,11 @@ def _compare_mixture(
             "the experts are not called with indices that the router returns",
         )
     after = details.output_steps
-    if after.steps or not after.complete or details.routed_factor != 1.0:
-        return  # the MLP returns no plain sum; invariants of the values compare it
     output = calls["mlp"][1][0].double().flatten(0, -2)
+    scaled = subject.host("mlp", layer).hook_points["expert_weights"][0].scale != 1
+    between = scaled or details.routed_projection or details.routed_steps
+    if after.steps or not after.complete or between:
+        return  # the MLP returns no plain sum; invariants of the values compare it
     rest = output - routed
     if "shared_experts" in calls:
         shared = calls["shared_experts"][1][0].double().flatten(0, -2)
