@@ -76,9 +76,7 @@ class WriteObserver:
         sizes = {**host_taps.host.sizes, **self.taps.call_sizes}
         sizes |= {"query": sizes["seq"], "key": sizes["seq"]}
         whole = point.selection is None and point.scale == 1
-        has_all = whole and raw.numel() == prod(
-            sizes[axis] for axis in value.axes
-        )
+        has_all = whole and raw.numel() == prod(sizes[axis] for axis in value.axes)
         tensor = (
             to_layout(raw, point.arrangement, value.axes, sizes)
             if has_all

@@ -85,8 +85,8 @@ def _main_child(
 ) -> Call | None:
     """Return, of the block's children that share an addend's products, the main one.
 
-    It is the last one where that is a mixer and all others lead into it, or the only mixer or
-    mixture among them, else the last one where all others lead into it.
+    It is the last one where that is a mixer and all others lead into it, or the only mixer among
+    them, else the last one where all others lead into it.
     """
     groups = _by_child(graph, block, products)
     while (convolution := _last_convolution(graph, groups)) is not None:
@@ -107,7 +107,13 @@ def _main_child(
         return None
     if len(roles) == 1:
         path, role = next(iter(roles.items()))
-        if role != "experts" or path == last:
+        # What is computed beside a mixture is a part of the same sublayer.
+        beside = [
+            own
+            for other, own in groups.items()
+            if other != path and not feeds_into(graph, max(own), calls[path])
+        ]
+        if role != "experts" or (path == last and not beside):
             return calls[path]
     if all(graph.ops[i].name == "convolution" for i in groups[last]):
         return None

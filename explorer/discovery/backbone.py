@@ -5,12 +5,14 @@ Here too: which blocks are equal, and running a model with other blocks in its l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
+from transformers import PreTrainedConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -81,9 +83,15 @@ def find_backbone(
     return Backbone(outer[0], embedding, head, len(blocks_at(root, outer[0])))
 
 
-#: The most kinds of blocks that settings may make. Where there are more, some setting differs from
-#: block to block, and blocks are compared by how they are built alone.
+#: The most kinds of blocks that fractions and words may make. Where there are more, one differs
+#: from block to block, as a probability may: it shows in what blocks multiply with, or nowhere.
 _MOST_KINDS = 16
+
+_Setting = tuple[str, str]
+#: What a layer index is called: ``layer_idx``, ``block_id``, ``layer_number``, ``layer``.
+_INDEX = re.compile(r"(^|[._])(idx|index|id|i|layer|block|number|num|n|no)\d*$|layer_?(idx|id|n)")
+
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def built_like(block: torch.nn.Module) -> tuple:
@@ -93,45 +101,83 @@ def built_like(block: torch.nn.Module) -> tuple:
     return modules, tuple((name, tuple(tensor.shape)) for name, tensor in tensors)
 
 
-def settings(block: torch.nn.Module) -> dict[tuple[str, str], object]:
-    """Return the numbers, strings and flags on a block's modules, by module path and attribute."""
-    plain = (bool, int, float, str, type(None))
-    return {
-        (path, name): value
-        for path, module in block.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, plain)
-        or (isinstance(value, tuple) and all(isinstance(one, plain) for one in value))
+def settings(block: torch.nn.Module) -> dict[_Setting, object]:
+    """Return the numbers, strings and flags on a block's modules, by module path and attribute.
+
+    A configuration that a module has is read too, and so are lists and dictionaries of such.
+    """
+    found: dict[_Setting, object] = {}
+    for path, module in block.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, PreTrainedConfig):
+                found |= {(path, f"{name}.{key}"): one for key, one in _plain(vars(value))}
+            else:
+                found |= {(path, key): one for key, one in _plain({name: value})}
+    return found
+
+
+def _plain(attributes: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield the attributes that are plain, or plain all through, in a form that can be compared."""
+    for name, value in attributes.items():
+        if name.startswith("_"):
+            continue
+        if isinstance(value, _PLAIN):
+            yield name, value
+        elif isinstance(value, tuple | list) and all(isinstance(one, _PLAIN) for one in value):
+            yield name, tuple(value)
+        elif isinstance(value, dict) and all(isinstance(one, _PLAIN) for one in value.values()):
+            yield name, tuple(sorted((str(key), repr(one)) for key, one in value.items()))
+
+
+def _entries(config: PreTrainedConfig | None, count: int) -> list[dict[_Setting, object]]:
+    """Return the entries of each of ``count`` blocks in a configuration's lists of that length."""
+    if config is None:
+        return [{}] * count
+    lists = {
+        ("config", name): value
+        for name, value in _plain(vars(config.get_text_config()))
+        if isinstance(value, tuple)
+        and len(value) == count
+        and any(word in name for word in ("layer", "block"))
     }
+    return [{key: value[at] for key, value in lists.items()} for at in range(count)]
 
 
 def equal_blocks(
-    blocks: Iterable[torch.nn.Module], by_settings: bool = True
+    blocks: Iterable[torch.nn.Module], config: PreTrainedConfig | None = None
 ) -> list[tuple[int, ...]]:
     """Return the indices of equal blocks, grouped, in order of first appearance.
 
-    Blocks are equal if they have the same structure (see `built_like`) and have equal settings (see
-    `settings`), apart from layer indices: numbers that are the block's index plus a constant in
-    every block.
+    Blocks are equal if they have the same structure (see `built_like`), equal settings (see
+    `settings`) and equal entries in the lists of ``config``, apart from layer indices: numbers that
+    are the block's index plus a constant in every block, and are called an index.
     """
     blocks = list(blocks)
     built = [built_like(block) for block in blocks]
-    if by_settings:
-        own = [settings(block) for block in blocks]
-        counting = _counting(own)
+    entries = _entries(config, len(blocks))
+    own = [settings(block) | entry for block, entry in zip(blocks, entries, strict=True)]
+    counting = _counting(own)
+
+    def groups(kept: Callable[[object], bool]) -> list[tuple[int, ...]]:
         distinguishing = [
-            tuple((key, type(value), value) for key, value in each.items() if key not in counting)
+            tuple(
+                (key, type(value), value)
+                for key, value in each.items()
+                if key not in counting and kept(value)
+            )
             for each in own
         ]
-        groups = _grouped(list(zip(built, distinguishing, strict=True)))
-        if len(groups) <= _MOST_KINDS:
-            return groups
-    return _grouped(built)
+        return _grouped(list(zip(built, distinguishing, strict=True)))
+
+    found = groups(lambda _: True)
+    if len(found) <= _MOST_KINDS:
+        return found
+    return groups(lambda value: not isinstance(value, float | str))
 
 
-def _counting(own: Sequence[dict[tuple[str, str], object]]) -> set[tuple[str, str]]:
-    """Return the settings that are in every block its index plus a constant."""
-    offsets: dict[tuple[str, str], list[int | None]] = {}
+def _counting(own: Sequence[dict[_Setting, object]]) -> set[_Setting]:
+    """Return the settings that are layer indices."""
+    offsets: dict[_Setting, list[int | None]] = {}
     for index, each in enumerate(own):
         for key, value in each.items():
             number = value if isinstance(value, int) and not isinstance(value, bool) else None
@@ -139,7 +185,7 @@ def _counting(own: Sequence[dict[tuple[str, str], object]]) -> set[tuple[str, st
     return {
         key
         for key, found in offsets.items()
-        if len(found) > 1 and len(set(found)) == 1 and None not in found
+        if _INDEX.search(key[1]) and len(set(found)) == 1 and None not in found
     }
 
 

@@ -310,7 +310,7 @@ def _normalises(graph: TraceGraph, index: int, call: Call) -> bool:
 
 
 def _divides(graph: TraceGraph, tensor_id: int, stop: int) -> bool:
-    """Return whether something is divided by a tensor, perhaps by a little more, before ``stop``."""
+    """Return whether something is divided by a tensor, or by a little more, before ``stop``."""
     todo, seen = [tensor_id], set()
     while todo:
         key = todo.pop()

@@ -15,6 +15,7 @@ from explorer.discovery.backbone import (
     Backbone,
     PassthroughBlock,
     blocks_at,
+    equal_blocks,
     find_backbone,
     stream_alone,
     swapped_blocks,
@@ -123,14 +124,17 @@ def _anatomy(
     assert base is not None
     sizes = {"batch": run.prompt.batch, "seq": run.prompt.seq, "step": 1}
     shared = _shared(model)
+    equal = equal_blocks(run.blocks, model.config)
     kinds: dict[object, BlockAnatomy] = {}
     for group, prompt, step in zip(run.kinds, first, second, strict=True):
         block = block_anatomy(group, prompt, step, sizes, shared)
-        # Blocks that differ in a setting that shows nowhere in what was found are one kind.
-        same = kinds.setdefault(_comparable(block, prompt.path), block)
+        # Where every block was searched, those of which the same was found are one kind again.
+        of = next(at for at, layers in enumerate(equal) if group[0] in layers)
+        key = of, _comparable(block, prompt.path)
+        same = kinds.setdefault(key, block)
         if same is not block:
             layers = tuple(sorted((*same.layers, *block.layers)))
-            kinds[_comparable(block, prompt.path)] = replace(same, layers=layers)
+            kinds[key] = replace(same, layers=layers)
     found = list(kinds.values())
     width = found[0].hosts["layers"].sizes["hidden_size"]
     ending = after_the_blocks(run.prompt.whole, base)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from explorer.discovery.backbone import Backbone
-from explorer.discovery.trace_graph import TraceGraph, tensors
+from explorer.discovery.trace_graph import Call, TraceGraph, tensors
 
 
 @dataclass
@@ -18,8 +18,8 @@ class AfterTheBlocks:
 
     counts: how often each module outside the blocks ran.
     norms: path and call number (from 0) of each norm that the stream leaving the last block passes,
-        in order. A norm is a module without children and without a matrix; after a matrix there is
-        no residual stream any more.
+        in order. A norm is a module without a matrix, the outermost of several; after a matrix
+        there is no residual stream any more.
     outputs: what those norms returned, by path.
     stream: what the last block returned.
     head_input, head: what the head was called with, and what it returned.
@@ -66,4 +66,17 @@ def after_the_blocks(run: TraceGraph, base: Backbone) -> AfterTheBlocks:
                 found.outputs[path] = call.output
                 found.norms.append((path, found.counts[path]))
             found.counts[path] += 1
+        elif passing and path and _wraps_a_norm(found, call):
+            found.norms = [one for one in found.norms if not one[0].startswith(f"{path}.")]
+            found.outputs[path] = call.output
+            found.norms.append((path, found.counts[path]))
+            found.counts[path] += 1
     return found
+
+
+def _wraps_a_norm(found: AfterTheBlocks, call: Call) -> bool:
+    """Return whether a module has norms and no matrix, and ran one of them last."""
+    inner = found.norms[-1][0] if found.norms else ""
+    return inner.startswith(f"{call.module}.") and all(
+        one.dim() == 1 for one in call.fn.parameters()
+    )

@@ -165,8 +165,8 @@ def read_value(
 ) -> torch.Tensor:
     """Return the value with the layout's ``axes`` from the native ``tensor`` found at ``place``.
 
-    Repeats and factors are applied. ``indices`` are those of the selected entries, where the hook point has a
-    selection by indices.
+    Repeats and factors are applied. ``indices`` are those of the selected entries, where the hook
+    point has a selection by indices.
     """
     selection = place.selection
     if place.scale != 1:

@@ -6,17 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from explorer.discovery.candidates import (
-    HostFindings,
-    TensorCandidate,
-    latest_result,
-)
+from explorer.discovery.candidates import HostFindings, TensorCandidate, latest_result
 from explorer.discovery.mlp import DENSE
 from explorer.discovery.moe_sum import find_routed_sum
 from explorer.discovery.router import find_router
 from explorer.discovery.trace_graph import Call, TraceGraph
 from explorer.vocabulary import reasons
 from explorer.vocabulary.availability import Unavailability
+
 
 @dataclass(frozen=True)
 class ExpertsCall:

@@ -8,7 +8,6 @@ import torch
 
 from explorer.discovery.candidates import (
     HostFindings,
-    TensorCandidate,
     child_calls,
     is_norm,
     latest_result,
@@ -66,9 +65,7 @@ def find_routed_sum(
     _add_joining(findings, graph, module, experts, add, joined)
 
 
-def _path(
-    findings: HostFindings, graph: TraceGraph, module: Call, start: _Routed
-) -> list[_Routed]:
+def _path(findings: HostFindings, graph: TraceGraph, module: Call, start: _Routed) -> list[_Routed]:
     """Return the routed output at each point of its way to where something joins it."""
     path = [start]
     # A factor on the result is one on the slots only where their weights multiply their outputs.
@@ -170,6 +167,7 @@ def _set_routed(findings: HostFindings, graph: TraceGraph, module: Call, routed:
             findings.set_details(scoring=replace(scoring, factor=factor))
     if routed.projection:
         findings.set_details(routed_projection=routed.projection)
+        findings.sizes["latent_size"] = candidates["routed_output"].tensor.shape[-1]
     if scale != 1 or routed.projection:
         earlier = [c for c in graph.inside(module) if c.start <= routed.last_op < c.stop]
         found = latest_result([c for c in earlier if c.fn is not None], routed.tensor_id)
@@ -201,11 +199,14 @@ def _add_joining(
         if findings.add("shared_expert_output", candidate, reason) is not None:
             findings.set_details(shared=shared.module, shared_gated=id(shared.output) != other)
         return
-    findings.dense = find_dense_branch(graph, module, other, add, candidate)
-    if findings.dense is not None:
+    result = latest_result(inner, other) or candidate
+    findings.dense = dense = find_dense_branch(graph, module, other, add, result)
+    if dense is not None:
         findings.missing |= dict.fromkeys(("mlp_activation", "mlp_neurons"), reasons.DENSE_BESIDE)
-    if findings.dense is not None and module.part_of is not None:
+    if dense is not None and module.part_of is not None:
         findings.missing["shared_expert_output"] = reasons.DENSE_NOT_SHARED
+    elif dense is not None and result == candidate:
+        findings.missing["shared_expert_output"] = reasons.DENSE_ADDS_IT
     else:
         findings.add("shared_expert_output", candidate, reasons.SHARED_EXPERT_NOT_RETURNED)
 

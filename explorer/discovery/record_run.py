@@ -124,7 +124,9 @@ class _Run:
         base = self.backbone
         self.blocks = [] if base is None else list(model.get_submodule(base.blocks).children())
         count = len(self.blocks)
-        self.kinds = [(at,) for at in range(count)] if distinct else equal_blocks(self.blocks)
+        self.kinds = (
+            [(at,) for at in range(count)] if distinct else equal_blocks(self.blocks, model.config)
+        )
         few = sorted(at for group in self.kinds for at in group[:_RUN_OF_EACH_KIND])
         self.ran = tuple(range(count)) if every_block else tuple(few)
 

@@ -205,8 +205,8 @@ def _value(
     return {
         "host": vocabulary.HOSTS[row.host].path,
         "name": value.name,
-        "layout": value.layout,
-        "dims": list(value.axes),
+        "layout": row.shown.layout,
+        "dims": list(row.shown.axes),
         "meaning": value.meaning,
         "read_at": row.read_at,
         "writable": row.writable,

@@ -128,7 +128,7 @@ def _value_lines(envoy: Envoy) -> list[str]:
 def _named_values(values: HostValues) -> list[str]:
     """Return the values a host serves, each without the bracket its line begins with."""
     return [
-        f"{value.name}) -> {value.typed}: {value.meaning}"
+        f"{value.name}) -> {value.on(values.sizes).typed}: {value.meaning}"
         for value in vocabulary.BY_HOST[values.name].values()
         if value.name not in values.missing
     ]

@@ -102,7 +102,11 @@ class ServedValues:
     def _key(self, address: ValueAddress) -> Hashable:
         """Return what values that are one tensor of one layout have in common."""
         point = address.hook_point
-        return point.element if self.native else (point.element, point.arrangement, point.repeat, point.scale)
+        return (
+            point.element
+            if self.native
+            else (point.element, point.arrangement, point.repeat, point.scale)
+        )
 
     def _put(self, container: Any, name: str, address: ValueAddress, value: Any) -> Any:
         if name == "expert_indices" and self.num_experts is not None:

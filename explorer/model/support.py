@@ -25,7 +25,8 @@ class Row:
 
     layers: the blocks that have it (empty on the model host); read_at: where in the forward;
     condition: what it needs of the way the model is loaded; reasons: why each other block does not
-    have it, under None for the model host; available: whether any block, or the model, has it.
+    have it, under None for the model host; available: whether any block, or the model, has it;
+    shown: the value with the layout that it has there.
     """
 
     host: str
@@ -35,6 +36,7 @@ class Row:
     condition: str | None
     reasons: dict[int | None, Unavailability]
     available: bool
+    shown: vocabulary.Value
 
     @property
     def name(self) -> str:
@@ -75,7 +77,7 @@ class Support:
             where = f"{vocabulary.HOSTS[row.host].path}.{row.name}"
             if row.available:
                 scope = "" if row.host == "model" else f"  blocks {ranges(row.layers, dash='-')}"
-                lines.append(f"  yes  {where:<52} {row.value.typed}{scope}")
+                lines.append(f"  yes  {where:<52} {row.shown.typed}{scope}")
             else:
                 lines.append(f"  no   {where:<52} {most_informative(row.reasons.values())}")
         for path in dict.fromkeys(
@@ -104,7 +106,7 @@ def support(anatomy: Anatomy, top: HostAnatomy, layer: int | None = None) -> Sup
             reasons: dict[int | None, Unavailability] = (
                 {} if there else {None: top.missing[value.name]}
             )
-            rows.append(Row("model", value, (), description, None, reasons, there))
+            rows.append(Row("model", value, (), description, None, reasons, there, value))
             continue
         having: list[int] = []
         reasons, description = {}, ""
@@ -124,6 +126,7 @@ def support(anatomy: Anatomy, top: HostAnatomy, layer: int | None = None) -> Sup
                 CONDITIONS.get(value.name),
                 reasons,
                 bool(having),
+                value.on(anatomy.block(having[0]).hosts[value.host].sizes if having else {}),
             )
         )
     return Support(rows, layer)

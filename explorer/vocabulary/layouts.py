@@ -68,6 +68,8 @@ _ROWS = (
     ("ExpertIndices", "batch seq top_k", "one expert number per token and routing slot"),
     ("ExpertOutputs", "batch seq top_k hidden_size",
      "one vector per token and routing slot, as wide as routed_output"),
+    ("LatentOutputs", "batch seq top_k latent_size",
+     "one vector per token and routing slot, of the width that the experts work on"),
     ("RouterMargin", "batch seq", "one number per token"),
 )
 # fmt: on

@@ -161,6 +161,7 @@ DENSE_NOT_SHARED = not_present(
     "this mixture has no shared expert; "
     "the dense MLP beside it reads something else, and is under dense_mlp"
 )
+DENSE_ADDS_IT = not_present("what is added to the routed output is dense_mlp.mlp_output")
 SHARED_IN_MLP = not_present(
     "this block's shared expert is a part of its MLP without a module; it is under dense_mlp"
 )

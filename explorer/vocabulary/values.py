@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -34,6 +35,8 @@ class Value:
         signed: Whether a picture of it is centred on zero when it has negative numbers.
         own_width: Whether its last axis may differ from the stream's width although its layout is
             the stream's.
+        latent: Its layout on a mixture whose experts work on a width of their own, which then has
+            the size ``latent_size``.
         recorded: When it is recorded.
     """
 
@@ -51,6 +54,7 @@ class Value:
     high: float | None = None
     signed: bool = True
     own_width: bool = False
+    latent: str = ""
     recorded: RecordWhen = RecordWhen.FITTING
 
     @property
@@ -78,6 +82,11 @@ class Value:
         """
         inner = self.host in ("shared_experts", "dense_mlp")
         return f"{self.host}.{self.name}" if inner else self.name
+
+    def on(self, sizes: Mapping[str, int]) -> Value:
+        """Return the value with the layout it has on a host with these sizes."""
+        latent = self.latent and "latent_size" in sizes
+        return replace(self, layout=self.latent) if latent else self
 
     @property
     def typed(self) -> str:

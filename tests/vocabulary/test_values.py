@@ -36,10 +36,11 @@ def test_a_value_is_found_by_its_full_name_alone(value):
     assert BY_HOST[value.host][value.name] is value
 
 
-def test_a_bare_name_means_every_host_but_the_shared_expert():
+def test_a_bare_name_means_every_host_but_the_shared_expert_and_a_dense_branch():
+    inner = {"shared_experts", "dense_mlp"}
     for name in NAMES:
         hosts = {value.host for value in lookup(name)}
-        assert hosts == {value.host for value in VALUES if value.name == name} - {"shared_experts"}
+        assert hosts == {value.host for value in VALUES if value.name == name} - inner
     assert [value.host for value in lookup("shared_experts.mlp_output")] == ["shared_experts"]
 
 

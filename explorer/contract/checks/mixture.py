@@ -120,8 +120,8 @@ def _compare_scores(
 
 @invariant(
     "slots sum",
-    "expert_outputs summed over the slots is routed_output, brought back to the stream's width where "
-    "the experts work on another.",
+    "expert_outputs summed over the slots is routed_output, brought back to the stream's width "
+    "where the experts work on another.",
     HOST,
     needs=("expert_outputs", "routed_output"),
     float32=1e-6,

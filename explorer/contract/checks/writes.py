@@ -156,7 +156,7 @@ def writes_land(subject: ModelUnderTest, host: str, compare: Comparisons) -> Non
             if write.error is not None or write.wrote is None:
                 compare.holds(where, False, f"it raises {write.error!r}")
                 continue
-            compare.equal(where, run.observer.seen.get(write.key), write.wrote)
+            _compare_written(subject, compare, where, write, run.observer.seen.get(write.key))
             same = write.served is not None and torch.equal(write.wrote, write.served)
             compare.holds(where, not same, "the edit changed nothing")
             ignored = write.key[0].name == "attention_mask" and not subject.native.uses_mask
@@ -175,6 +175,26 @@ def writes_land(subject: ModelUnderTest, host: str, compare: Comparisons) -> Non
         and subject.native.returns_cache
     ):
         _compare_states(subject, compare, host)
+
+
+def _compare_written(
+    subject: ModelUnderTest,
+    compare: Comparisons,
+    where: tuple[int | None, str],
+    write: Write,
+    seen: torch.Tensor | None,
+) -> None:
+    """Compare what the model continues with and what was written.
+
+    They are equal; where the value is a multiple of the model's tensor, up to that tensor's
+    rounding, since not every number is such a multiple.
+    """
+    value, layer = write.key
+    address = subject.model.taps.hosts[value.host, layer].addresses[value.name]
+    if address.hook_point.scale == 1 or seen is None:
+        compare.equal(where, seen, write.wrote)
+    else:
+        compare.close(where, seen, write.wrote, 2 * torch.finfo(subject.dtype).eps)
 
 
 @invariant(
