@@ -23,7 +23,7 @@ CHROMIUM := /usr/bin/chromium
 # What the site is made from, without what a build writes beside it: an unchanged site is not built twice.
 BUILT := $(OUT)/.built
 SOURCES := mkdocs.yml $(shell find explorer builder -type f -not -name '*.pyc') $(wildcard site/*/*/notes.md) \
-  site/how-the-parts-fit.md $(wildcard site/coverage.json site/assets/bestiary.*)
+  site/how-the-parts-fit.md $(wildcard site/coverage*.json site/assets/bestiary.*)
 
 .PHONY: demo test fast lint site check bench weights pictures lock browser clean
 

@@ -1,6 +1,7 @@
 """``python -m builder check``: the contract of each family's specimen, as a table or as JSON.
 
-With ``--all``, of every decoder of transformers, each in a process of its own.
+With ``--all``, of every decoder of transformers, each in a process of its own. With ``--variants``,
+of each specimen with one field of its configuration moved, for each move that changes its graph.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import json
 import shutil
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from builder.commands.parsers import Parsers, usage_error
 from builder.records.process_limits import DEFAULT_LIMITS, Limits
@@ -18,6 +21,8 @@ from builder.records.threads import one_thread
 
 if TYPE_CHECKING:
     from explorer.contract.report import Check, Report
+
+_T = TypeVar("_T")
 
 #: The narrowest that the column of details gets on a narrow terminal.
 _NARROWEST = 40
@@ -36,10 +41,22 @@ def add(parsers: Parsers) -> None:
         "--jobs",
         type=int,
         metavar="N",
-        help="with --all: processes at a time, 1 or 2 (1 by default)",
+        help="with --all or --variants: processes at a time, 1 or 2 (1 by default)",
     )
     parser.add_argument(
-        "--write", action="store_true", help="with --all: write the outcomes as the site's data"
+        "--write",
+        action="store_true",
+        help="with --all or --variants: write the outcomes as the site's data",
+    )
+    parser.add_argument(
+        "--variants",
+        action="store_true",
+        help="the specimens with one field of their configuration moved",
+    )
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="with --variants: use no outcomes of an interrupted run",
     )
     parser.add_argument(
         "--with",
@@ -59,21 +76,27 @@ def run(args: argparse.Namespace) -> int:
             return run_under(args.release, _arguments(args))
         except ReleaseError as error:
             return usage_error(str(error))
-    if not args.all:
+    if args.fresh and not args.variants:
+        return usage_error("--fresh goes with --variants.")
+    if not args.all and not args.variants:
         if args.jobs is not None or args.write:
-            return usage_error("--jobs and --write go with --all.")
+            return usage_error("--jobs and --write go with --all or --variants.")
         return check_families(requested_families(args.families), args.json)
-    if args.families:
+    if args.all and args.families:
         return usage_error("--all checks every family: do not name any.")
     if args.jobs not in (None, 1, 2):
         return usage_error("--jobs takes 1 or 2: each process holds a model and its bfloat16 copy.")
+    if args.variants:
+        families = None if args.all else requested_families(args.families)
+        return check_variants(families, args.jobs or 1, args.json, args.write, args.fresh)
     return check_all(args.jobs or 1, args.json, args.write)
 
 
 def _arguments(args: argparse.Namespace) -> list[str]:
     """Return the words of the same command without its release."""
     jobs = [] if args.jobs is None else [f"--jobs={args.jobs}"]
-    flags = [f"--{name}" for name in ("json", "all", "write") if getattr(args, name)]
+    names = ("json", "all", "write", "variants", "fresh")
+    flags = [f"--{name}" for name in names if getattr(args, name)]
     return ["check", *flags, *jobs, *args.families]
 
 
@@ -105,28 +128,71 @@ def check_all(
     ``write``: also write them as the site's data. Returns 0, 1 when a check failed somewhere, or 2
     when there is no site to write them to.
     """
-    from tqdm import tqdm
-
     from builder.records import coverage
     from builder.records.coverage_text import table
 
     if write and not coverage.DATA.parent.is_dir():
-        return usage_error(
-            f"There is no folder {coverage.DATA.parent} here: "
-            "run --write from the root of the repository."
-        )
+        return _no_site(coverage.DATA)
     families = coverage.types()
     outcomes: dict[str, coverage.Outcome] = {}
-    with tqdm(total=len(families), unit="family", desc="coverage", file=sys.stderr) as bar:
-        for family, outcome in coverage.sweep(families, jobs, limits):
-            outcomes[family] = outcome
-            bar.set_postfix_str(f"{family}: {outcome['verdict']}")
-            bar.update()
+    for family, outcome in _with_bar(coverage.sweep(families, jobs, limits), len(families)):
+        outcomes[family] = outcome
     if write:
         print(f"Written: {coverage.write(outcomes)}", file=sys.stderr)
     ordered = dict(sorted(outcomes.items()))
     print(json.dumps(ordered, ensure_ascii=False, indent=1) if as_json else table(outcomes))
     return 1 if any(outcome["verdict"] == "failed" for outcome in outcomes.values()) else 0
+
+
+def check_variants(
+    families: list[str] | None,
+    jobs: int,
+    as_json: bool = False,
+    write: bool = False,
+    fresh: bool = False,
+) -> int:
+    """Run the contract on the variants of ``families``, every decoder where it is None, and print
+    the outcomes.
+
+    ``write``: also write them as the site's data, beside those of families that are not named.
+    ``fresh``: use no outcomes of an interrupted run. Returns as `check_all` does; 1 also where a
+    family has no outcomes.
+    """
+    from builder.records import coverage, variants
+    from builder.records.variants_text import table
+
+    if write and not variants.DATA.parent.is_dir():
+        return _no_site(variants.DATA)
+    chosen = coverage.types() if families is None else families
+    found: dict[str, variants.FamilyVariants] = {}
+    for family, one in _with_bar(variants.sweep(chosen, jobs, fresh), len(chosen)):
+        found[family] = one
+    if write:
+        path = variants.write(found, variants.DATA, merge=families is not None)
+        print(f"Written: {path}", file=sys.stderr)
+    data = variants.data(found)["families"]
+    print(json.dumps(data, ensure_ascii=False, indent=1) if as_json else table(found))
+    wrong = any("stopped" in one for one in found.values()) or any(
+        variant["verdict"] == "failed" for one in found.values() for variant in one["variants"]
+    )
+    return 1 if wrong else 0
+
+
+def _with_bar(results: Iterable[tuple[str, _T]], total: int) -> Iterable[tuple[str, _T]]:
+    """Yield each family's result and show how many there are."""
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit="family", file=sys.stderr) as bar:
+        for family, result in results:
+            bar.set_postfix_str(family)
+            bar.update()
+            yield family, result
+
+
+def _no_site(path: Path) -> int:
+    return usage_error(
+        f"There is no folder {path.parent} here: run --write from the root of the repository."
+    )
 
 
 def _report(family: str) -> Report:

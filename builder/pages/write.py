@@ -16,7 +16,7 @@ from builder.notes.read import read_notes
 from builder.pages import render
 from builder.pages.checkpoints import Record
 from builder.pages.coverage import coverage_page
-from builder.records import coverage
+from builder.records import coverage, variants
 from explorer.widgets import palette
 from explorer.widgets.diagram import ASSETS
 
@@ -146,7 +146,8 @@ def write_coverage(pages: Mapping[str, str], *, site: Path = SITE) -> Path | Non
     if data is None:
         (site / "coverage.md").unlink(missing_ok=True)
         return None
-    return _write(site / "coverage.md", coverage_page(data, pages))
+    tried = variants.read(site / variants.DATA.name)
+    return _write(site / "coverage.md", coverage_page(data, pages, tried))
 
 
 def clear(site: Path = SITE) -> None:

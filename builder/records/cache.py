@@ -63,8 +63,11 @@ class ResultCache:
         """Return the cached result, or call ``make``, which returns JSON data, and cache that."""
         if (cached := self.get(kind, family, key)) is not None:
             return cached
-        result = make()
         self.made.append(kind)
+        return self.store(kind, family, key, make())
+
+    def store(self, kind: str, family: str, key: str, result: Any) -> Any:
+        """Cache a result, JSON data, and return it."""
         _write(_path(kind, family, key), result)
         return result
 
@@ -117,6 +120,12 @@ def _prune() -> None:
 def contract_key(family: str) -> str:
     """Return the key of the contract's report on a family's specimen."""
     return _hash(_sources(_NOT_CONTRACT), _recipe(family))
+
+
+def variants_key(family: str) -> str:
+    """Return the key of the contract's outcomes on the variants of a family's specimen."""
+    builder = _digests([Path(__file__).with_name("variants.py")])
+    return _hash(_sources(_NOT_CONTRACT), builder, _recipe(family))
 
 
 def records_key(family: str) -> str:

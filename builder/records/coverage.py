@@ -9,7 +9,7 @@ is made.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, Required, TypedDict
@@ -37,14 +37,14 @@ VERDICTS = {
 }
 
 #: The packages that an outcome depends on.
-_PACKAGES = ("transformers", "torch", "nnsight")
+PACKAGES = ("transformers", "torch", "nnsight")
 
 #: Seconds of processor time that a type's signature may take.
 _SIGNATURE_SECONDS = 90.0
 
 #: What the forking server imports once. The base of the model classes is the slow part of the first
 #: of them.
-_PRELOAD = ("explorer", "explorer.contract", "transformers.models.llama.modeling_llama")
+PRELOAD = ("explorer", "explorer.contract", "transformers.models.llama.modeling_llama")
 
 
 class Lack(TypedDict):
@@ -122,7 +122,7 @@ def sweep(
     families: Sequence[str], jobs: int = 1, limits: Limits = DEFAULT_LIMITS
 ) -> Iterator[tuple[str, Outcome]]:
     """Yield the outcome of each family as they finish, ``jobs`` processes at a time."""
-    for family, found in run_each(family_outcome, families, jobs, limits, _PRELOAD):
+    for family, found in run_each(family_outcome, families, jobs, limits, PRELOAD):
         yield (
             family,
             _without_report("stopped", found.reason) if isinstance(found, NoResult) else found,
@@ -145,22 +145,34 @@ def family_outcome(family: str) -> Outcome:
 def _built_outcome(family: str, built: Specimen) -> Outcome:
     """Load a family's small model and run the contract on it."""
     from explorer import load
+
+    found, model = loaded_outcome(lambda: load(f"specimen:{family}"), built.prompt)
+    if model is None and found["verdict"] == "failed":
+        return found
+    return {**found, "types": count_axes(built.model if model is None else model)}
+
+
+def loaded_outcome(
+    load: Callable[[], LanguageModel], prompt: str
+) -> tuple[Outcome, LanguageModel | None]:
+    """Load a small model and run the contract on it; return the outcome and, where there is a
+    report, the model.
+    """
     from explorer.checkpoints.load import NotTraceable
     from explorer.contract import check
     from explorer.errors import LoadError
 
     try:
-        model = load(f"specimen:{family}")
+        model = load()
     except LoadError as error:
         reason = error.reason if isinstance(error, NotTraceable) else str(error)
-        return {**_without_report("refused", reason), "types": count_axes(built.model)}
+        return _without_report("refused", reason), None
     except Exception as error:  # not a refusal with a reason, so a mistake of ours
-        return _without_report("failed", f"it cannot be loaded: {_error_words(error)}")
+        return _without_report("failed", f"it cannot be loaded: {_error_words(error)}"), None
     try:
-        found = outcome(model, check(model, built.prompt))
+        return outcome(model, check(model, prompt)), model
     except Exception as error:  # the contract could not even begin
-        return _without_report("failed", f"the contract cannot be run: {_error_words(error)}")
-    return {**found, "types": count_axes(model)}
+        return _without_report("failed", f"the contract cannot be run: {_error_words(error)}"), None
 
 
 def _error_words(error: Exception) -> str:
@@ -257,11 +269,13 @@ def data(outcomes: Mapping[str, Outcome]) -> CoverageData:
     for family in sorted(outcomes):
         families[family] = {**outcomes[family], "file": own_lines(family)}
         if failed := families[family].get("failed"):
-            families[family]["failed"] = [
-                {"name": check["name"], "host": check["host"], "values": check["values"]}
-                for check in failed
-            ]
-    return {"versions": {name: version(name) for name in _PACKAGES}, "families": families}
+            families[family]["failed"] = [without_detail(check) for check in failed]
+    return {"versions": {name: version(name) for name in PACKAGES}, "families": families}
+
+
+def without_detail(check: FailedCheck) -> FailedCheck:
+    """Return a failed check without what was measured."""
+    return {"name": check["name"], "host": check["host"], "values": check["values"]}
 
 
 def own_lines(family: str) -> int:

@@ -30,7 +30,7 @@ def details(outcome: Outcome) -> list[str]:
         lines.append(
             f"{len(outcome['served'])} values, {outcome['checks']['passed']} checks passed"
         )
-    lines += _failures(outcome.get("failed", ()))
+    lines += failures(outcome.get("failed", ()))
     lacking = by_reason(outcome.get("lacking", ()))
     lines += [f"no {names}: {reason}" for reason, names in lacking.items()]
     if unproven := outcome.get("unproven"):
@@ -83,7 +83,7 @@ def by_reason(lacking: Sequence[Lack]) -> dict[str, str]:
     return {reason: ", ".join(values) for reason, values in groups.items()}
 
 
-def _failures(failed: Sequence[FailedCheck]) -> list[str]:
+def failures(failed: Sequence[FailedCheck]) -> list[str]:
     """Return the failed checks, those with the same detail together, the first few of each."""
     groups: dict[str, list[str]] = {}
     for check in failed:

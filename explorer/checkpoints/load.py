@@ -40,7 +40,6 @@ DEFAULT = "default:"
 #: transformers sets torch's default dtype while it builds a model, so two are never built at once.
 _BUILDING = threading.RLock()
 
-
 #: The most parameters of a model that is copied to be run once.
 _SMALL = 50_000_000
 
@@ -88,21 +87,29 @@ def load(
             found = _shapes(source, dtype, attn_implementation, trust_remote_code)
         else:
             found = _hub(source, dtype, attn_implementation, trust_remote_code)
-        module, tokenizer, label, numbers = found
-        switched: Any = module  # transformers leaves its methods untyped
-        if experts_implementation is not None:
-            with as_sentences(label):
-                switched.set_experts_implementation(experts_implementation)
-        model = LanguageModel(
-            switched.eval(),
-            tokenizer,
-            _anatomy(module, label, attn_implementation, experts_implementation),
-            label,
-            numbers,
-        )
+        model = _with_names(found, attn_implementation, experts_implementation)
         if source.startswith(SPECIMEN):
             model.reload = lambda dtype: load(source, dtype=dtype)
         return model
+
+
+def load_specimen(specimen: specimens.Specimen) -> LanguageModel:
+    """Give a small model that was built here standard names and values."""
+    label = f"{SPECIMEN}{specimen.family}"
+    with _BUILDING:
+        found = Found(specimen.model, specimen.tokenizer, label, specimen.weights)
+        return _with_names(found, "eager", None)
+
+
+def _with_names(found: Found, attention: str, experts: str | None) -> LanguageModel:
+    """Find where the values of a model are, and return it under standard names."""
+    module, tokenizer, label, numbers = found
+    switched: Any = module  # transformers leaves its methods untyped
+    if experts is not None:
+        with as_sentences(label):
+            switched.set_experts_implementation(experts)
+    anatomy = _anatomy(module, label, attention, experts)
+    return LanguageModel(switched.eval(), tokenizer, anatomy, label, numbers)
 
 
 def _check_dtype(dtype: Any) -> None:

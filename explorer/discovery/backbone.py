@@ -5,6 +5,7 @@ Here too: which blocks are equal, and running a model with other blocks in its l
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -247,6 +248,8 @@ def after_blocks(
     stream = hidden.reshape(1, -1, hidden.shape[-1])
     left = stream_alone(stream, returns)
     passing = [PassthroughBlock(block, lambda *_: left) for block in blocks_at(root, path)]
+    if "output_router_logits" in inspect.signature(type(root).forward).parameters:
+        options = {"output_router_logits": False, **options}  # no block runs a router
     with swapped_blocks(root, path, passing):
         ids = torch.ones(1, stream.shape[1], dtype=torch.long, device=hidden.device)
         return root(input_ids=ids, **options).logits.reshape(*hidden.shape[:-1], -1)

@@ -44,7 +44,11 @@ class Specimen:
 
 def config_of(family: str) -> PreTrainedConfig:
     """The configuration of the specimen of ``family``, a fresh object. Raises UnknownFamily."""
-    return small_config(family, **recipe(family).config, dtype="float32")
+    return _config(recipe(family))
+
+
+def _config(made: Recipe) -> PreTrainedConfig:
+    return small_config(made.family, **made.config, dtype="float32")
 
 
 def build(
@@ -58,15 +62,24 @@ def build(
     Numbers are made in float32 and rounded to ``dtype`` afterwards, so that every dtype is the same
     model. Raises UnknownFamily, or SpecimenError where a weights file is missing or damaged.
     """
-    made = recipe(family)
-    model = _empty(made, attn_implementation)
+    return build_recipe(recipe(family), dtype, device, attn_implementation)
+
+
+def build_recipe(
+    made: Recipe,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    attn_implementation: str = "eager",
+) -> Specimen:
+    """Build the small model of a recipe, as `build` does."""
+    model = empty(_config(made), attn_implementation)
     if made.weights is None:
         weights.fill(model, made.seed, made.std, made.norm_std)
     else:
         weights.load(model, made.weights)
     model = _in_dtype(model, dtype)
     return Specimen(
-        family=family,
+        family=made.family,
         model=model.to(device).eval(),  # pyright: ignore[reportArgumentType]  a decorated method
         tokenizer=bpe.load_tokenizer(_longest(model.config)),
         config=model.config,
@@ -79,16 +92,16 @@ def build(
 def untrained(family: str) -> PreTrainedModel:
     """The model of ``family`` as its recipe's seed draws it; a weights file is not read."""
     made = recipe(family)
-    model = _empty(made)
+    model = empty(_config(made))
     weights.fill(model, made.seed, made.std, made.norm_std)
     return model
 
 
-def _empty(made: Recipe, attn_implementation: str = "eager") -> PreTrainedModel:
+def empty(config: PreTrainedConfig, attn_implementation: str = "eager") -> PreTrainedModel:
     """The model in float32 as its class initialises it; the process's random state is restored."""
     with torch.random.fork_rng(devices=[]):
         return AutoModelForCausalLM.from_config(
-            config_of(made.family), attn_implementation=attn_implementation, dtype=torch.float32
+            config, attn_implementation=attn_implementation, dtype=torch.float32
         )
 
 

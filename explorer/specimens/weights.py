@@ -30,6 +30,8 @@ def fill(model: nn.Module, seed: int, std: float, norm_std: float) -> None:
     (a selection bias, a block's scale), which would go unseen at 0 or 1. Vectors that the class
     draws (sinks, a router's bias) are drawn as the class draws them, plus the same noise.
     """
+    if empty := [name for name, parameter in model.named_parameters() if not parameter.numel()]:
+        raise SpecimenError(f"A specimen has a number in each parameter; {empty[0]} is empty.")
     _draw_vectors_again(model, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -11,8 +11,10 @@ import torch
 from torch.testing import assert_close
 
 from explorer import load
+from explorer.checkpoints.load import load_specimen
 from explorer.engine.nnsight_api import STATE, State
 from explorer.model.errors import OutsideTrace
+from explorer.specimens import variants
 from tests.support.models import PROMPT, ids, shapes, specimen
 
 
@@ -284,3 +286,10 @@ def test_other_attributes_may_be_set(model):
     model.layers[0].remark = "mine"
     assert model.layers[0].remark == "mine"
     del model.layers[0].remark
+
+
+@pytest.mark.parametrize("family", ["granitemoe", "granitemoeshared", "granitemoehybrid"])
+def test_the_lens_runs_no_router_so_none_is_asked_for_its_logits(family):
+    model = load_specimen(variants.build(family, {"output_router_logits": True}))
+    rec = model.record("And God said", ["layer_output", "logits"])
+    assert_close(model.project_on_vocab(rec["layer_output", -1]), rec["logits"])
