@@ -11,6 +11,9 @@ from builder.records.coverage import VERDICTS
 from builder.records.coverage_text import by_reason, failures
 from builder.records.variants import Change, FamilyVariants, Variant
 
+#: The most characters of a list of values.
+_LONGEST = 160
+
 
 def change_text(change: Change) -> str:
     """Return a change as ``field = value``, the value as JSON."""
@@ -23,10 +26,14 @@ def details(variant: Variant) -> list[str]:
     lines = [variant["reason"]] if "reason" in variant else []
     lines += failures(variant.get("failed", ()))
     lacking = by_reason(variant.get("lacking", ()))
-    lines += [f"no {names}: {reason}" for reason, names in lacking.items()]
+    lines += [f"no {_short(names)}: {reason}" for reason, names in lacking.items()]
     if unproven := variant.get("unproven"):
-        lines.append(f"verified by no check: {', '.join(unproven)}")
+        lines.append(f"verified by no check: {_short(', '.join(unproven))}")
     return lines
+
+
+def _short(names: str) -> str:
+    return textwrap.shorten(names, _LONGEST, placeholder=" …")
 
 
 def counts(found: Iterable[FamilyVariants]) -> str:
