@@ -111,7 +111,7 @@ def _main_child(
         beside = [
             own
             for other, own in groups.items()
-            if other != path and not feeds_into(graph, max(own), calls[path])
+            if other != path and not any(feeds_into(graph, i, calls[path]) for i in own)
         ]
         if role != "experts" or (path == last and not beside):
             return calls[path]

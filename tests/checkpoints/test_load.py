@@ -234,7 +234,7 @@ def test_what_a_library_says_is_cut_to_its_first_sentence():
     assert errors.first_sentence(ValueError(long)) == "The file is wrong because of `this`"
     assert (
         len(errors.first_sentence(ValueError("word " * 200))) == 200
-        and errors.first_sentence(KeyError()) == "KeyError"
+        and errors.first_sentence(KeyError("a")) == "there is nothing called 'a'"
     )
     assert (
         errors.first_sentence(ValueError("version 5.24.0 of config.json is meant"))
