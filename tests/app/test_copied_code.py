@@ -12,9 +12,10 @@ from explorer.app.store import Store
 from explorer.app.worker import Job
 from explorer.checkpoints import load as loading
 from explorer.widgets.views import code as snippets
-from explorer.widgets.views.picture import Curves, Heatmap, Mosaic, Refusal
+from explorer.widgets.views.picture import Heatmap, Refusal
 from explorer.widgets.views.selection import Selection
 from explorer.widgets.views.tensor import value_of
+from tests.support.copied_code import agree, numbers_of, run_cell
 
 SOURCE, PROMPT = "specimen:qwen3_5_moe_text", 'The "evening" and the morning\nwere the first day'
 RECURRENT, SOFTMAX = 1, 3
@@ -40,27 +41,6 @@ def runs(store):
     edits = (snippets.Intervention("expert", 0, 5), snippets.Intervention("head", SOFTMAX, 1))
     edited = store.run(SOURCE, PROMPT, edits, job)
     return edited.baseline, edited
-
-
-def run_cell(code: str) -> np.ndarray:
-    space: dict[str, object] = {}
-    exec(compile(code, "<cell>", "exec"), space)
-    return space["shown"].numpy()
-
-
-def numbers_of(view: object) -> np.ndarray:
-    """What a view draws; of lines the heavy one."""
-    if isinstance(view, Mosaic):
-        return np.stack([tile.values for tile in view.tiles])
-    return view.lines[-1].values if isinstance(view, Curves) else view.values
-
-
-def agree(shown: np.ndarray, drawn: np.ndarray) -> None:
-    """Equal wherever something is drawn."""
-    assert shown.shape == drawn.shape
-    known = np.isfinite(drawn)
-    assert known.any()
-    np.testing.assert_allclose(shown[known], drawn[known], rtol=1e-4, atol=1e-5)
 
 
 CASES = [

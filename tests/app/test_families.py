@@ -29,7 +29,7 @@ from explorer.widgets.views import next_token as views_next
 from explorer.widgets.views.code import Intervention
 from explorer.widgets.views.picture import Refusal
 from explorer.widgets.views.selection import Selection
-from tests.app.test_copied_code import agree, numbers_of, run_cell
+from tests.support.copied_code import agree, numbers_of, run_cell
 
 #: A gated recurrence, a scan by channel, its kin by head beside attention, blocks without a mixer,
 #: convolutions, the delta rule by channel, and logits that the model caps after its head.

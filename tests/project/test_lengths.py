@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,14 @@ def test_a_function_is_short_or_says_why_not(path):
         and not any(REASON in line for line in lines[node.lineno - 1 : node.end_lineno])
     ]
     assert not long
+
+
+def test_no_test_file_imports_another():
+    """What several tests share lies in ``tests/support``, so that each file runs by itself."""
+    importing = [
+        f"{path}: {line.strip()}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for line in path.read_text().splitlines()
+        if re.match(r"\s*(from|import) tests\.\w+\.test_", line)
+    ]
+    assert importing == []

@@ -8,40 +8,14 @@ from math import prod
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from explorer.accounting import counts as accounting
-from explorer.meta_device import without_padding_warning
 from explorer.signature import signature
-from tests.signature.test_signature import FIRST, MORE, signed
 from tests.support.models import shapes
+from tests.support.signatures import FIRST, MORE, calls, counted, signed, value
 
-
-def value(text: str, **names: int) -> int:
-    """What a formula comes to; it is plain arithmetic, with ``min`` for what is capped."""
-    return eval(text, {"__builtins__": {}, "min": min}, names)
-
-
-def calls(cost: dict, **names: int) -> int:
-    """A cost of a call: its numbers, with what its further names stand for."""
-    more = {name: value(meaning["numbers"], **names) for name, meaning in cost["where"].items()}
-    return value(cost["numbers"], **names, **more)
-
-
-def grouped(left: tuple, right: tuple, *args: object, **options: object) -> int:
-    """What torch's counter leaves out: each row times the matrix of its expert."""
-    return 2 * left[0] * left[1] * right[-1]
-
-
-def counted(module: torch.nn.Module, context: int) -> int:
-    ids = torch.zeros(1, context, dtype=torch.long, device="meta")
-    with torch.no_grad(), without_padding_warning(module):
-        out = module(ids[:, 1:], use_cache=True)
-        with FlopCounterMode(
-            display=False, custom_mapping={torch.ops.aten._grouped_mm: grouped}
-        ) as counter:
-            module(ids[:, :1], cache=out.cache, use_cache=True)
-    return counter.get_total_flops()
+#: Families whose costs stop growing or never grow, which a short text shows.
+SHORT_TOO = ("gemma2", "qwen3_next")
 
 
 def model(family: str) -> torch.nn.Module:
@@ -91,16 +65,20 @@ def test_bytes_of_weights_are_those_of_the_tensors(family):
     assert {row["dtype"]: row["number"] for row in signed(family)["costs"]["weights"]} == truth
 
 
-@pytest.mark.parametrize("family", [*FIRST, *MORE])
-@pytest.mark.parametrize(("tokens", "batch"), [(17, 1), (90, 3)])
+@pytest.mark.parametrize(
+    ("family", "tokens", "batch"),
+    [*((family, 90, 3) for family in (*FIRST, *MORE)), *((family, 17, 1) for family in SHORT_TOO)],
+)
 def test_bytes_kept_are_those_of_the_cache(family, tokens, batch):
     assert calls(
         signed(family)["costs"]["cache"], S=tokens, B=batch
     ) == accounting.measured_cache_bytes(model(family), tokens, batch)
 
 
-@pytest.mark.parametrize("family", [*FIRST, *MORE])
-@pytest.mark.parametrize("context", [12, 130])
+@pytest.mark.parametrize(
+    ("family", "context"),
+    [*((family, 130) for family in (*FIRST, *MORE)), *((family, 12) for family in SHORT_TOO)],
+)
 def test_operations_are_those_torch_counts(family, context):
     assert calls(signed(family)["costs"]["flops"], T=context) == counted(model(family), context)
 

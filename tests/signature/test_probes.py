@@ -19,7 +19,7 @@ from explorer.signature.probing import probe
 from explorer.signature.resizable import ResizableModel
 from explorer.signature.types import Types
 from explorer.specimens.small import small_config
-from tests.signature.test_costs import calls, counted
+from tests.support.signatures import calls, counted
 
 #: Sizes that a model is built of which no probe had, those that follow included.
 OTHERS = {

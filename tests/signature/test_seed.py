@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.signature.test_signature import signed
+from tests.support.signatures import signed
 
 #: The page's generics and numbers; it calls Hidden H.
 GENERICS = {

@@ -23,22 +23,7 @@ from explorer.signature.text import text
 from explorer.signature.types import Types
 from explorer.specimens.small import small_config
 from tests.support.models import shapes, specimen
-
-#: A checkpoint of each of the first families.
-FIRST = {
-    "llama": "HuggingFaceTB/SmolLM2-135M-Instruct",
-    "qwen3_moe": "Qwen/Qwen3-30B-A3B",
-    "qwen3_next": "Qwen/Qwen3-Next-80B-A3B-Instruct",
-    "qwen3_5_moe_text": "Qwen/Qwen3.6-35B-A3B",
-}
-
-#: A sliding window, and latent attention with dense blocks before the mixtures.
-MORE = {"gemma2": "google/gemma-2-2b", "deepseek_v3": "deepseek-ai/DeepSeek-V3"}
-
-
-@cache
-def signed(family: str) -> dict:
-    return signature(shapes({**FIRST, **MORE}[family]))
+from tests.support.signatures import FIRST, MORE, signed
 
 
 @cache
