@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from builder.commands import bench, build, check, facts, inspect
+from builder.commands import bench, build, check, facts, inspect, mutate
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -13,7 +13,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m builder", description="Facts and pages about language-model families."
     )
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (facts, build, check, inspect, bench):
+    for command in (facts, build, check, mutate, inspect, bench):
         command.add(parsers)
     args = parser.parse_args(argv)
     from builder.records.collect import UnknownFamily

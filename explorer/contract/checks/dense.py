@@ -8,6 +8,7 @@ import torch
 
 from explorer.contract.comparisons import Comparisons
 from explorer.contract.model_under_test import ModelUnderTest
+from explorer.contract.module_calls import module_calls
 from explorer.contract.registry import invariant
 from explorer.contract.residual_steps import addend_of, constant, tail_known
 
@@ -152,4 +153,49 @@ def tokenwise(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
         compare.holds(layer, not unchanged, "the edit did not arrive")
 
 
-INVARIANTS = (neurons, silenced, tokenwise)
+#: The files that activation functions are defined in when they are modules.
+_ACTIVATION_FILES = ("transformers.activations", "torch.nn.modules.activation")
+
+
+def _activation_modules(subject: ModelUnderTest, host: str) -> dict[int, torch.nn.Module]:
+    """Return by block the one activation module that an MLP has."""
+    found: dict[int, torch.nn.Module] = {}
+    for layer in subject.layers(host, "mlp_activation"):
+        path = subject.host(host, layer).module
+        if path:
+            parts = subject.module(layer, path).modules()
+            named = [one for one in parts if type(one).__module__ in _ACTIVATION_FILES]
+            if len(named) == 1:
+                found[layer] = named[0]
+    return found
+
+
+@invariant(
+    "activation",
+    "By torch's own hooks, mlp_activation is what the MLP's activation module returns.",
+    "mlp",
+    "shared_experts",
+    needs=("mlp_activation",),
+    when=lambda subject: any(
+        _activation_modules(subject, host) for host in ("mlp", "shared_experts")
+    ),
+    otherwise="its activation functions are no modules",
+)
+def activation(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
+    modules = _activation_modules(subject, host)
+    calls = subject.once(f"activations of {host}", lambda: _returned(subject, modules))
+    for layer, returned in calls.items():
+        found = subject.get(host, "mlp_activation", layer)
+        compare.equal(layer, found, returned.view_as(found))
+
+
+def _returned(
+    subject: ModelUnderTest, modules: dict[int, torch.nn.Module]
+) -> dict[int, torch.Tensor]:
+    """Return what each module returns, of those that are called once."""
+    with module_calls(modules.values(), copied=True) as calls:
+        subject.native.forward(subject.ids)
+    return {layer: calls[one][1][0] for layer, one in modules.items() if one in calls}
+
+
+INVARIANTS = (activation, neurons, silenced, tokenwise)

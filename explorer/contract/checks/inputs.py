@@ -19,6 +19,9 @@ from explorer.model.errors import PromptError
 )
 def from_the_tokenizer(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
     model, tokenizer = subject.model, subject.model.tokenizer
+    compare.equal("recorded ids", subject.get("model", "input_ids"), subject.ids)
+    ones = torch.ones_like(subject.ids)
+    compare.equal("recorded mask", subject.get("model", "attention_mask"), ones)
     short = str(tokenizer.decode(subject.ids[0, :4].tolist()))
     with torch.no_grad(), model.trace(subject.text):
         served = [model.input_ids, model.attention_mask, model.input_size].save()  # pyright: ignore[reportAttributeAccessIssue]  # nnsight adds it

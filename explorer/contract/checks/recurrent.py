@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from explorer.contract.comparisons import Comparisons
+from explorer.contract.comparisons import Comparisons, difference
 from explorer.contract.model_under_test import ModelUnderTest, attempt
 from explorer.contract.registry import invariant
 from explorer.contract.residual_steps import addend_of, tail_known
@@ -250,6 +250,83 @@ def convolution_width(subject: ModelUnderTest, host: str, compare: Comparisons) 
             compare.equal(layer, tokens, expected)
 
 
+def _convolutions(subject: ModelUnderTest, host: str, layer: int) -> list[torch.nn.Conv1d]:
+    """Return a mixer's depthwise convolutions, where they take all channels of conv_input."""
+    path = subject.host(host, layer).module
+    if not path:
+        return []
+    modules = subject.module(layer, path).modules()
+    found = [one for one in modules if isinstance(one, torch.nn.Conv1d)]
+    channels = subject.get(host, "conv_input", layer).shape[-1]
+    depthwise = all(one.groups == one.in_channels == one.out_channels for one in found)
+    return found if depthwise and sum(one.in_channels for one in found) == channels else []
+
+
+def _convolved(subject: ModelUnderTest) -> list[tuple[str, int]]:
+    """Return the mixers, with their blocks, whose convolutions are modules of their own."""
+    return [
+        (host, layer)
+        for host in _CONVOLVING
+        for layer in subject.layers(host, "conv_input", MIXERS[host].conv_feeds[-1])
+        if _convolutions(subject, host, layer)
+    ]
+
+
+@invariant(
+    "convolution",
+    "The mixer's own convolution of conv_input, with at most a SiLU after it, is what it feeds: "
+    "conv_output, or values, and on most mixers keys and queries, among its channels.",
+    *_CONVOLVING,
+    needs=("conv_input",),
+    float32=1e-5,
+    bfloat16=2e-2,
+    when=lambda subject: bool(_convolved(subject)),
+    otherwise="its convolution is no module",
+)
+def convolution(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
+    for layer in (layer for found, layer in _convolved(subject) if found == host):
+        modules = _convolutions(subject, host, layer)
+        taken = subject.get(host, "conv_input", layer).mT
+        with torch.no_grad():
+            parts = taken.split([one.in_channels for one in modules], dim=1)
+            made = [_causal(one, part) for one, part in zip(modules, parts, strict=True)]
+        whole = torch.cat(made, dim=1).mT
+        for name in MIXERS[host].conv_feeds:
+            if layer in subject.layers(host, name):
+                fed = _one_per_group(subject.get(host, name, layer)).flatten(2)
+                compare.close(layer, fed, _nearest_channels(fed, whole))
+
+
+def _one_per_group(fed: torch.Tensor) -> torch.Tensor:
+    """Return what a convolution feeds without the heads that repeat the one before."""
+    heads = fed.shape[2] if fed.dim() == 4 else 1
+    for times in range(heads, 1, -1):
+        if heads % times == 0:
+            single = fed[:, :, ::times]
+            if torch.equal(single.repeat_interleave(times, dim=2), fed):
+                return single
+    return fed
+
+
+def _nearest_channels(fed: torch.Tensor, convolved: torch.Tensor) -> torch.Tensor:
+    """Return neighbouring channels of [batch seq channels], before or after a SiLU, that are
+    closest to what was fed.
+    """
+    width = fed.shape[-1]
+    slices = [
+        either[..., start : start + width]
+        for either in (convolved, torch.nn.functional.silu(convolved))
+        for start in range(convolved.shape[-1] - width + 1)
+    ]
+    return min(slices, key=lambda one: difference(fed, one))
+
+
+def _causal(conv: torch.nn.Conv1d, x: torch.Tensor) -> torch.Tensor:
+    """Convolve x [batch channels seq] so that no token sees a later one."""
+    padded = torch.nn.functional.pad(x.to(conv.weight.dtype), (conv.kernel_size[0] - 1, 0))
+    return torch.nn.functional.conv1d(padded, conv.weight, conv.bias, groups=conv.groups)
+
+
 def _compare_projection(
     subject: ModelUnderTest, host: str, compare: Comparisons, name: str, gate: str
 ) -> None:
@@ -300,6 +377,7 @@ INVARIANTS = (
     decays,
     gates,
     convolution_width,
+    convolution,
     gated_convolution,
     gated_channels,
 )

@@ -115,7 +115,7 @@ def stream_continues(subject: ModelUnderTest, host: str, compare: Comparisons) -
     otherwise="no norm of a block is a module that reads the stream",
 )
 def norms(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
-    for (name, layer), called_with in _sublayer_inputs(subject).items():
+    for (name, layer), called_with in sublayer_inputs(subject).items():
         compare.equal(layer, subject.get("layers", name, layer), called_with)
     for layer in subject.layers("layers", "mlp_norm_output", "mlp_input"):
         if "mlp" in {s.host for name, s in _norms(subject, layer) if name == "mlp_norm_output"}:
@@ -134,8 +134,12 @@ def norms(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
                 compare.close(layer, subject.get("layers", name, layer), normed, tolerance)
 
 
-def _sublayer_inputs(subject: ModelUnderTest) -> dict[tuple[str, int], torch.Tensor]:
+def sublayer_inputs(subject: ModelUnderTest) -> dict[tuple[str, int], torch.Tensor]:
     """Return nnsight's own ``input`` of sublayers, keyed by the value it should be."""
+    return subject.once("sublayer inputs", lambda: _sublayer_inputs(subject))
+
+
+def _sublayer_inputs(subject: ModelUnderTest) -> dict[tuple[str, int], torch.Tensor]:
     inputs: dict[tuple[str, int], torch.Tensor] = {}
     with torch.no_grad(), subject.model.trace(subject.ids):
         for layer in subject.layers("layers"):
