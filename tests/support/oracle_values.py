@@ -133,6 +133,10 @@ def _attention(forward: Forward, path: str, projection: str) -> Named:
     heads = (pattern @ values).transpose(1, 2)
     yield "self_attn.attention_head_outputs", heads
     yield "self_attn.attention_head_outputs", call.output[0]
+    gated = forward.modules.get(f"{path}.q_proj")
+    if gated and gated[0].result.shape[-1] == 2 * queries.shape[1] * queries.shape[-1]:
+        gate = gated[0].result.unflatten(-1, (queries.shape[1], -1))[..., queries.shape[-1] :]
+        yield "self_attn.head_gate", torch.sigmoid(gate)
     premix = forward.call(f"{path}.{projection}").input
     yield "self_attn.attention_premix", premix.unflatten(-1, heads.shape[2:])
 

@@ -157,17 +157,22 @@ def tokenwise(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
 _ACTIVATION_FILES = ("transformers.activations", "torch.nn.modules.activation")
 
 
-def _activation_modules(subject: ModelUnderTest, host: str) -> dict[int, torch.nn.Module]:
-    """Return by block the one activation module that an MLP has."""
-    found: dict[int, torch.nn.Module] = {}
+def _activations(subject: ModelUnderTest, host: str) -> dict[int, torch.Tensor]:
+    """Return by block what an MLP's one activation module returns, where it is called once."""
+    return subject.once(f"activations of {host}", lambda: _returned(subject, host))
+
+
+def _returned(subject: ModelUnderTest, host: str) -> dict[int, torch.Tensor]:
+    modules: dict[int, torch.nn.Module] = {}
     for layer in subject.layers(host, "mlp_activation"):
         path = subject.host(host, layer).module
-        if path:
-            parts = subject.module(layer, path).modules()
-            named = [one for one in parts if type(one).__module__ in _ACTIVATION_FILES]
-            if len(named) == 1:
-                found[layer] = named[0]
-    return found
+        parts = subject.module(layer, path).modules() if path else ()
+        named = [one for one in parts if type(one).__module__ in _ACTIVATION_FILES]
+        if len(named) == 1:
+            modules[layer] = named[0]
+    with module_calls(modules.values(), copied=True) as calls:
+        subject.native.forward(subject.ids)
+    return {layer: calls[one][1][0] for layer, one in modules.items() if one in calls}
 
 
 @invariant(
@@ -176,26 +181,17 @@ def _activation_modules(subject: ModelUnderTest, host: str) -> dict[int, torch.n
     "mlp",
     "shared_experts",
     needs=("mlp_activation",),
-    when=lambda subject: any(
-        _activation_modules(subject, host) for host in ("mlp", "shared_experts")
+    when=lambda subject: all(
+        _activations(subject, host)
+        for host in ("mlp", "shared_experts")
+        if subject.layers(host, "mlp_activation")
     ),
-    otherwise="its activation functions are no modules",
+    otherwise="its activation functions are no modules that are called once",
 )
 def activation(subject: ModelUnderTest, host: str, compare: Comparisons) -> None:
-    modules = _activation_modules(subject, host)
-    calls = subject.once(f"activations of {host}", lambda: _returned(subject, modules))
-    for layer, returned in calls.items():
+    for layer, returned in _activations(subject, host).items():
         found = subject.get(host, "mlp_activation", layer)
         compare.equal(layer, found, returned.view_as(found))
-
-
-def _returned(
-    subject: ModelUnderTest, modules: dict[int, torch.nn.Module]
-) -> dict[int, torch.Tensor]:
-    """Return what each module returns, of those that are called once."""
-    with module_calls(modules.values(), copied=True) as calls:
-        subject.native.forward(subject.ids)
-    return {layer: calls[one][1][0] for layer, one in modules.items() if one in calls}
 
 
 INVARIANTS = (activation, neurons, silenced, tokenwise)
