@@ -279,7 +279,6 @@ def _convolved(subject: ModelUnderTest) -> list[tuple[str, int]]:
     *_CONVOLVING,
     needs=("conv_input",),
     float32=1e-5,
-    bfloat16=2e-2,
     when=lambda subject: bool(_convolved(subject)),
     otherwise="its convolution is no module",
 )
