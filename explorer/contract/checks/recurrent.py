@@ -250,6 +250,10 @@ def convolution_width(subject: ModelUnderTest, host: str, compare: Comparisons) 
             compare.equal(layer, tokens, expected)
 
 
+#: Those that feed the recurrence channels of it as they are; a reset gate goes with a gated input.
+_FEEDING_CHANNELS = tuple(host for host in _CONVOLVING if MIXERS[host].reset_gate is None)
+
+
 def _convolutions(subject: ModelUnderTest, host: str, layer: int) -> list[torch.nn.Conv1d]:
     """Return a mixer's depthwise convolutions, where they take all channels of conv_input."""
     path = subject.host(host, layer).module
@@ -266,7 +270,7 @@ def _convolved(subject: ModelUnderTest) -> list[tuple[str, int]]:
     """Return the mixers, with their blocks, whose convolutions are modules of their own."""
     return [
         (host, layer)
-        for host in _CONVOLVING
+        for host in _FEEDING_CHANNELS
         for layer in subject.layers(host, "conv_input", MIXERS[host].conv_feeds[-1])
         if _convolutions(subject, host, layer)
     ]
@@ -276,7 +280,7 @@ def _convolved(subject: ModelUnderTest) -> list[tuple[str, int]]:
     "convolution",
     "The mixer's own convolution of conv_input, with at most a SiLU after it, is what it feeds: "
     "conv_output, or values, and on most mixers keys and queries, among its channels.",
-    *_CONVOLVING,
+    *_FEEDING_CHANNELS,
     needs=("conv_input",),
     float32=1e-5,
     when=lambda subject: bool(_convolved(subject)),
