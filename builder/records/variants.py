@@ -154,7 +154,7 @@ def fields_read(config: PreTrainedConfig) -> set[str]:
         read.add(original(of, "attribute_map").get(name, name))
         return original(of, name)
 
-    PreTrainedConfig.__getattribute__ = noting
+    PreTrainedConfig.__getattribute__ = noting  # pyright: ignore[reportAttributeAccessIssue]  any class takes one
     try:
         model = building.empty(config)
         with suppress(Exception):  # one that stops while it is recorded has read nearly all
