@@ -206,7 +206,8 @@ def _captured(subject: ModelUnderTest, mutants: list[Mutant]) -> list[torch.Tens
             host in vocabulary.RECURRENT for row in subject.model.mixers for host in row
         )
         options = {"use_cache": True} if recurrent else {}
-        subject.native.forward(**model_inputs(subject.model, subject.ids), **options)
+        inputs: dict[str, Any] = model_inputs(subject.model, subject.ids)
+        subject.native.forward(**inputs, **options)
     return found
 
 

@@ -24,6 +24,9 @@ FUNCTIONS = (
     "mamba_selective_scan",
 )
 
+#: A standard value's name with its host, and what it is.
+Named = Iterator[tuple[str, torch.Tensor]]
+
 
 @dataclass
 class Noted:
