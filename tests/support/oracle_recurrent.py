@@ -1,4 +1,4 @@
-"""The values of recurrent mixers as the oracle works them out: from modules, kernels and weights."""
+"""Recurrent mixers as the oracle works them out: from modules, kernels and weights."""
 
 from __future__ import annotations
 
