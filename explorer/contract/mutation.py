@@ -205,9 +205,8 @@ def _captured(subject: ModelUnderTest, mutants: list[Mutant]) -> list[torch.Tens
         recurrent = any(
             host in vocabulary.RECURRENT for row in subject.model.mixers for host in row
         )
-        options = {"use_cache": True} if recurrent else {}
-        inputs: dict[str, Any] = model_inputs(subject.model, subject.ids)
-        subject.native.forward(**inputs, **options)
+        options: dict[str, Any] = {"use_cache": True} if recurrent else {}
+        subject.native.forward(**model_inputs(subject.model, subject.ids), **options)
     return found
 
 
