@@ -160,7 +160,7 @@ def test_an_id_with_no_similar_one_lists_the_families_in_one_line():
     with pytest.raises(cards.UnknownCheckpoint) as caught:
         cards.card("<b>\n" + "x" * 500)
     assert isinstance(caught.value, ValueError)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1200
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
     assert all(family in str(caught.value) for family in REQUIRED)
 
 

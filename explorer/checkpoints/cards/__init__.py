@@ -57,7 +57,6 @@ _OPTIONAL_KEYS: dict[str, type | tuple[type, ...]] = {
     "stated_counts": str,
     "stated_without": list,
     "active_without": list,
-    "figures_in": str,
 }
 
 
@@ -91,8 +90,7 @@ class Card:
     is built here; ``stated_without`` and ``active_without`` are the parts (of
     `explorer.accounting.parameter_roles.PARTS`) that its total and its active count leave out.
     ``place`` orders the checkpoints of a family; 1 is the one its page opens with.
-    ``dtype`` is that of the released weights, before any quantization. ``figures_in`` says which
-    public file or text the configuration figures stand in.
+    ``dtype`` is that of the released weights, before any quantization.
     """
 
     id: str
@@ -110,7 +108,6 @@ class Card:
     stated_counts: str | None = None
     stated_without: tuple[str, ...] = ()
     active_without: tuple[str, ...] = ()
-    figures_in: str | None = None
 
     @property
     def stated_parameters(self) -> float:
