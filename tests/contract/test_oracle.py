@@ -7,8 +7,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from explorer import load
 from explorer.contract.comparisons import difference
-from tests.support.models import ids, specimen
+from tests.support.models import ids
 from tests.support.oracle import observed
 from tests.support.oracle_values import Names, values_of_block, values_of_model
 
@@ -100,7 +101,7 @@ LEFT |= {"selective_scan.state_input"}
 
 @pytest.mark.parametrize("family", NAMES)
 def test_recorded_values_are_what_an_independent_witness_saw(family):
-    model = specimen(family)
+    model = load(f"specimen:{family}")
     tokens = ids(model)
     tokens = torch.cat([tokens, tokens.flip(1)])
     forward = observed(model.hf, tokens)
